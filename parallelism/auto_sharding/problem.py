@@ -22,6 +22,7 @@ from parallelism.auto_sharding.prices import Prices
 from parallelism.auto_sharding.repeated_blocks import layout_classes
 from parallelism.ir import Function, Op, TensorType
 from parallelism.ir.passes import MARK
+from parallelism.ir.passes.given_arrays import without_number
 from parallelism.layouts import Devices
 from parallelism.layouts.propagation import finite_constants
 from parallelism.mesh import Mesh
@@ -187,8 +188,8 @@ def problem_of(
 
     ``ValueError`` for a program with symbols or collectives, and for a name that is no value.
     """
-    if symbols := ", ".join(sorted(function.symbols)):
-        raise ValueError(f"@{function.name} has symbols, {symbols}; specialize it first")
+    if function.symbols:
+        raise without_number(function.name, function.symbols)
     classes = layout_classes(function, blocks)
     numbers = {each: number for number, each in enumerate(dict.fromkeys(classes.ops))}
     of_op = [numbers[each] for each in classes.ops]

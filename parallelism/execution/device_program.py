@@ -52,6 +52,7 @@ from parallelism.ir import Function, Op, Value
 from parallelism.ir.operators.contractions import product_shape
 from parallelism.ir.passes import Donated, freed_after, taken_by, unread_after, written_inputs
 from parallelism.ir.passes.donation import owners
+from parallelism.ir.passes.given_arrays import without_number
 from parallelism.ir.passes.interpreter import contiguous as own_array, run as run_kernel, written_into
 from parallelism.ir.passes.waiting import Run, Start, Wait, in_steps, owners_overlapped
 from parallelism.operation import Device
@@ -256,8 +257,8 @@ class DeviceProgram:
     """The names of inputs that the caller does not keep: their memory is free after the last op that reads them."""
 
     def __post_init__(self) -> None:
-        if symbols := ", ".join(sorted(self.function.symbols)):
-            raise ValueError(f"@{self.function.name} has symbols, {symbols}; specialize it first")
+        if self.function.symbols:
+            raise without_number(self.function.name, self.function.symbols)
 
     @cached_property
     def held(self) -> Held:

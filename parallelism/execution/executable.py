@@ -16,6 +16,7 @@ from parallelism.execution.device_program import GRADIENTS, DeviceProgram
 from parallelism.execution.overlapping import arranged, order_on_all
 from parallelism.ir import OPERATORS, Function, Op, Operator
 from parallelism.ir.passes import Kinds, checked_arrays, donations, inputs_named
+from parallelism.ir.passes.given_arrays import one_of
 from parallelism.layouts.localization.localized import Localized, localize
 from parallelism.mesh import Mesh
 from parallelism.operation import Device, Operation
@@ -132,11 +133,7 @@ class Executable(Operation):
         """The inputs, given in order or by name in one argument, dealt out by their layouts."""
         if mesh != self.mesh:
             raise ValueError(f"{self.name} is laid out on {self.mesh!r} and cannot run on {mesh!r}")
-        if len(args) != 1:
-            raise TypeError(
-                f"{self.name} takes its inputs as one list, or one dict by name; got {len(args)} arguments"
-            )
-        arrays = checked_arrays(self.programs.function, args[0])
+        arrays = checked_arrays(self.programs.function, one_of(self.name, args))
         for number in range(len(self.programs.classes)):
             _ = self.of_class(number).steps, self.of_class(number).held  # made once, before they are sent
         shards = [

@@ -22,6 +22,7 @@ from parallelism.execution.stage_runner import ProgramStage
 from parallelism.execution.step_updates import StepUpdates
 from parallelism.execution.whole_batch import Beginning, WholeBatch
 from parallelism.ir import Function, Op, Value
+from parallelism.ir.passes.given_arrays import one_of
 from parallelism.ir.passes.overlapping import overlapped, uneven
 from parallelism.layouts.stages import Part, Stages, gradient_layout, rows_of
 from parallelism.layouts.stages.batches import checked, dealt
@@ -203,9 +204,10 @@ class PipelinedProgram(PipelinedOperation):
     def inputs(self, mesh: Mesh, *args: Any) -> list[tuple[Share]]:
         """For each rank, the data of its replica, the weights of its stages, and its part of the state."""
         state: dict[str, Array] = {}
+        given = one_of(self.name, args)
         if self.updates is not None:
-            args, state = self.updates.split_inputs(mesh, self.stages.given, *args)
-        arrays, numbers = checked(self.stages.given, *args)
+            given, state = self.updates.split_inputs(mesh, self.stages.given, given)
+        arrays, numbers = checked(self.stages.given, given)
         batch, places = self.stages.batch, self.places(mesh)
         rows = numbers.pop(batch)
         parts = self.parts(rows, 1 + max(replica for _, replica in places))
@@ -295,15 +297,10 @@ class PipelinedProgram(PipelinedOperation):
                 run_actions(
                     sender, self.pipeline, self.pipeline.axis, stages, self.pipeline.schedule.works[position]
                 )
-            update = (
-                None
-                if self.updates is None
-                else self.updates.update_of(device, rank, position, {**share.weights, **share.state})
-            )
+            held, numbers = {**share.weights, **share.state}, tuple(share.numbers.items())
+            update = None if self.updates is None else self.updates.update_of(device, rank, position, held)
             exchanged = partial(self._exchanged, device, position)
-            results = partial(
-                self.whole_batch.results, device, share.rows, tuple(share.numbers.items()), weights
-            )
+            results = partial(self.whole_batch.results, device, share.rows, numbers, weights)
             end = StepEnd(device, position, stages, exchanged, update, results)
             for each in self.endings.at(position, self.axes(mesh)[1]):
                 each.run(end)

@@ -10,7 +10,7 @@ from parallelism.execution.trained_pipeline import TrainedPipeline
 from parallelism.hardware import Software
 from parallelism.ir import Function
 from parallelism.ir.passes import with_room
-from parallelism.ir.passes.interpreter import sized_by
+from parallelism.ir.passes.given_arrays import one_of, sized_by
 from parallelism.mesh import Mesh
 from parallelism.pipelining.generators import SCHEDULES, ScheduleKind
 from parallelism.transforms.parts import NEXT
@@ -47,9 +47,10 @@ def sized(program: Any, args: tuple[Any, ...]) -> Any:
 
     A `parallelism.transforms.Step` finds them itself.  Any other program stays as it is.
     """
-    if isinstance(program, Function) and len(args) == 1 and isinstance(args[0], Sequence | Mapping):
-        return sized_by(program, args[0])
-    return program
+    if not isinstance(program, Function):
+        return program
+    given = one_of(f"@{program.name}", args)
+    return sized_by(program, given) if isinstance(given, Sequence | Mapping) else program
 
 
 def as_run(program: Any) -> Any:

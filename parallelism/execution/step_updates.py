@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.arrays import Array, plain_array
+from parallelism.arrays import Array
 from parallelism.execution.around_stages import AroundStages
 from parallelism.execution.device_calls import Later
 from parallelism.execution.device_program import GRADIENTS, DeviceProgram
@@ -162,14 +162,14 @@ class StepUpdates:
 
     # -- a run ---------------------------------------------------------------------------------------------------------
 
-    def split_inputs(self, mesh: Mesh, forward: Function, *args: Any) -> tuple[tuple[Any], dict[str, Array]]:
-        """The argument that the stages of ``forward`` take, and the state, from what the whole step takes."""
+    def split_inputs(self, mesh: Mesh, forward: Function, given: Any) -> tuple[list[Array], dict[str, Array]]:
+        """The inputs that the stages of ``forward`` take, and the state, from what the whole step takes."""
         function: Function = self.step.function
         if mesh != self.mesh:
             raise ValueError(f"@{function.name} is cut for {self.mesh!r} and cannot run on {mesh!r}")
-        arrays, _ = checked(function, *args)
-        state = {name: plain_array(f"%{name}", arrays[name]) for name in self._state}
-        return ([arrays[value.name] for value in forward.inputs],), state
+        arrays, _ = checked(function, given)
+        state = {name: arrays[name] for name in self._state}
+        return [arrays[value.name] for value in forward.inputs], state
 
     def shards(self, state: Mapping[str, Array], rank: int, position: int) -> dict[str, Array]:
         """A rank's parts of the state."""

@@ -20,6 +20,7 @@ from parallelism.execution.whole_batch import Beginning
 from parallelism.hardware import Software
 from parallelism.ir import Function, TensorType
 from parallelism.ir.passes import Form
+from parallelism.ir.passes.given_arrays import with_numbers, without_number
 from parallelism.layouts.stages import Part
 from parallelism.layouts.stages.messages import packed
 from parallelism.mesh import Mesh
@@ -31,7 +32,7 @@ from parallelism.simulation.event_classes import Ints, Templates
 from parallelism.simulation.repeated_actions import run_repeated
 from parallelism.simulation.repeated_stages import RepeatedEvents, RepeatingStage
 from parallelism.simulation.typed_device import TypedDevice
-from parallelism.transforms import Step
+from parallelism.transforms import Pipeline, Step
 
 PriceEvents = Callable[[Ints, DeviceEvents], float | None]
 """Seconds of some events on each of the ranks that have them; None if the events cannot be one piece."""
@@ -102,7 +103,7 @@ class PipelinedStep:
         batch = program.stages.batch
         missing = program.stages.function.symbols - {batch, f"{batch}_whole", f"{batch}_first", *numbers}
         if missing:
-            raise ValueError(f"{program.name} has symbols without a number: {', '.join(sorted(missing))}")
+            raise without_number(program.stages.function.name, missing)
         self.places = program.places(mesh)
         """For each rank, its position in the pipeline and the number of its replica."""
         self.parts = program.parts(rows, 1 + max(replica for _, replica in self.places))
@@ -302,6 +303,25 @@ def _divides(type: TensorType, layout: TensorSharding, mesh: Mesh) -> bool:
     )
 
 
+def _with_numbers(function: Function, batch: int | None, numbers: Mapping[str, int] | None) -> Function:
+    """A function with numbers for its symbols.  ``batch`` is that of its only symbol, or of the usual one for rows."""
+    rows = min(function.symbols) if len(function.symbols) == 1 else Pipeline.batch
+    given = _numbers(rows, batch, numbers)
+    if missing := function.symbols - given.keys():
+        raise without_number(function.name, missing)
+    return with_numbers(function, given)
+
+
+def _numbers(rows: str, batch: int | None, numbers: Mapping[str, int] | None) -> dict[str, int]:
+    """The numbers of all symbols, where ``rows`` is the one for the rows of the batch."""
+    given = dict(numbers or {})
+    if batch is not None and given.setdefault(rows, batch) != batch:
+        raise ValueError(
+            f"{rows} is given twice, as batch={batch} and as numbers={{{rows!r}: {given[rows]}}}"
+        )
+    return given
+
+
 Simulable = Executable | PipelinedProgram | PipelinedStep | Function | Step
 
 
@@ -317,22 +337,24 @@ def simulated_operation(
 
     A `Function` or a `Step` runs as this ``software`` runs it.
 
-    ``TypeError`` for another type, ``ValueError`` for a wrong mesh.
+    ``TypeError`` for another type or without a mesh, ``ValueError`` for a wrong mesh, and for a symbol without a number.
     """
-    if isinstance(operation, Function | Step):
+    if isinstance(operation, Function | Step | PipelinedProgram):
         if mesh is None:
             raise TypeError(
-                f"a {type(operation).__name__} is simulated on a mesh: simulate(step, hardware, "
-                "mesh=Mesh(...)), with batch=64 for a pipeline"
+                f"a {type(operation).__name__} is simulated on a mesh: simulate(step, hardware, mesh=Mesh(...)), "
+                "with batch=64 for a symbolic number of rows"
             )
+        if isinstance(operation, Function) and operation.symbols:
+            operation, batch, numbers = _with_numbers(operation, batch, numbers), None, None
         operation = operation_on(operation, mesh, **software._asdict())
     if isinstance(operation, PipelinedProgram):
-        if mesh is None or batch is None:
-            raise TypeError(
-                "a PipelinedProgram is simulated on a mesh with a batch of some rows: simulate(program, "
-                "hardware, mesh=Mesh(...), batch=64)"
-            )
-        return PipelinedStep(operation, mesh, batch, **(numbers or {}))
+        assert mesh is not None
+        given = _numbers(operation.stages.batch, batch, numbers)
+        rows = given.pop(operation.stages.batch, None)
+        if rows is None:
+            raise without_number(operation.stages.function.name, [operation.stages.batch])
+        return PipelinedStep(operation, mesh, rows, **given)
     if not isinstance(operation, Executable | PipelinedStep):
         raise TypeError(
             f"simulate takes an Executable(function, mesh), a PipelinedProgram, a Function or a Step, got "
@@ -340,7 +362,7 @@ def simulated_operation(
         )
     if batch is not None or numbers:
         raise TypeError(
-            f"batch= and numbers= are for a PipelinedProgram; the {type(operation).__name__} has its own"
+            f"batch= and numbers= are for programs with symbols; the {type(operation).__name__} has its own"
         )
     if mesh not in (None, operation.mesh):
         raise ValueError(f"the {type(operation).__name__} is for {operation.mesh!r}, not for {mesh!r}")

@@ -69,10 +69,10 @@ def simulate(
 
     Without layouts a program is run whole on every device, so this one has no collectives.
 
-    What else is needed depends on the operation.  An `Executable` needs nothing.  An `ir.Function` needs a ``mesh``.
-    A `PipelinedProgram`, and the `parallelism.transforms.Step` of a pipeline, need a ``mesh`` and a ``batch``, which is
-    the number of rows.  ``numbers`` are the values of other symbols.  `parallelism.execution.operation_on` places what
-    is no operation yet.
+    What else is needed depends on the operation.  An `Executable` needs nothing.  An `ir.Function`, a
+    `PipelinedProgram` and the `parallelism.transforms.Step` of a pipeline need a ``mesh``, and the numbers of their
+    symbols: ``batch`` is the number of rows, of the symbol B or of the only one; ``numbers`` are those of all others, or
+    of all.  `parallelism.execution.operation_on` places what is no operation yet.
 
     With ``fold``, equal devices (`parallelism.simulation.folding`) are simulated once: one device, the representative,
     stands for them.  Its collectives have the prices of its real groups.  The trace has the events of the
@@ -85,9 +85,10 @@ def simulate(
     ``fold``.  ``priced_dtype`` and ``link_sharing`` are those of `Trace.on`, which simulates the same on another
     hardware; for this the trace keeps the ``operation``.
 
-    ``TypeError`` for an operation that cannot be simulated, and for a ``mesh`` or a ``batch`` that is missing or not
-    wanted.  ``ValueError`` for a mesh that does not fit, for a hardware with too few devices, and, with ``fold``, for
-    messages or collectives that share links in a way that cannot be folded (`CannotFold`).
+    ``TypeError`` for an operation that cannot be simulated, and for a ``mesh`` that is missing, or numbers that are not
+    wanted.  ``ValueError`` for a symbol without a number, for a mesh that does not fit, for a hardware with too few
+    devices, and, with ``fold``, for messages or collectives that share links in a way that cannot be folded
+    (`CannotFold`).
     """
     made_by = _Simulation(operation, mesh, batch, numbers and dict(numbers), fold, op_by_op)
     return made_by.on(Pricing.of(hardware, "modelled", priced_dtype, link_sharing))

@@ -4,7 +4,11 @@ from .fusion import Fused as Fused
 from .local_layers import LocalLayers as LocalLayers
 from .overlap import Overlap as Overlap
 from .parts import Parts as Parts
-from .pipelines import Pipeline as Pipeline, Step as Step
+from .pipelines import (
+    Pipeline as Pipeline,
+    Step as Step,
+    UnusedParameters as UnusedParameters,
+)
 from .precision import MixedPrecision as MixedPrecision
 from .recomputation import Recompute as Recompute
 from .sequence import SequenceParallel as SequenceParallel

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,13 +25,21 @@ from parallelism.mesh import Mesh
 from parallelism.pipelining import Pipeline as Scheduled
 from parallelism.sharding import TensorSharding
 from parallelism.transforms.dims import dims_of, layout
-from parallelism.transforms.parts import NEXT, Parts
+from parallelism.transforms.parts import NEXT, Parts, needed
 from parallelism.transforms.recomputation import Recompute, RunAgain
 from parallelism.transforms.words import ScheduleWord, checked_axis, word
 from parallelism.transforms.zero import summed_first
 
 REPLICAS = "dp"
 """The axis over which the rows are dealt to replicas of a pipeline if no transform splits them."""
+
+
+NAMED = 3
+"""So many parameters that are not used are named."""
+
+
+class UnusedParameters(UserWarning):
+    """A pipeline trains parameters that the loss does not depend on."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +61,9 @@ class Pipeline:
     each microbatch the parameters are gathered in the forward and again in the backward, and the gradients are
     reduce-scattered.  The norm for clipping is a sum over the stages, an all_reduce of one number; a parameter that
     several stages have is counted once.
+
+    Parameters that the loss does not depend on are updated with a gradient of zero, as without a pipeline; a warning,
+    `UnusedParameters`, names them.
 
     ``ValueError`` for a program without an update, for values that are computed again by `Recompute`, and for an
     update that combines parameters in any other way than by a sum of one number of each.
@@ -84,7 +96,7 @@ class Pipeline:
     def __call__(self, function: Function) -> Step:
         if isinstance(function, Step):
             raise ValueError(f"{self}: the step is cut into a pipeline already, {function.pipeline}")
-        return Step(function, self)
+        return Step(function, self).warned()
 
     def on(self, mesh: Mesh) -> Scheduled:
         """The stages and their schedule on a mesh.  ``ValueError`` if it lacks the axis."""
@@ -166,12 +178,6 @@ class Step:
                 f"{subject}: %{self.split[self.pipeline.axis]} of @{self.function.name} is split over "
                 f"{self.pipeline.axis!r}, too; the axis of the stages has no other role"
             )
-        if unread := {*parts.parameters}.difference(*(op.inputs for op in parts.forward.ops)):
-            raise ValueError(
-                f"{subject}: the loss of @{self.function.name} does not depend on %"
-                f"{min(value.name for value in unread)}, so no stage has it; leave it out of the "
-                "parameters that train_step is to train"
-            )
         if self.recompute and self.pipeline.recompute:
             raise ValueError(f"{subject}: whole stages run again, so {self.recompute[0]} has nothing to do")
         _ = self._again
@@ -223,6 +229,25 @@ class Step:
     def parts(self) -> Parts:
         """The forward and the update."""
         return Parts.of(self.function)
+
+    def warned(self) -> Step:
+        """The step itself.  Gives `UnusedParameters` at the line that has a transform called."""
+        if unused := self.unused:
+            warnings.warn(
+                f"{self.pipeline}: the loss of @{self.function.name} does not depend on %{', %'.join(unused[:NAMED])}"
+                f"{f' and {len(unused) - NAMED} more' if len(unused) > NAMED else ''}: they are updated with gradients "
+                "of zero, as without a pipeline",
+                UnusedParameters,
+                stacklevel=3,
+            )
+        return self
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """The names of the parameters that the loss does not depend on."""
+        forward = self.parts.forward
+        read = {value for op in needed(forward.ops, forward.outputs[:1]) for value in op.inputs}
+        return tuple(value.name for value in self.parts.parameters if value not in read)
 
     @property
     def sum_dtypes(self) -> dict[str, np.dtype[Any]]:

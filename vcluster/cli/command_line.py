@@ -280,8 +280,7 @@ def _in_one_line(
     usual: Callable[..., None], program: str, message: Warning | str, category: type[Warning], *place: Any
 ) -> None:
     """Shows a warning about a transform in one line, because its place is in the library; any other as ``usual``."""
-    tensor = sys.modules.get("parallelism.transforms.tensor")
-    if tensor is not None and issubclass(category, tensor.WholeWeights):
+    if category.__module__.startswith("parallelism.transforms."):
         print(f"{program}: {message}", file=sys.stderr)
     else:
         usual(message, category, *place)

@@ -19,6 +19,7 @@ from parallelism.dtypes import is_floating, is_narrow
 from parallelism.execution import Executable, Profile, TrainedPipeline, operation_on
 from parallelism.hardware.fields import shown
 from parallelism.interop import Partitioned
+from parallelism.ir.passes.given_arrays import numbers_in
 from parallelism.layouts import localize
 from parallelism.mesh import Mesh
 from parallelism.training import TrainingRun
@@ -400,13 +401,7 @@ def sizes_of(texts: Iterable[str]) -> dict[str, int]:
 
 def sizes_in(path: Path, function: ir.Function) -> dict[str, int]:
     """The numbers of symbols that the shapes of arrays in a file give."""
-    arrays = arrays_in(path, function)
-    sizes: dict[str, int] = {}
-    for value in function.inputs:
-        shape = arrays[value.name].shape if value.name in arrays else ()
-        for extent, number in zip(value.type.shape, shape, strict=False):
-            if str(extent) in function.symbols:
-                sizes.setdefault(str(extent), number)
+    sizes: dict[str, int] = right(numbers_in, function, arrays_in(path, function))
     return sizes
 
 

@@ -1,14 +1,14 @@
 """The reference executor: it runs a function op by op in one process, each op by its NumPy kernel."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from parallelism.arrays import Array, plain_array
-from parallelism.ir.core import Extent, Function, Op, Value, names_in
+from parallelism.arrays import Array
+from parallelism.ir.core import Function, Op, Value
 from parallelism.ir.passes.donation import donations
+from parallelism.ir.passes.given_arrays import checked, named_arrays, numbers_of
 from parallelism.ir.passes.memory import freed_after, taken_by, unread_after, written_inputs
 from parallelism.ir.passes.room import with_room
 
@@ -31,9 +31,9 @@ def interpret(
     are freed after their last use.  Inputs are never written, because those whose memory is written into, as that of
     the inputs named in ``donate`` (see `peak_bytes`), are copied.  An output may share the memory of an input.
     """
-    arrays = _arrays(function, inputs)
+    arrays = named_arrays(function, inputs)
     if function.symbols:
-        function = function.specialize(**_numbers(function, arrays))
+        function = function.specialize(**numbers_of(function, arrays))
     function = with_room(function)
     donated = donations(function, donate)
     written = written_inputs(function, donated)
@@ -116,65 +116,6 @@ def written_into(outputs: Sequence[Array], into: Sequence[Array | None]) -> tupl
 
 def checked_arrays(function: Function, inputs: Sequence[Any] | Mapping[str, Any]) -> list[Array]:
     """The inputs in order.  ``ValueError`` or ``TypeError`` names an input whose array does not have its type."""
-    arrays = _arrays(function, inputs)
-    for value, array in zip(function.inputs, arrays, strict=True):
-        _check_input(function, value, array)
-    return arrays
-
-
-def sized_by(function: Function, inputs: Sequence[Any] | Mapping[str, Any]) -> Function:
-    """The function with the values of its symbols that the shapes of its inputs have.
-
-    ``ValueError`` names a symbol that they do not determine, or have twice.
-    """
-    if not function.symbols:
-        return function
-    return _specialized(function, tuple(sorted(_numbers(function, _arrays(function, inputs)).items())))
-
-
-@lru_cache(maxsize=8)
-def _specialized(function: Function, numbers: tuple[tuple[str, Extent], ...]) -> Function:
-    return function.specialize(**dict(numbers))
-
-
-def _arrays(function: Function, inputs: Sequence[Any] | Mapping[str, Any]) -> list[Array]:
-    names = [value.name for value in function.inputs]
-    if isinstance(inputs, Mapping):
-        if inputs.keys() != set(names):
-            raise ValueError(
-                f"@{function.name} takes the inputs {', '.join(names) or 'none'}; got "
-                f"{', '.join(map(str, inputs)) or 'none'}"
-            )
-        inputs = [inputs[name] for name in names]
-    if len(inputs) != len(names):
-        raise ValueError(
-            f"@{function.name} takes {len(names)} inputs ({', '.join(names)}), got {len(inputs)}"
-        )
-    return [plain_array(f"%{name}", array) for name, array in zip(names, inputs, strict=True)]
-
-
-def _numbers(function: Function, arrays: Sequence[Array]) -> dict[str, Extent]:
-    """The values of the symbols, from those dims of the inputs whose extent is just a symbol."""
-    numbers: dict[str, Extent] = {}
-    for value, array in zip(function.inputs, arrays, strict=True):
-        if array.ndim != value.type.ndim:
-            _check_input(function, value, array)
-        for extent, actual in zip(value.type.shape, array.shape, strict=True):
-            symbol = str(extent)
-            if symbol in names_in(extent) and numbers.setdefault(symbol, actual) != actual:
-                raise ValueError(
-                    f"@{function.name}: {symbol} is {numbers[symbol]} elsewhere and {actual} in input {value}"
-                )
-    if missing := sorted(function.symbols - numbers.keys()):
-        raise ValueError(
-            f"@{function.name}: the shapes of the inputs do not determine {', '.join(missing)}; "
-            "give a value with specialize first"
-        )
-    return numbers
-
-
-def _check_input(function: Function, value: Value, array: Array) -> None:
-    if array.dtype != value.type.dtype:
-        raise TypeError(f"@{function.name}: input {value} was given an array of {array.dtype}")
-    if array.shape != value.type.shape:
-        raise ValueError(f"@{function.name}: input {value} was given an array of shape {array.shape}")
+    arrays = named_arrays(function, inputs)
+    checked(function, arrays, {})
+    return [*arrays.values()]

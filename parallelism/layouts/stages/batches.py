@@ -4,12 +4,15 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
-import numpy as np
-
 from parallelism.arrays import Array
 from parallelism.ir import Function, TensorType
-from parallelism.ir.core import names_in
 from parallelism.ir.core.extents import specialized
+from parallelism.ir.passes.given_arrays import (
+    checked as check_types,
+    named_arrays,
+    numbers_in,
+    without_number,
+)
 from parallelism.layouts.stages.microbatches import batch_dim
 
 Part = tuple[int, int]
@@ -19,31 +22,16 @@ Part = tuple[int, int]
 def checked(
     function: Function, inputs: Sequence[Any] | Mapping[str, Any]
 ) -> tuple[dict[str, Array], dict[str, int]]:
-    """The inputs by name, and the values of the symbols, which follow from their shapes.
+    """The inputs by name, and the numbers of the symbols in their types, which follow from their shapes.
 
     ``ValueError`` or ``TypeError`` names an input whose array does not have its type.
     """
-    names = [value.name for value in function.inputs]
-    if set(inputs) != set(names) if isinstance(inputs, Mapping) else len(inputs) != len(names):
-        actual = ", ".join(map(str, inputs)) if isinstance(inputs, Mapping) else len(inputs)
-        raise ValueError(f"@{function.name} takes {len(names)} inputs ({', '.join(names)}), got {actual}")
-    given = inputs if isinstance(inputs, Mapping) else dict(zip(names, inputs, strict=True))
-    arrays = {name: np.asarray(given[name]) for name in names}
-    numbers: dict[str, int] = {}
-    for value in function.inputs:
-        for extent, actual_extent in zip(value.type.shape, arrays[value.name].shape, strict=False):
-            if str(extent) in names_in(extent):
-                numbers.setdefault(str(extent), actual_extent)
-    symbols = ", ".join(f"{name}={number}" for name, number in sorted(numbers.items()))
-    for value in function.inputs:
-        array, wanted = arrays[value.name], tuple(specialized(extent, numbers) for extent in value.type.shape)
-        if array.dtype != value.type.dtype:
-            raise TypeError(f"@{function.name}: input {value} was given an array of {array.dtype}")
-        if array.shape != wanted:
-            raise ValueError(
-                f"@{function.name}: input {value} was given an array of shape {array.shape}"
-                + (f", with {symbols}" if symbols else "")
-            )
+    arrays = named_arrays(function, inputs)
+    numbers = numbers_in(function, arrays)
+    given = frozenset[str]().union(*(value.type.symbols for value in function.inputs))
+    if missing := given - numbers.keys():
+        raise without_number(function.name, missing)
+    check_types(function, arrays, numbers)
     return arrays, numbers
 
 

@@ -56,6 +56,7 @@ def partition(
       its gradient, which is summed on the way.
     - Data is given to the stages that read it, and passes through none.
     - A weight that several stages read has a copy in each; its gradients are summed at the end.
+    - The first stage has the trained weights that nothing depends on.  Their gradients are zero.
 
     A stage keeps only those values of its forward that its backward reads; constants and views are computed again.
     Stages in ``recompute`` (True: all) keep only their inputs.  ``rewritten`` changes the backward of each stage.
@@ -121,6 +122,9 @@ class _Program:
         if len(function.outputs) > 1:
             of_loss = needed_ops(function.ops, [self.loss])
             self.learning &= {value for op in of_loss for value in (*op.inputs, *op.outputs)}
+        read = {value for op in needed_ops(function.ops, function.outputs) for value in op.inputs}
+        self.unread = self.trained - read
+        """The weights that nothing depends on.  The first stage has them, with a gradient of zero."""
         self.defined = {value: place for place, op in enumerate(self.chain) for value in op.outputs}
         self.used = {value: place for place, op in enumerate(self.chain) for value in op.inputs}
         self.used.update(dict.fromkeys(function.outputs, len(self.chain)))
@@ -181,7 +185,7 @@ class _Program:
         ops = needed_ops([self.function.ops[place] for place in own], sent)
         read = {value for op in ops for value in op.inputs}
         data = [value for value in self.data if value in read]
-        weights = [value for value in self.weights if value in read]
+        weights = [value for value in self.weights if value in read or (value in self.unread and not start)]
         forward = Function(f"{self.function.name}.{number}", (*received, *data, *weights), tuple(ops), sent)
         trained = [value for value in weights if value in self.trained]
         form = Form(

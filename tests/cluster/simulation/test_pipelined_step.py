@@ -116,11 +116,16 @@ def test_a_pipelined_program_is_simulated_on_a_mesh_with_a_batch():
         assert told(simulated) == told(simulate(PipelinedStep(program, mesh, 12), **options, **ON))
     equal = equal_devices(program, "dgx-h100", mesh=mesh, batch=12)
     assert equal.first.tolist() == equal_devices(PipelinedStep(program, mesh, 12), "dgx-h100").first.tolist()
-    for wrong in ({}, {"mesh": mesh}, {"batch": 12}):
-        with pytest.raises(TypeError, match="a PipelinedProgram is simulated on a mesh with a batch of some rows"):
+    assert told(simulate(program, mesh=mesh, numbers={"B": 12}, **ON)) == told(simulate(program, mesh=mesh, batch=12, **ON))
+    for wrong in ({}, {"batch": 12}):
+        with pytest.raises(TypeError, match="a PipelinedProgram is simulated on a mesh: simulate"):
             simulate(program, **wrong, **ON)
+    with pytest.raises(ValueError, match=r"@.*: nothing says what B is; .* simulate takes numbers={'B': 64}"):
+        simulate(program, mesh=mesh, **ON)
+    with pytest.raises(ValueError, match=r"B is given twice, as batch=12 and as numbers={'B': 8}"):
+        simulate(program, mesh=mesh, batch=12, numbers={"B": 8}, **ON)
     step = PipelinedStep(program, mesh, 12)
-    with pytest.raises(TypeError, match="batch= and numbers= are for a PipelinedProgram; the PipelinedStep has"):
+    with pytest.raises(TypeError, match="batch= and numbers= are for programs with symbols; the PipelinedStep has"):
         simulate(step, batch=12, **ON)
     with pytest.raises(ValueError, match=r"the PipelinedStep is for .*, not for Mesh"):
         simulate(step, mesh=Mesh(pp=2), **ON)
@@ -157,6 +162,6 @@ def test_symbols_need_numbers():
     function = models.mlp((ir.symbol("D"), 4, 3), B)
     program = PipelinedProgram(
         partition(function, 2, batch="B", sizes={"D": 8}), Pipeline(2, 2))
-    with pytest.raises(ValueError, match="@mlp has symbols without a number: D"):
+    with pytest.raises(ValueError, match="@mlp: nothing says what D is; in a run"):
         PipelinedStep(program, Mesh(pp=2), 4)
     assert len(simulate(PipelinedStep(program, Mesh(pp=2), 4, D=8), **ON)) > 0

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import pickle
+import re
 
 import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
 from parallelism import ir
+from parallelism.ir.passes.given_arrays import numbers_in
 
 T, V, Op = ir.TensorType, ir.Value, ir.Op
-B, D = ir.symbols("B D")
+B, D, S = ir.symbols("B D S")
 X, W, Y = V("x", T("f64", (5, 3))), V("w", T("f64", (3, 2))), V("y", T("f64", (5, 2)))
 MATMUL = Op("matmul", (X, W), {}, (Y,))
 
@@ -177,11 +179,26 @@ def test_arrays_of_other_types_are_refused(inputs, error, message):
 
 
 def test_a_symbol_that_no_input_tells_is_asked_for():
-    function = ir.record(lambda x: x + 1, T("f64", (2 * B,)))
-    with pytest.raises(ValueError, match="the shapes of the inputs do not determine B; give a value with specialize "
-                                         "first"):
-        ir.interpret(function, [np.ones(4)])
-    assert_array_equal(ir.interpret(function.specialize(B=2), [np.ones(4)]).outputs[0], [2, 2, 2, 2])
+    function = ir.record(lambda x: np.zeros_like(x, shape=(B,)), T("f64", (3,)), name="free")
+    with pytest.raises(ValueError, match=re.escape(
+            "@free: nothing says what B is; in a run the shapes of the arrays say it, simulate takes numbers={'B': 64}, and "
+            "the program's specialize(B=64) fixes it")):
+        ir.interpret(function, [np.ones(3)])
+    assert_array_equal(ir.interpret(function.specialize(B=2), [np.ones(3)]).outputs[0], [0, 0])
+
+
+@pytest.mark.parametrize(("shapes", "arrays", "numbers"), [
+    ([(2 * B,)], [(6,)], {"B": 3}),
+    ([(S * B + 1,), (S,)], [(13,), (4,)], {"S": 4, "B": 3}),          # S is found first, wherever it stands
+    ([(B * D,), (B * S,), (S,)], [(6,), (4,), (2,)], {"S": 2, "B": 2, "D": 3}),
+    ([(2 * B,), (B // 2,)], [(8,), (2,)], {"B": 4}),
+    ([(B * B,)], [(9,)], {}), ([(B + S,)], [(5,)], {}), ([(2 * B,)], [(5,)], {}), ([(B + 3,)], [(2,)], {}),
+    ([(0 * B + 4,)], [(4,)], {}), ([(B,)], [(0,)], {"B": 0}),
+])
+def test_symbols_are_found_in_extents_that_are_linear_in_them(shapes, arrays, numbers):
+    function = ir.record(lambda *x: x, *[T("f64", shape) for shape in shapes])
+    given = {value.name: np.zeros(shape) for value, shape in zip(function.inputs, arrays, strict=True)}
+    assert numbers_in(function, given) == numbers
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------

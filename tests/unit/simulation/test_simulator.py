@@ -225,7 +225,7 @@ def refusals():
     yield ("an input of another shape", lambda: Executable(hand).inputs(mesh, [np.zeros((1, 4))] * 3), ValueError,
            "@ffn: input %x: tensor<8x4xf64> was given an array of shape (1, 4)")
     yield ("a symbol", lambda: simulate(Executable(symbolic, Mesh(dp=1)), "dgx-h100"), ValueError,
-           "@exp has symbols, B; specialize it first")
+           "@exp: nothing says what B is; in a run the shapes of the arrays say it, simulate takes numbers={'B': 64}, and ")
     yield ("too many devices", lambda: simulate(Executable(hand), "dgx-h100:1".replace("dgx-h100:1", "ethernet-cpu:2")),
            ValueError, "has places for 2 devices, not for 4")
 

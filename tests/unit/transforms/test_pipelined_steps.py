@@ -246,12 +246,6 @@ def product_of_norms():
     return replace(Parts.of(step), update=replace(update, ops=ops)).joined()
 
 
-def idle():
-    """A model with a parameter that it does not read."""
-    types = {name: ir.TensorType("f8", (3, 2)) for name in "wv"}
-    return ir.record(lambda p, x: np.sum(x @ p["w"]), types, ir.TensorType("f8", (B, 3)), name="idle")
-
-
 STEP = model_step("gpt", B, Adam())
 
 
@@ -270,8 +264,6 @@ STEP = model_step("gpt", B, Adam())
     (lambda: Pipeline(chunks=3), ValueError, "chunks"),
     (lambda: Strategy.parse("dp:x pp:x 1f1b:2")(STEP), ValueError,
      "pp:x 1f1b:2: %.* is split over 'x', too; the axis of the stages has no other role"),
-    (lambda: Pipeline()(train_step(idle(), SGD(1))), ValueError,
-     "pp 1f1b:1: the loss of @idle.step does not depend on %p.v, so no stage has it; leave it out of the parameters"),
     (lambda: Strategy.parse("tp:pp pp 1f1b:2")(STEP), ValueError, "is split over 'pp', too"),
     (lambda: TrainedPipeline(Strategy.parse("tp pp 1f1b:2")(STEP), Mesh(pp=2, dp=2)), ValueError,
      r"is split over axis 'tp', but the axes of Mesh\(pp=2, dp=2\) are 'pp', 'dp'"),
