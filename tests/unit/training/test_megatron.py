@@ -346,7 +346,8 @@ def test_what_megatron_has_no_flags_for_is_told_in_none() -> None:
 
 
 @pytest.mark.parametrize(("devices", "text"), [
-    (4, "precision=bf16 cp zero:cp=1 overlap=156250KB pp 1f1b:2"), (8, "precision=bf16 dp cp zero=1 overlap=156250KB pp 1f1b:2")])
+    (4, "precision=bf16 cp zero:cp=1 overlap=156250KB pp 1f1b:2"),
+    (8, "precision=bf16 dp cp zero=1 overlap=156250KB pp 1f1b:2")])
 def test_the_distributed_optimizer_shares_out_over_dp_and_cp(devices, text):
     flags = MegatronFlags(
         num_layers=2, hidden_size=16, num_attention_heads=4, seq_length=8, vocab_size=128, context_parallel_size=4,
