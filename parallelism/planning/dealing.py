@@ -105,10 +105,10 @@ def instances_do_not_fit(columns: Columns, model: TrainedModel) -> Bools:
 
 
 def zero(model: TrainedModel, settings: Settings) -> Transform | None:
-    """ZeRO over ``dp``, and over ``ep`` for what is no expert; where experts have no replicas, over ``ep`` alone."""
+    """ZeRO over the devices that have a parameter: along ``dp`` and ``cp``, and along ``ep`` for what is no expert."""
     if not settings["zero"]:
         return None
-    return Zero(settings["zero"], "dp" if settings["dp"] > 1 else "ep")
+    return Zero(settings["zero"], next(axis for axis in ("dp", "ep", "cp") if settings[axis] > 1))
 
 
 def deals_otherwise(settings: Settings) -> bool:

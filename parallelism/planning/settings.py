@@ -297,7 +297,7 @@ def always(value: Any) -> bool:
 
 
 def _has_replicas(columns: Columns) -> Bools:
-    found: Bools = columns["dp"] * columns["ep"] > 1
+    found: Bools = columns["dp"] * columns["ep"] * columns["cp"] > 1
     return found
 
 
@@ -413,7 +413,7 @@ SETTINGS = SettingTable(
         _stage_of_zero,
         lambda model: (0, 1, 2),
         useful=_has_replicas,
-        needs="ZeRO needs replicas, dp or ep above 1",
+        needs="ZeRO needs replicas, dp, ep or cp above 1",
         transform=zero,
         words=lambda given: f"zero={given['zero']}" if given["zero"] else "",
         place_in_text=30,
