@@ -157,6 +157,7 @@ register(
         first_dtype,
         lambda x, axes, group, dim: np.roll(x, x.shape[dim] // group, dim),
         attributes={"axes": "a list of strings", "group": "an extent", "dim": "an integer"},
+        linear="together",
         received=lambda x, axes, group, dim: x.nbytes if group != 1 else 0,
     )
 )
