@@ -74,8 +74,9 @@ class MegatronFlags(ModelFlags):
     of 128, not of 128 times ``tensor_model_parallel_size``: so plans with different sizes train the same model.  Where
     stages cannot have equally many layers, the first and the last have fewer, because they have the embedding and the
     head.  Adam is AdamW; ``optimizer="sgd"`` has a momentum of 0.9 unless ``sgd_momentum`` says otherwise.
-    Attention gathers keys and values over ``context_parallel_size`` unless ``cp_comm_type`` says otherwise; that of Megatron-LM
-    is ``p2p``.  Gradients are in float32, with ``fp16`` as well, unless ``grad_reduce_in_bf16`` or ``main_grads_dtype`` says otherwise.
+    Attention gathers keys and values over ``context_parallel_size`` unless ``cp_comm_type`` says otherwise; that of
+    Megatron-LM is ``p2p``.  Gradients are in float32, with ``fp16`` as well, unless ``grad_reduce_in_bf16`` or
+    ``main_grads_dtype`` says otherwise.
     They are clipped only if ``clip_grad`` says so, and scaled only if ``loss_scale`` does,
     by this constant.
     """

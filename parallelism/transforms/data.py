@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from parallelism.ir.core import Function, Op, frozen_attributes
+from parallelism.ir.core import Function, Op, Value, frozen_attributes
+from parallelism.layouts.localization.local_program import free_name
 from parallelism.transforms.dims import Place, dims_of, layout
 from parallelism.transforms.parts import Parts
 from parallelism.transforms.words import checked_axis, word
@@ -46,6 +47,8 @@ class DataParallel:
 
 EXCHANGES = {"all_gather": "cp", "p2p": "ring", "a2a": "ulysses"}
 """How attention sees whole sequences, in the words of Megatron-LM, and the word of a strategy for it."""
+ROWS, HEADS = 1, 2
+"""The dims of queries, keys and values."""
 
 
 @dataclass(frozen=True)
@@ -93,25 +96,35 @@ class ContextParallel:
         split = split_class(self, parts, parts.sequence, around=self.exchange != "a2a")
         if self.exchange == "all_gather":
             return split.joined()
-        ops = [self._exchanged(parts, op) for op in split.forward.ops]
-        if all(new is old for new, old in zip(ops, split.forward.ops, strict=True)):
+        ops = [new for op in split.forward.ops for new in self._exchanged(parts, op)]
+        if [*split.forward.ops] == ops:
             raise ValueError(
                 f"{self}: no attention of @{function.name} is one operator over a whole sequence; all_gather, written cp, "
                 "splits it"
             )
         return replace(split, forward=replace(split.forward, ops=tuple(ops))).joined()
 
-    def _exchanged(self, parts: Parts, op: Op) -> Op:
-        """The op, if it is attention of one sequence to itself, with its rows dealt by this exchange."""
+    def _exchanged(self, parts: Parts, op: Op) -> list[Op]:
+        """The ops in place of one: of attention of one sequence to itself, with its rows dealt by this exchange."""
         if op.kind not in ("attention", "context_attention"):
-            return op
-        queries, keys = op.inputs[:2]
-        if any(parts.classes.of(value, 1) != parts.sequence for value in (queries, keys)):
-            return op
-        attributes = {"heads_over": ""} | dict(op.attributes)
-        if self.exchange == "a2a":
-            attributes["heads_over"] = " ".join([self.axis, *attributes["heads_over"].split()])
-        return replace(op, kind="context_attention", attributes=frozen_attributes(attributes))
+            return [op]
+        if any(parts.classes.of(value, ROWS) != parts.sequence for value in op.inputs[:2]):
+            return [op]
+        if self.exchange == "p2p":
+            return [replace(op, kind="context_attention")]
+        names = {value.name for value in parts.forward.values}
+        of_heads = [Value(free_name(f"{value.name}.heads", names), value.type) for value in op.inputs[:3]]
+        mixed, lse = op.outputs
+        inner = Value(free_name(f"{mixed.name}.heads", names), mixed.type)
+        given = [self._deal(op, *pair) for pair in zip(op.inputs, of_heads, strict=False)]
+        attention = op.with_values((*of_heads, *op.inputs[3:]), (inner, lse))
+        return [*given, attention, self._deal(op, inner, mixed, back=True)]
+
+    def _deal(self, op: Op, x: Value, y: Value, *, back: bool = False) -> Op:
+        """The op that deals heads in place of tokens, or tokens in place of heads."""
+        before, after = (HEADS, ROWS) if back else (ROWS, HEADS)
+        attributes = {"axes": (self.axis,), "before": before, "after": after}
+        return Op("deal", (x,), frozen_attributes(attributes), (y,), op.region)
 
     def __str__(self) -> str:
         return word(EXCHANGES[self.exchange], self.axis)

@@ -320,10 +320,15 @@ def _attention(kind, rng):
 def _attention_of_blocks(kind, rng):
     batch, extent, groups, served, width = (int(n) for n in rng.choice((1, 2, 3), 5))
     blocks = int(rng.integers(1, 4))
-    more = {"blocks": blocks, "number": int(rng.integers(blocks))} if "block" in kind else {"heads_over": ""}
+    more = {"blocks": blocks, "number": int(rng.integers(blocks))} if "block" in kind else {}
     rows = extent * blocks
     return attention(kind, batch, rows, rows, groups * served, groups, width, mask=MASKS[rng.integers(3)],
                      rate=float(rng.choice([0, 0.5])), values=int(rng.choice((width, 3))), **more)
+
+
+@maker("deal")
+def _deal(kind, rng):
+    return Example(kind, (extents(rng, 2),), {"axes": ("cp",), "before": 1, "after": 0})
 
 
 @maker("ring_shift")

@@ -324,7 +324,7 @@ def derivative_by(
             return [*grads, *(None for _ in step)]
         if of_lse is None:
             return [None] * (3 + len(step))
-        return _slope_of_lse(of_lse, y, q, k, v, step, of_keys(attributes))
+        return _slope_of_lse(of_lse, y, q, k, v, step, attributes)
 
     return derivative
 

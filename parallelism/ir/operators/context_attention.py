@@ -2,10 +2,12 @@
 
 ``context_attention`` computes what ``attention`` does of queries, keys and values of one sequence.  Its rows and its columns
 are one dim, so a layout may split both.  When a program is laid out on devices
-(`parallelism.layouts.localization.sequences`), those of the axes ``heads_over`` are dealt to heads instead, by an
-all_to_all each of queries, keys, values and result (Jacobs et al., *DeepSpeed Ulysses*, 2023, arXiv:2309.14509, section
-3); over the others blocks of keys and values travel round a ring (Liu et al., *Ring Attention*, 2023, arXiv:2310.01889).
-Both together are in Fang and Zhao, *USP*, 2024, arXiv:2405.07719.
+(`parallelism.layouts.localization.sequences`), blocks of keys and values travel round a ring (Liu et al., *Ring Attention*,
+2023, arXiv:2310.01889).
+
+``deal`` returns its input; in a program that is laid out the axes that split one dim split another one behind it.  So an
+all_to_all each of queries, keys, values and result deals tokens to devices before and after attention, and heads within
+(Jacobs et al., *DeepSpeed Ulysses*, 2023, arXiv:2309.14509, section 3).
 
 ``ring_shift`` passes the blocks of a dim on, each to the next device.  ``attention_block`` is the attention of rows to the
 keys and values that come from ``number`` devices before, of ``blocks``; it joins the result to that of earlier blocks, if
@@ -42,6 +44,7 @@ from parallelism.ir.operators.attention import (
     sums_dtype,
 )
 from parallelism.ir.operators.masked_scores import allowed_scores, scores_of_part
+from parallelism.ir.tracing.tracing import apply
 from parallelism.kernels import Scores
 from parallelism.kernels.attention import Attended, merge
 
@@ -55,9 +58,7 @@ def _keys(k: TensorType, v: TensorType) -> tuple[str, str, str]:
     return "bqgd!", values.replace("k!", "q"), result
 
 
-def _rule(
-    q: TensorType, k: TensorType, v: TensorType, *step: TensorType, heads_over: str = "", **attributes: Any
-) -> Rule:
+def _rule(q: TensorType, k: TensorType, v: TensorType, *step: TensorType, **attributes: Any) -> Rule:
     check_attention(q, k, step, **attributes)
     keys, values, result = _keys(k, v)
     return rule(
@@ -75,7 +76,6 @@ def _gradient_rule(
     k: TensorType,
     v: TensorType,
     *more: TensorType,
-    heads_over: str = "",
     **attributes: Any,
 ) -> Rule:
     step, of_lse = apart(more)
@@ -109,24 +109,15 @@ def _whole(kind: str) -> Callable[..., Extent]:
     return flops
 
 
-def _without(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda *arrays, heads_over="", **options: kernel(*arrays, **options)
-
-
-_CONTEXT = {**ATTENTION, "heads_over": "a string"}
-
 register(
     Operator(
         "context_attention",
         _rule,
         _dtypes,
-        _without(attention_kernel),
-        derivative_by(
-            "context_attention_gradient",
-            lambda attributes: {k: v for k, v in attributes.items() if k != "heads_over"},
-        ),
+        attention_kernel,
+        derivative_by("context_attention_gradient"),
         _whole("attention"),
-        _CONTEXT,
+        ATTENTION,
     )
 )
 register(
@@ -134,9 +125,28 @@ register(
         "context_attention_gradient",
         _gradient_rule,
         _gradient_dtypes,
-        _without(attention_gradient_kernel),
+        attention_gradient_kernel,
         flops=_whole("attention_gradient"),
-        attributes=_CONTEXT,
+        attributes=ATTENTION,
+    )
+)
+
+
+def _deal_rule(x: TensorType, axes: Any, before: int, after: int) -> Rule:
+    if before == after or not (0 <= before < x.ndim and 0 <= after < x.ndim):
+        raise ValueError(f"before and after must be two of the {x.ndim} dims, got {before} and {after}")
+    return elementwise([x.shape])
+
+
+register(
+    Operator(
+        "deal",
+        _deal_rule,
+        first_dtype,
+        lambda x, axes, before, after: x.copy(),
+        lambda g, y, x, axes, before, after: [apply("deal", g, axes=axes, before=after, after=before)],
+        attributes={"axes": "a list of strings", "before": "an integer", "after": "an integer"},
+        linear="together",
     )
 )
 

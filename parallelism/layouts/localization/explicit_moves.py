@@ -1,6 +1,5 @@
 """Explicit changes of layout: ``reshard`` ops are inserted so that each op has its inputs in the layouts it needs."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
@@ -11,7 +10,7 @@ from parallelism.ir.operators import layout_text
 from parallelism.ir.operators.context_attention import KINDS as CONTEXT
 from parallelism.ir.passes import MARK
 from parallelism.layouts.localization.local_program import layout_of
-from parallelism.layouts.localization.sequences import dealt_to_heads, steps_of
+from parallelism.layouts.localization.sequences import steps_of
 from parallelism.layouts.propagation import Devices, finite_constants, op_placement
 from parallelism.sharding import TensorSharding
 
@@ -39,46 +38,29 @@ class _Placed:
         self.ops: list[Op] = []
         self.copies: dict[tuple[str, TensorSharding], tuple[Value, int, bool]] = {}
         """The copy of a value in a layout, the number of the op that used it last, whether that is a backward op."""
-        self.exchanged: set[str] = set()
-        """The names of values that may be used only in the layout in which they were computed."""
 
     def function(self) -> Function:
         for number, op in enumerate(self.whole.ops):
-            if op.kind == "reshard":
+            if op.kind in ("reshard", "deal"):
                 self._reshard(op.inputs[0], op.outputs[0], op)
             else:
                 self._place(number, op)
-        used = {value.name for op in self.ops for value in op.inputs} | {
-            value.name for value in self.whole.outputs
-        }
-        unused = self.exchanged - used
-        ops = [op for op in self.ops if not (op.kind == "reshard" and op.outputs[0].name in unused)]
-        return replace(self.whole, ops=tuple(ops))
+        return replace(self.whole, ops=tuple(self.ops))
 
     def _place(self, number: int, op: Op) -> None:
         layouts, homes = (tuple(map(layout_of, side)) for side in (op.inputs, op.outputs))
         place = op_placement(op, layouts, homes, self.devices, self.constants)
-        if op.kind in CONTEXT:
-            place = dealt_to_heads(op, place, self.devices)
         inputs = [self._laid(number, op, *each) for each in zip(op.inputs, place.inputs, strict=True)]
         computed = []
         for value, layout in zip(op.outputs, place.outputs, strict=True):
             computed.append(value if layout == value.layout else Value(self._name(value), value.type, layout))
         if op.kind in CONTEXT:
             self.ops += steps_of(op, inputs, computed, self.devices, self._name)
-            self._keep(number, op, computed)
         else:
             self.ops.append(repeated_op(op, inputs, computed))
         for value, raw in zip(op.outputs, computed, strict=True):
             if raw is not value:
                 self._reshard(raw, value, op)
-
-    def _keep(self, number: int, op: Op, computed: Sequence[Value]) -> None:
-        """Has later ops take the results of an attention as they were computed, also its gradient."""
-        for value, raw in zip(op.outputs, computed, strict=True):
-            if raw is not value:
-                self.copies[value.name, layout_of(raw)] = raw, number, inside(op, MARK)
-                self.exchanged.add(value.name)
 
     def _laid(self, number: int, op: Op, value: Value, layout: TensorSharding) -> Value:
         """The value in the layout that an op needs."""

@@ -1,10 +1,8 @@
-"""Context parallelism laid out: attention of rows that are split becomes attention of whole rows, or of blocks in a ring.
+"""Attention in a ring: blocks of keys and values travel over the axes that split the rows of a ``context_attention``.
 
-Of the axes that split the rows of a ``context_attention``, those of ``heads_over`` are dealt to its heads instead: the op
-then needs its inputs in other layouts, which all_to_alls bring about.  Over the others blocks of keys and values travel
-round a ring.  Of n devices, a device receives n - 1 blocks of keys and of values in the forward, and in the backward these
-again and n - 1 blocks of their gradients: the gradients of a block travel with it from the first device that it visits, and
-come home with the last step (Liu et al., *Ring Attention*, 2023, arXiv:2310.01889).
+Of n devices, a device receives n - 1 blocks of keys and of values in the forward, and in the backward these again and n - 1
+blocks of their gradients: the gradients of a block travel with it from the first device that it visits, and come home with
+the last step (Liu et al., *Ring Attention*, 2023, arXiv:2310.01889).
 """
 
 from __future__ import annotations
@@ -16,55 +14,9 @@ from parallelism.ir.core import Op, Value
 from parallelism.ir.operators.context_attention import KINDS
 from parallelism.layouts.localization.local_program import layout_of
 from parallelism.layouts.propagation import Axes, Devices
-from parallelism.layouts.propagation.placement import Placement
-from parallelism.sharding import TensorSharding
 
-ROWS, HEADS = 1, 2
-"""The dims of queries, keys and values, of results and of their gradients."""
-
-
-def dealt_to_heads(op: Op, place: Placement, devices: Devices) -> Placement:
-    """The placement of a `KINDS` op with the axes of ``heads_over`` at its heads in place of its rows.
-
-    ``ValueError`` where the devices do not divide the heads of keys and values.
-    """
-    moved = tuple(op["heads_over"].split())
-    if not moved:
-        return place
-    groups = op.inputs[-1 - _more(op)].type.shape[HEADS]
-    over = (*layout_of_dims(place, op)[HEADS], *moved)
-    count = devices.along(over)
-    if not isinstance(groups, int) or not isinstance(count, int) or groups % count:
-        raise ValueError(
-            f"attention deals its heads to the {count} devices along {', '.join(over)}, which must divide the {groups} heads "
-            "of keys and values"
-        )
-    inputs = [_moved(layout, value, moved) for layout, value in zip(place.inputs, op.inputs, strict=True)]
-    outputs = [_moved(layout, value, moved) for layout, value in zip(place.outputs, op.outputs, strict=True)]
-    return Placement(tuple(inputs), tuple(outputs))
-
-
-def _more(op: Op) -> int:
-    """How many inputs of the op stand behind the values."""
-    return len(op.inputs) - (3 if op.kind == KINDS[0] else 6)
-
-
-def layout_of_dims(place: Placement, op: Op) -> tuple[Axes, ...]:
-    """The axes of the dims of the queries."""
-    queries = place.inputs[0 if op.kind == KINDS[0] else 3]
-    return tuple(dim.axes for dim in queries.dims)
-
-
-def _moved(layout: TensorSharding, value: Value, axes: Axes) -> TensorSharding:
-    """The layout with these axes at the heads: all is (batch, rows, heads, width), but the log-sum-exp has no width and
-    its heads before its rows."""
-    rows, heads = {4: (ROWS, HEADS), 3: (2, 1)}.get(value.type.ndim, (None, None))
-    if rows is None or heads is None:
-        return layout
-    dims = [dim.axes for dim in layout.dims]
-    dims[heads] += tuple(axis for axis in axes if axis in dims[rows])
-    dims[rows] = tuple(axis for axis in dims[rows] if axis not in axes)
-    return TensorSharding(*dims, partial=layout.partial, op=layout.op)
+ROWS = 1
+"""The dim of the tokens in queries, keys and values."""
 
 
 def steps_of(
@@ -78,15 +30,14 @@ def steps_of(
     forward = op.kind == KINDS[0]
     queries = inputs[0 if forward else 3]
     axes = layout_of(queries).dims[ROWS].axes
-    plain = tuple((each, value) for each, value in op.attributes if each != "heads_over")
     count, rows = devices.along(axes), queries.type.shape[ROWS]
     if count == 1:
-        return [Op(op.kind.removeprefix("context_"), tuple(inputs), plain, tuple(outputs), op.region)]
+        return [Op(op.kind.removeprefix("context_"), tuple(inputs), op.attributes, tuple(outputs), op.region)]
     if not isinstance(count, int) or not isinstance(rows, int) or rows % count:
         raise ValueError(
             f"the {count} devices of a ring along {', '.join(axes)} must divide the {rows} tokens of a sequence"
         )
-    ring = _Ring(op, axes, count, plain, name)
+    ring = _Ring(op, axes, count, name)
     if forward:
         ring.attend(inputs, outputs)
     else:
@@ -100,15 +51,8 @@ class _Ring:
     What travels is sent before the block that is computed in the meantime.
     """
 
-    def __init__(
-        self,
-        op: Op,
-        axes: Axes,
-        count: int,
-        attributes: tuple[tuple[str, Any], ...],
-        name: Callable[[Value], str],
-    ) -> None:
-        self.op, self.axes, self.count, self.attributes, self.name = op, axes, count, attributes, name
+    def __init__(self, op: Op, axes: Axes, count: int, name: Callable[[Value], str]) -> None:
+        self.op, self.axes, self.count, self.name = op, axes, count, name
         self.ops: list[Op] = []
 
     def attend(self, inputs: Sequence[Value], outputs: Sequence[Value]) -> None:
@@ -143,7 +87,7 @@ class _Ring:
             self._sum(kept, value, output)
 
     def _block(self, kind: str, number: int, inputs: Sequence[Value], outputs: Sequence[Value]) -> None:
-        attributes = (*self.attributes, ("blocks", self.count), ("number", number))
+        attributes = (*self.op.attributes, ("blocks", self.count), ("number", number))
         self._emit(kind, inputs, tuple(sorted(attributes)), outputs)
 
     def _shifted(self, x: Value) -> Value:

@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 from ir_checks import JOINED, check_gradient, check_tiles, is_differentiable, splittable
-from ir_examples import EXAMPLES, Bools, Example, Ints
+from ir_examples import EXAMPLES, EXCHANGING, Bools, Example, Ints
 from ir_random_examples import MAKERS, drawn
 from numpy.testing import assert_array_equal
 
@@ -79,10 +79,6 @@ INEXACT = {
 """What adds up numbers that are not whole."""
 
 
-EXCHANGING = {"context_attention", "context_attention_gradient", "attention_block", "attention_block_gradient", "ring_shift"}
-"""What needs the tiles of others along a dim: `parallelism.layouts.localization.sequences` has them sent."""
-
-
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in EXCHANGING])
 def test_the_dim_rule_holds_for_tiles(kind):
     check_tiles(examples(kind)[0], inexact=INEXACT)     # the others are slow, below
@@ -135,8 +131,9 @@ UNDIFFERENTIATED = {
     "is put in after gradients are taken": {"all_slice", "relayout", "ring_shift", "attention_block"},
     "is itself a gradient": {
         "gelu_gradient", "silu_gradient", "swiglu_gradient", "softmax_gradient", "layer_norm_gradient",
-        "rms_norm_gradient", "attention_gradient", "context_attention_gradient", "attention_block_gradient", "cross_entropy_gradient", "relu2_gradient", "gelu_exact_gradient",
+        "rms_norm_gradient", "attention_gradient", "cross_entropy_gradient", "relu2_gradient", "gelu_exact_gradient",
         "geglu_gradient", "geglu_exact_gradient", "reglu_gradient", "clamped_swiglu_gradient",
+        "context_attention_gradient", "attention_block_gradient",
     },
 }
 """Why operators have no derivative."""
