@@ -117,7 +117,7 @@ def find_plan(
     task = Task(TrainedModel.of(model, optimizer, gradients), batch, found, count)
     possible = choices(task.model, count, batch, fixed)
     told = progress or logged
-    possible, seconds, peaks, timed, setup, timing = price_plans(task, possible, limit, told)
+    possible, seconds, peaks, timed, setup, timing, one_by_one = price_plans(task, possible, limit, told)
     fits = peaks <= limit
     refused = dict(possible.refused)
     if not fits.all():
@@ -156,6 +156,7 @@ def find_plan(
             progress=progress,
         ),
         known=known,
+        one_by_one=one_by_one,
     )
     if least is not None:
         bound = float(seconds[least])

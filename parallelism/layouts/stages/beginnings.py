@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from parallelism.ir import Function, Op, Value
 from parallelism.ir.core import Extent
+from parallelism.ir.core.lines import line_of, on_line
 from parallelism.layouts.stages.backwards import needed_ops
 from parallelism.layouts.stages.microbatches import has_rows, is_sum
 
@@ -81,7 +82,8 @@ def ended(function: Function, batch: str, known: Collection[str]) -> Ended:
         if has_rows(value, batch):
             raise ValueError(
                 f"@{function.name}: output {value} has rows of the batch {batch}, of which each microbatch has "
-                "some; beside a loss a pipeline returns sums, means and what is computed from these"
+                f"some; beside a loss a pipeline returns sums, means and what is computed from these"
+                f"{on_line(line_of(function, value))}"
             )
     # Constants are made once more: the loss and a metric may share one.
     of_loss = {value for op in needed_ops(function.ops, [loss]) if op.inputs for value in op.outputs}
@@ -94,6 +96,7 @@ def ended(function: Function, batch: str, known: Collection[str]) -> Ended:
     if weights := [value for value in taken if value in given]:
         raise ValueError(
             f"@{function.name}: a metric is computed from {weights[0]} alone; a pipeline returns metrics of the batch"
+            f"{on_line(next(op.line for op in own if weights[0] in op.inputs) if own else None)}"
         )
     sums = [value for value in taken if value.name not in known and value != loss]
     outputs = (loss, *sums)

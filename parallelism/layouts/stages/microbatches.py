@@ -16,6 +16,7 @@ from parallelism.dtypes import is_floating
 from parallelism.ir import Expression, Function, Op, TensorType, Value, symbol
 from parallelism.ir.core import Extent, names_in
 from parallelism.ir.core.extents import product, quotient, specialized
+from parallelism.ir.core.lines import line_of, on_line
 from parallelism.ir.core.rules import Dim, Rule
 from parallelism.layouts.localization.local_program import free_name
 
@@ -144,6 +145,7 @@ def _checked_sums(function: Function, batch: str) -> set[Value]:
         if value not in sums:
             raise ValueError(
                 f"@{function.name}: output {value} is not a sum over the rows of the batch {batch}"
+                f"{on_line(line_of(function, value))}"
             )
     return sums
 
@@ -153,7 +155,10 @@ def _naming(what: str, part: Op | Value, check: Callable[[], T]) -> T:
     try:
         return check()
     except ValueError as error:
-        raise ValueError(f"{what.format(part)}: it cannot be cut into microbatches: {error}") from None
+        line = part.line if isinstance(part, Op) else None
+        raise ValueError(
+            f"{what.format(part)}: it cannot be cut into microbatches: {error}{on_line(line)}"
+        ) from None
 
 
 class RowPlace(NamedTuple):
