@@ -20,6 +20,7 @@ from parallelism.simulation import simulate
 from parallelism.trace import Trace
 from parallelism.training import Figures, TrainingRun, scaled_down
 from parallelism.transforms import Pipeline, Step, Strategy
+from parallelism.transforms.words import REPLICA
 
 if TYPE_CHECKING:
     from parallelism.planning.plans import Plans
@@ -36,13 +37,15 @@ class Task:
 
     def mesh(self, settings: Mapping[str, Any]) -> Mesh:
         """The mesh of a plan, in its order.  Axes of one device are left out, except that of the pipeline."""
-        return Mesh(
-            **{
-                axis: settings[axis]
-                for axis in settings["order"].split()
-                if settings[axis] > 1 or axis == "pp"
-            }
-        )
+        sizes: dict[str, int] = {}
+        for axis in settings["order"].split():
+            size = settings[axis]
+            if axis == "dp" and settings["instances"] > 1:
+                sizes[REPLICA] = settings["instances"]
+                size //= settings["instances"]
+            if size > 1 or axis == "pp":
+                sizes[axis] = size
+        return Mesh(**sizes)
 
     def microbatches(self, settings: Mapping[str, Any]) -> int:
         """The number of microbatches of each replica."""

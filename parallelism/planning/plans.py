@@ -25,7 +25,7 @@ from parallelism.planning.explanation import (
     why_not,
 )
 from parallelism.planning.plan import Plan, Task
-from parallelism.planning.settings import SETTINGS, checked_settings
+from parallelism.planning.settings import SETTINGS, checked_settings, spelled_out
 from parallelism.planning.space import Choices, Refused, choices
 from parallelism.training import Figures, figures
 from parallelism.training.training_run import precision_remark
@@ -162,7 +162,7 @@ class Plans(Sequence[Plan]):
         if other is not None:
             return other, ""
         asked = settings_text(fixed)
-        both = {**self.fixed, **fixed}
+        both = {**self.fixed, **spelled_out(fixed)}
         possible = choices(self.task.model, self.task.devices, self.task.batch, both)
         refused = possible.refused
         if len(possible):

@@ -20,6 +20,7 @@ from parallelism.models import TransformerSpec
 from parallelism.planning.batch_pricing import price_plans
 from parallelism.planning.plan import Plan, Task, step_key
 from parallelism.planning.plans import Plans
+from parallelism.planning.settings import spelled_out
 from parallelism.planning.space import Choices, Refused, choices
 from parallelism.planning.trained import BATCH, TrainedModel
 from parallelism.rarely_collected import rarely_collected
@@ -93,8 +94,9 @@ def find_plan(
     with the number of its nodes (``dgx-h100:8`` has 64 GPUs), or a preset alone with the number of ``devices``.
     ``memory`` limits the bytes of a device, as a number or a text such as ``72GB``; None is all of its memory.
     ``fixed`` has one value, or a list, of any of `parallelism.planning.SETTINGS`: ``tp=8``, ``zero=[0, 1]``,
-    ``schedule="gpipe"``.  ``optimizer`` is AdamW unless another is given; ``gradients`` is the dtype in which gradients are
-    added up, over microbatches and devices, where precision is mixed.
+    ``schedule="gpipe"``; ``fsdp=64`` and ``hsdp="8x8"`` stand for several.  ``optimizer`` is AdamW unless another is
+    given; ``gradients`` is the dtype in which gradients are added up, over microbatches and devices, where precision
+    is mixed.
 
     Every plan is timed as if nothing shared links, which is a lower bound of its time.  Then plans are simulated fully
     in the order of these bounds, until no other can be better: the first plan is then the best of all by the full
@@ -144,7 +146,7 @@ def find_plan(
         setup,
         timing,
         gap,
-        {name: value for name, value in fixed.items() if value is not None},
+        {name: value for name, value in spelled_out(fixed).items() if value is not None},
         partial(
             cast("Callable[..., Plans]", find_plan),
             model,

@@ -5,6 +5,7 @@ A new setting is a record here, and the transform that it makes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import permutations
@@ -24,10 +25,12 @@ from parallelism.transforms import (
     ExpertParallel,
     Recompute,
     SequenceParallel,
+    Strategy,
     TensorParallel,
     Transform,
     Zero,
 )
+from parallelism.transforms.words import REPLICA, SHORTHANDS
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -173,11 +176,47 @@ def split_text(settings: Settings) -> str:
 @short_errors
 def checked_settings(fixed: Mapping[str, Any], model: TrainedModel) -> dict[str, list[Any]]:
     """The values that each setting may have.  ``ValueError`` for a setting, or a value, that there is not."""
+    fixed = spelled_out(fixed)
     for name in fixed:
         if name not in SETTINGS:
-            hint = did_you_mean(name, [*SETTINGS]) or f"; they are {', '.join(SETTINGS)}"
+            known = (*SETTINGS, *SHORTHANDS)
+            hint = did_you_mean(name, known) or f"; they are {', '.join(known)}"
             raise ValueError(f"a plan has no setting {name!r}{hint}")
     return {name: _values(SETTINGS[name], value, model) for name, value in fixed.items() if value is not None}
+
+
+def spelled_out(fixed: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with what ``fsdp=64`` and ``hsdp="8x8"`` mean in their place, as in the text of a strategy.
+
+    ``fsdp=64`` is ``dp=64, zero=3, overlap=True``; ``hsdp="8x4"`` is ``dp=32, instances=8`` and the same.  Another
+    ``overlap`` beside them counts.  ``ValueError`` for one that is written otherwise, or beside a setting that it says.
+    """
+    found = {name: value for name, value in fixed.items() if name not in SHORTHANDS}
+    given = [name for name in SHORTHANDS if fixed.get(name) is not None]
+    for name in given:
+        means = _meaning(name, fixed[name])
+        if both := [each for each in means if found.get(each) is not None]:
+            raise ValueError(f"{name}={fixed[name]!r} says {both[0]}, too; leave one of them out")
+        found |= {"overlap": True, **found, **means}
+    return found
+
+
+def _meaning(name: str, value: Any) -> dict[str, Any]:
+    """The settings that ``fsdp`` or ``hsdp`` with this value stands for, without overlap."""
+    if name == "fsdp":
+        if type(value) is not int:
+            raise ValueError(
+                f"fsdp is the number of devices that share the weights, as fsdp=64; got {value!r}"
+            )
+        return {"dp": value, "zero": 3}
+    extents = re.fullmatch(r"([0-9]{1,9})x([0-9]{1,9})", value) if isinstance(value, str) else None
+    if extents is None:
+        raise ValueError(
+            "hsdp is the number of replicas and that of the devices that share one, as hsdp=8x4; got "
+            f"{value!r}"
+        )
+    outer, inner = map(int, extents.groups())
+    return {"dp": outer * inner, "zero": 3, "instances": outer}
 
 
 def _values(setting: Setting, value: Any, model: TrainedModel) -> list[Any]:
@@ -294,6 +333,21 @@ def _has_replicas(columns: Columns) -> Bools:
     return found
 
 
+def _replicas(model: TrainedModel, settings: Settings) -> Transform | None:
+    """Data parallelism; with several instances of the optimizer, over an axis of these and one inside of each."""
+    if settings["dp"] == 1:
+        return None
+    if settings.get("instances", 1) == 1:  # pieces are laid out without it
+        return DataParallel("dp")
+    return Strategy(DataParallel(REPLICA), DataParallel("dp"))
+
+
+def _instances_do_not_fit(columns: Columns, model: TrainedModel) -> Bools:
+    dp, instances = columns["dp"], columns["instances"]
+    wrong: Bools = (instances > 1) & ((columns["zero"] == 0) | (dp % instances != 0) | (dp <= instances))
+    return wrong
+
+
 def _zero(model: TrainedModel, settings: Settings) -> Transform | None:
     """ZeRO over ``dp``, and over ``ep`` for what is no expert; where experts have no replicas, over ``ep`` alone."""
     if not settings["zero"]:
@@ -349,7 +403,7 @@ PIPELINE = ("schedule", "chunks", "microbatch")
 
 SETTINGS = SettingTable(
     _axis("pp", 10, flag="pipeline_model_parallel_size"),
-    _axis("dp", 11, lambda model, given: DataParallel("dp") if given["dp"] > 1 else None),
+    _axis("dp", 11, _replicas),
     _axis(
         "cp",
         12,
@@ -423,6 +477,17 @@ SETTINGS = SettingTable(
         last_resort=3,
     ),
     Setting(
+        "instances",
+        count_of("devices"),
+        lambda model: (1,),
+        conflict=_instances_do_not_fit,
+        conflict_reason="instances need ZeRO, and dp in as many groups of several devices",
+        words=lambda given: f"instances={given['instances']}" if given["instances"] > 1 else "",
+        place_in_text=31,
+        flag="num_distributed_optimizer_instances",
+        from_pieces=lambda instances: instances == 1,
+    ),
+    Setting(
         "overlap",
         switch,
         lambda model: (0,),
@@ -460,5 +525,5 @@ SETTINGS = SettingTable(
     ),
 )
 """The settings of a plan: extents of mesh axes, stages on a rank, the schedule of the pipeline, rows of a microbatch,
-what is computed again, the stage of ZeRO, whether gradients are summed over dp during the last backward, sequence
-parallelism, and the mesh axes, outermost first."""
+what is computed again, the stage of ZeRO, how many groups of devices hold each what it shares out, whether gradients are
+summed over dp during the last backward, sequence parallelism, and the mesh axes, outermost first."""

@@ -82,6 +82,8 @@ STEP_PARTS = StepSplit._fields
 _STEP = {name: number for number, name in enumerate(STEP_PARTS)}
 _PRODUCTS = frozenset({"matmul", "einsum"})
 _ATTENTION = frozenset({"attention", "attention_gradient", "attention_weights", "softmax_gradient"})
+_AXIS_PARTS = {"replica": "dp", "dp": "dp", "cp": "cp", "ep": "ep", "tp": "tp"}
+"""The part of collectives over an axis."""
 _SPLIT_SUMS = frozenset({"reduce_scatter", "all_gather"})
 
 
@@ -104,7 +106,7 @@ def step_part_of(columns: Columns) -> npt.NDArray[np.int8]:
         return _STEP["products" if name in _PRODUCTS else "attention" if attends else "elementwise"]
 
     def over(axes: tuple[str, ...] | None) -> int:
-        known = [axis for axis in ("dp", "cp", "ep", "tp") if axis in (axes or ())]
+        known = [part for axis, part in _AXIS_PARTS.items() if axis in (axes or ())]
         return _STEP[known[0] if known else "communication"]
 
     part = columns.mapped("name", op, np.int8)

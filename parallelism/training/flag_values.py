@@ -79,6 +79,11 @@ class FlagValues:
     expert_tensor_parallel_size: int | None = None
     sequence_parallel: bool | None = None
     use_distributed_optimizer: bool | None = None
+    use_megatron_fsdp: bool | None = None
+    data_parallel_sharding_strategy: str | None = None
+    num_distributed_optimizer_instances: int | None = None
+    outer_dp_sharding_strategy: str | None = None
+    overlap_param_gather: bool | None = None
     overlap_grad_reduce: bool | None = None
     recompute_granularity: str | None = None
     recompute_method: str | None = None

@@ -26,12 +26,12 @@ from parallelism.training.stage_layers import (
     with_counted_ends,
     with_ends,
 )
+from parallelism.training.state_sharding import STRATEGIES, StateSharding
 from parallelism.training.training_run import ADAM_W, TrainingRun
 from parallelism.transforms import (
     SGD,
     Adam,
     ContextParallel,
-    DataParallel,
     ExpertParallel,
     MixedPrecision,
     Overlap,
@@ -43,18 +43,22 @@ from parallelism.transforms import (
     Transform,
     Zero,
 )
+from parallelism.transforms.words import REPLICA
 
+_OF_FSDP = ("data_parallel_sharding_strategy", "outer_dp_sharding_strategy")
+"""The flags that have a meaning with ``--use-megatron-fsdp`` only."""
 ATTENTION_CORE = "block.*.attention.core"
 SGD_MOMENTUM = 0.9
 """That of Megatron-LM."""
 
 
-def overlap_of(replicas: int) -> Overlap:
+def overlap_of(replicas: int, ahead: int = 1) -> Overlap:
     """``--overlap-grad-reduce``, in the buckets of Megatron-LM: of 40 million gradients, or a million for each replica.
 
-    They are float32 (``ddp_config.bucket_size`` in megatron/core/distributed/distributed_data_parallel.py).
+    They are float32 (``ddp_config.bucket_size`` in megatron/core/distributed/distributed_data_parallel.py).  Parameters
+    that are shared out are gathered so many blocks ``ahead``.
     """
-    return Overlap(4 * max(40_000_000, 1_000_000 * replicas))
+    return Overlap(4 * max(40_000_000, 1_000_000 * replicas), ahead)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +86,7 @@ class MegatronFlags(ModelFlags):
             if getattr(self, option.field) in option.unmodelled
         ]
         left_out += ["--use-precision-aware-optimizer"] * bool(self.use_precision_aware_optimizer)
+        left_out += ["--overlap-param-gather"] * bool(self.overlap_param_gather and not self._gathers_ahead)
         other = self.expert_tensor_parallel_size not in (None, self.tensor_model_parallel_size or 1)
         return left_out + [f"--expert-tensor-parallel-size {self.expert_tensor_parallel_size}"] * other
 
@@ -92,6 +97,8 @@ class MegatronFlags(ModelFlags):
             for field in self.given("strategy")
             if field in _AXES and all(mesh.shape.get(axis, 1) == 1 for axis in _AXES[field].split())
         ]
+        if not self.use_megatron_fsdp:
+            idle += [field for field in _OF_FSDP if getattr(self, field) and field not in idle]
         return idle + ["sgd_momentum"] * (self.sgd_momentum is not None and self.optimizer != "sgd")
 
     @property
@@ -120,6 +127,18 @@ class MegatronFlags(ModelFlags):
             raise ValueError("--main-grads-dtype bf16 needs --use-precision-aware-optimizer")
         return "bfloat16"
 
+    @property
+    def _gathers_ahead(self) -> bool:
+        """Whether weights that are shared out are gathered before they are needed."""
+        return bool(
+            self.overlap_param_gather and self.overlap_grad_reduce and StateSharding.of(self).stage == 3
+        )
+
+    @property
+    def _ahead(self) -> int:
+        """How many blocks ahead weights are gathered; 1 where they are not shared out, which is as good as any."""
+        return int(self._gathers_ahead or StateSharding.of(self).stage < 3)
+
     # -- the run -------------------------------------------------------------------------------------------------------
 
     def run(self, devices: int, named: TransformerSpec | None = None) -> TrainingRun:
@@ -139,6 +158,7 @@ class MegatronFlags(ModelFlags):
             )
         replicas = devices // (tp * cp * pp)
         self._check_experts(spec, ep, replicas)
+        shared = StateSharding.of(self).axes(replicas // ep)
         micro = self.micro_batch_size or 1
         batch = self.global_batch_size or micro * replicas
         if batch % (micro * replicas):
@@ -162,7 +182,7 @@ class MegatronFlags(ModelFlags):
             )
         schedule = "interleaved_1f1b" if chunks > 1 else "1f1b"
         pipeline = Pipeline("pp", microbatches, schedule, chunks, begins_of(counts))
-        sizes = {"pp": pp, "dp": replicas // ep, "cp": cp, "ep": ep, "tp": tp}
+        sizes = {"pp": pp, **shared, "cp": cp, "ep": ep, "tp": tp}
         mesh = Mesh(**{axis: size for axis, size in sizes.items() if size > 1 or axis == "pp"})
         return TrainingRun(
             spec,
@@ -239,15 +259,11 @@ class MegatronFlags(ModelFlags):
         gradients = self.gradients
         if not self.fp32:
             yield MixedPrecision("float16" if self.fp16 else "bfloat16", gradients)
-        replicas = next((axis for axis in ("dp", "ep") if axis in mesh.axes), None)
-        if "dp" in mesh.axes:
-            yield DataParallel()
-            if self.overlap_grad_reduce:
-                yield overlap_of(mesh.shape["dp"])
+        replicas = mesh.shape.get("dp", 1) * mesh.shape.get(REPLICA, 1)
+        overlap = overlap_of(replicas, self._ahead) if self.overlap_grad_reduce else None
+        yield from StateSharding.of(self).transforms(mesh, overlap)
         if "ep" in mesh.axes:
             yield ExpertParallel()
-        if replicas is not None and self.use_distributed_optimizer:
-            yield Zero(1, replicas)
         if "cp" in mesh.axes:
             yield ContextParallel()
         if "tp" in mesh.axes:
@@ -311,8 +327,8 @@ class MegatronFlags(ModelFlags):
             else None,
             pipeline_model_parallel_layout=None if is_even else layout_text(counts),
             sequence_parallel=SequenceParallel in kinds,
-            use_distributed_optimizer=Zero in kinds,
             overlap_grad_reduce=Overlap in kinds,
+            **_sharding_flags(run),
             recompute_granularity=None
             if again is None
             else "selective"
@@ -335,6 +351,27 @@ class MegatronFlags(ModelFlags):
         except ValueError:
             return None
         return flags if found == run else None
+
+
+def _sharding_flags(run: TrainingRun) -> dict[str, Any]:
+    """The flags of how far the state is shared out, by field."""
+    stages = {each.axis: each.stage for each in run.strategy.transforms if isinstance(each, Zero)}
+    outer = stages.pop(REPLICA, 0)
+    stage = max(stages.values(), default=0)
+    flags: dict[str, Any] = {"use_distributed_optimizer": stage > 0}
+    if REPLICA in run.mesh.axes:
+        flags["num_distributed_optimizer_instances"] = run.mesh.shape[REPLICA]
+    if stage < 2:
+        return flags
+    words = {number: word for word, number in STRATEGIES.items()}
+    overlap = next((each for each in run.strategy.transforms if isinstance(each, Overlap)), None)
+    return flags | {
+        "use_distributed_optimizer": None,
+        "use_megatron_fsdp": True,
+        "data_parallel_sharding_strategy": words[stage],
+        "outer_dp_sharding_strategy": words[outer] if outer else None,
+        "overlap_param_gather": True if stage > 2 and overlap is not None and overlap.ahead else None,
+    }
 
 
 def update_flags(optimizer: SGD | Adam) -> dict[str, Any]:
@@ -370,6 +407,8 @@ _AXES = {
     ),
     "sequence_parallel": "tp",
     "use_distributed_optimizer": "dp ep",
+    **dict.fromkeys(_OF_FSDP, "dp ep"),
+    "use_megatron_fsdp": "dp ep",
     "overlap_grad_reduce": "dp",
 }
 """Flags that need several devices along an axis, or along one of two."""

@@ -150,6 +150,35 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option("use-distributed-optimizer", "strategy", "the state of the optimizer split over dp", switch=True),
     Option(
+        "use-megatron-fsdp",
+        "strategy",
+        "weights, too, are shared out over dp, as the next flags say",
+        switch=True,
+    ),
+    Option(
+        "data-parallel-sharding-strategy",
+        "strategy",
+        "with --use-megatron-fsdp: what is shared out over dp (no_shard)",
+        choices=("no_shard", "optim", "optim_grads", "optim_grads_params"),
+    ),
+    Option(
+        "num-distributed-optimizer-instances",
+        "strategy",
+        "so many groups along dp hold each all that is shared out (1)",
+    ),
+    Option(
+        "outer-dp-sharding-strategy",
+        "strategy",
+        "with --use-megatron-fsdp: what is shared out over the instances, too (no_shard)",
+        choices=("no_shard", "optim"),
+    ),
+    Option(
+        "overlap-param-gather",
+        "strategy",
+        "with optim_grads_params and --overlap-grad-reduce: weights of the next block are gathered ahead",
+        switch=True,
+    ),
+    Option(
         "overlap-grad-reduce",
         "strategy",
         "gradients are summed over dp during the last backward",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from math import prod
 from typing import Any
 
 from parallelism.hardware import Hardware
@@ -14,7 +15,7 @@ from parallelism.ir.operators.attention import hidden_flops
 from parallelism.kernels.optimizers import SGD, Adam, AdamW
 from parallelism.mesh import Mesh
 from parallelism.models import TransformerSpec
-from parallelism.transforms import MixedPrecision, Pipeline, Step, Strategy, train_step
+from parallelism.transforms import DataParallel, MixedPrecision, Pipeline, Step, Strategy, train_step
 
 ADAM_W = AdamW(1e-4)
 """The usual optimizer."""
@@ -63,8 +64,9 @@ class TrainingRun:
 
     @property
     def replicas(self) -> int:
-        """The number of replicas of the pipeline."""
-        return self.mesh.shape.get("dp", 1)
+        """The number of replicas of the pipeline: the devices along the axes of data parallelism."""
+        axes = {each.axis for each in self.strategy.transforms if isinstance(each, DataParallel)} | {"dp"}
+        return prod(self.mesh.shape.get(axis, 1) for axis in axes)
 
     @property
     def microbatch(self) -> int:

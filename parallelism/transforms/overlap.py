@@ -31,7 +31,8 @@ class Overlap:
       as soon as they have ``bucket_bytes`` together (MB and MiB both mean 2**20 bytes, as in PyTorch); the last bucket
       of the backward may have fewer.  Larger buckets are fewer calls that start later.
     - Gathers of parameters (`Zero` of stage 3) start ``ahead`` layers before the layer that reads them: 0 starts them
-      where it begins.  Each layer ahead holds its gathered parameters.
+      where it begins.  Those of a layer are one call, as far as their arrays can be cut evenly.  Each layer ahead holds
+      its gathered parameters.
     - Any other collective starts when the one before it is needed, if its input is ready then.
 
     A sum of gradients by all_reduce lies in the memory of its terms.  Of reduce_scatters in buckets at most two are

@@ -21,7 +21,7 @@ from parallelism.transforms.recomputation import Recompute
 from parallelism.transforms.sequence import SequenceParallel
 from parallelism.transforms.tensor import TensorParallel
 from parallelism.transforms.weight_report import WeightReport, report_of
-from parallelism.transforms.words import Word, read, read_all
+from parallelism.transforms.words import SHORTHANDS, Word, read, read_all
 from parallelism.transforms.zero import Zero
 
 
@@ -305,7 +305,7 @@ def _transform(word: Word, *, sized: bool) -> tuple[Any, int | None]:
     """The transform of a word, and the size of its axis, which a word has if and only if the text is ``sized``."""
     make = _SIZED.get(word.name) or _OTHER.get(word.name)
     if make is None:
-        known = (*_SIZED, *_OTHER)
+        known = (*_SIZED, *_OTHER, *SHORTHANDS)
         hint = did_you_mean(word.name, known, cutoff=0.5) or f"; they are {', '.join(known)}"
         raise ValueError(f"no transform is written {word.name!r}{hint}")
     if word.regions and word.name not in _WITH_REGIONS:

@@ -6,8 +6,22 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-DEFAULT_AXIS = {"dp": "dp", "tp": "tp", "sp": "tp", "zero": "dp", "pp": "pp", "cp": "cp", "ep": "ep"}
+SHORTHANDS = ("fsdp", "hsdp")
+"""Words that stand for several others."""
+DEFAULT_AXIS = {
+    "dp": "dp",
+    "tp": "tp",
+    "sp": "tp",
+    "zero": "dp",
+    "pp": "pp",
+    "cp": "cp",
+    "ep": "ep",
+    **dict.fromkeys(SHORTHANDS, "dp"),
+}
+
 """The axis that a word is about if it names none."""
+REPLICA = "replica"
+"""The axis of whole replicas around the devices that share the state, in hybrid sharding."""
 _AXIS = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _WORD = re.compile(
     r"(?P<name>[a-z0-9_]+)(:(?P<axis>[A-Za-z_][A-Za-z0-9_]*))?(@(?P<regions>[^=]+))?(=(?P<value>.+))?"
@@ -88,6 +102,8 @@ def read_all(text: str) -> list[Word]:
             "a pipeline is written as pp and a schedule with its number of microbatches, such as pp "
             f"1f1b:8, once; got {len(pipelines)} pp and {len(schedules)} schedules in {text!r}"
         )
+    words = spelled_out(words)
+    pipelines = [each for each in words if each.name == "pp"]
     for found in schedules:
         schedule = ScheduleWord(
             found["name"],
@@ -99,6 +115,45 @@ def read_all(text: str) -> list[Word]:
         )
         words[words.index(pipelines[0])] = pipelines[0]._replace(schedule=schedule)
     return words
+
+
+def spelled_out(words: Sequence[Word]) -> list[Word]:
+    """The words with what ``fsdp=64`` and ``hsdp=8x8`` mean in their place.
+
+    ``fsdp=64`` is ``dp=64 zero=3 overlap``: 64 devices share weights, gradients and state, gather them block by block, one
+    block ahead, and reduce-scatter gradients (Zhao et al., *PyTorch FSDP*, 2023, arXiv:2304.11277).  ``hsdp=8x4`` is
+    ``dp:replica=8 dp=4 zero=3 overlap``: 8 replicas of 4 devices that share; the parts of gradients are then all-reduced
+    over the replicas (section 3.2.2).  Another overlap that is written beside them counts in place of theirs, as
+    ``fsdp=64 overlap=ahead:2``.
+    """
+    found: list[Word] = []
+    shorthands = [each for each in words if each.name in SHORTHANDS]
+    overlapped = any(each.name == "overlap" for each in words)
+    for each in words:
+        if each not in shorthands:
+            found.append(each)
+            continue
+        outer, inner = _extents(each)
+        if each.name == "hsdp":
+            found.append(Word("dp", REPLICA, each.regions, outer))
+        found += [Word("dp", each.axis, each.regions, inner), Word("zero", each.axis, (), "3")]
+        if not overlapped:
+            found.append(Word("overlap", None, (), None))
+            overlapped = True
+    return found
+
+
+def _extents(shorthand: Word) -> tuple[str | None, str | None]:
+    """The numbers of replicas and of devices that share, as texts; of ``fsdp`` the second alone."""
+    if shorthand.name == "fsdp" or shorthand.value is None:
+        return None, shorthand.value
+    extents = re.fullmatch(r"([0-9]+)x([0-9]+)", shorthand.value)
+    if extents is None:
+        raise ValueError(
+            "hsdp is followed by the number of replicas and that of the devices that share one, such as hsdp=8x4; got "
+            f"{shorthand.value!r}"
+        )
+    return extents[1], extents[2]
 
 
 def checked_axis(transform: Any) -> None:

@@ -17,10 +17,13 @@ from parallelism.hardware import sized_hardware
 from parallelism.hardware.fields import shown
 from parallelism.models import TransformerSpec
 from parallelism.planning import SETTINGS, find_plan
+from parallelism.planning.settings import spelled_out
 from parallelism.trace import Trace
 from parallelism.training import OPTIONS, MegatronFlags
+from parallelism.training.state_sharding import StateSharding
 from parallelism.training.training_run import ADAM_W, ROWS
 from parallelism.transforms import SGD, Adam
+from parallelism.transforms.words import SHORTHANDS
 from vcluster.cli.command_line import Arguments, Parser, WrongWords, accessing, whole, writable
 from vcluster.cli.layouts_page import layouts_document, write_layouts
 from vcluster.cli.megatron_words import (
@@ -61,6 +64,10 @@ _DTYPES = (
 _OTHER = (
     *_DTYPES,
     "use_distributed_optimizer",
+    "use_megatron_fsdp",
+    "data_parallel_sharding_strategy",
+    "outer_dp_sharding_strategy",
+    "overlap_param_gather",
     "recompute_activations",
     "num_layers_per_virtual_pipeline_stage",
 )
@@ -78,7 +85,7 @@ _OPTIONS = {
 }
 """The flags that a question may have, by field."""
 
-HINTS = {f"--{name}": f"--fix {name}=" for name in SETTINGS}
+HINTS = {f"--{name}": f"--fix {name}=" for name in (*SETTINGS, *SHORTHANDS)}
 """What a setting that is written as a flag may mean."""
 
 OWN: Arguments = {
@@ -99,7 +106,7 @@ OWN: Arguments = {
         "action": "append",
         "default": [],
         "metavar": "NAME=VALUES",
-        "help": f"restrict a setting, as zero=0,1 or schedule=gpipe; settings: {', '.join(SETTINGS)}",
+        "help": f"restrict a setting, as zero=0,1 or schedule=gpipe; settings: {', '.join((*SETTINGS, *SHORTHANDS))}",
     },
     "--why-not": {
         "action": "append",
@@ -401,8 +408,11 @@ def fixed_settings(
     if unknown := [f"--{name.replace('_', '-')}" for name in given if name not in (*_FIXED, *_OTHER)]:
         raise ValueError(f"a search cannot be restricted by {', '.join(unknown)}; --fix restricts settings")
     fixed = {setting: given[name] for name, setting in _FIXED.items() if name in given}
-    if flags.use_distributed_optimizer:
-        fixed["zero"] = 1
+    sharding = StateSharding.of(flags)
+    if sharding.stage:
+        fixed["zero"] = sharding.stage
+    if sharding.outer_stage:
+        raise ValueError("a search cannot be restricted by --outer-dp-sharding-strategy optim")
     if flags.recompute_activations:
         fixed.setdefault("recompute", "selective")
     if (each := flags.num_layers_per_virtual_pipeline_stage) is not None:
@@ -414,7 +424,7 @@ def fixed_settings(
                 f"--pipeline-model-parallel-size such that both divide the {layers} layers"
             )
         fixed |= {"chunks": layers // stages, "schedule": "interleaved_1f1b"}
-    more = settings(fix)
+    more = spelled_out(settings(fix))
     if both := sorted({*fixed} & {*more}):
         raise ValueError(f"--fix {both[0]} and a flag both restrict {both[0]}")
     return fixed | more

@@ -3,6 +3,7 @@
 import argparse
 import json
 from collections.abc import Sequence
+from math import prod
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -17,7 +18,7 @@ from parallelism.training import Figures, MegatronFlags, TrainingRun, figures
 from parallelism.training.run_figures import CATEGORIES
 from parallelism.training.stage_layers import remark_of
 from parallelism.training.training_run import ADAM_W, precision_remark
-from parallelism.transforms import Pipeline, Strategy
+from parallelism.transforms import DataParallel, Pipeline, Strategy
 from vcluster.cli.command_line import WrongWords, accessing, mesh_of, writable
 from vcluster.cli.megatron_words import (
     check_rate,
@@ -41,6 +42,8 @@ HINTS = {
     "--cp": "--context-parallel-size",
     "--sp": "--sequence-parallel",
     "--zero": "--use-distributed-optimizer, or in --strategy zero=",
+    "--fsdp": "--use-megatron-fsdp, or in --strategy fsdp=",
+    "--hsdp": "--num-distributed-optimizer-instances, or in --strategy hsdp=",
 }
 """What settings of plans that are written as flags may mean."""
 
@@ -126,7 +129,9 @@ def training_run(arguments: argparse.Namespace, flags: MegatronFlags, devices: i
     if mesh.size != devices and arguments.devices is not None:
         raise ValueError(f"--strategy: {mesh!r} has {mesh.size} devices, not {devices}")
     pipelines = [each for each in strategy.transforms if isinstance(each, Pipeline)]
-    dealt = mesh.shape.get("dp", 1) * (pipelines[0].microbatches if pipelines else 1)
+    replicas = {each.axis for each in strategy.transforms if isinstance(each, DataParallel)} | {"dp"}
+    dealt = prod(mesh.shape.get(axis, 1) for axis in replicas)
+    dealt *= pipelines[0].microbatches if pipelines else 1
     batch = flags.global_batch_size or (flags.micro_batch_size or 1) * dealt
     if flags.micro_batch_size is not None and batch != flags.micro_batch_size * dealt:
         raise ValueError(

@@ -6,7 +6,7 @@ do not matter.  Where a device waits for a collective follows from the order (`p
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import NamedTuple, Protocol
@@ -85,9 +85,9 @@ def overlapped(program: Function, overlap: Sizes, apart: Collection[str] = ()) -
 
 
 def uneven(program: Function) -> Iterator[str]:
-    """The outputs of the sums whose arrays cannot be cut evenly."""
+    """The outputs of the collectives whose arrays cannot be cut evenly."""
     for op in program.ops:
-        if op.kind == "reduce_scatter" and not joins(op):
+        if op.kind in ("reduce_scatter", "all_gather") and not joins(op):
             yield op.outputs[0].name
 
 
@@ -241,7 +241,8 @@ class _Ordering:
     def _gathers(self) -> list[tuple[int, tuple[int, ...]]]:
         """The gathers of parameters, each with the number of the op before which it starts.
 
-        Those that follow each other in one layer start together.  A gather in no region is a layer of its own.  The
+        Those that follow each other in one layer start together, as one call if they can be (`joins`), as in FSDP (Zhao
+        et al., *PyTorch FSDP*, 2023, arXiv:2304.11277, section 4.2.1).  A gather in no region is a layer of its own.  The
         views that are gathered are made where their gather starts.
         """
         layers: list[list[int]] = []
@@ -253,11 +254,21 @@ class _Ordering:
                     layers.append([])
                 last = layer
                 layers[-1].append(number)
+        starts = [layers[max(0, place - self.overlap.ahead)][0] for place in range(len(layers))]
         return [
-            (layers[max(0, place - self.overlap.ahead)][0], (number,))
-            for place, layer in enumerate(layers)
-            for number in layer
+            (start, call)
+            for start, layer in zip(starts, layers, strict=True)
+            for call in self._joined_gathers(layer)
         ]
+
+    def _joined_gathers(self, layer: Sequence[int]) -> list[tuple[int, ...]]:
+        """The gathers of a layer as calls: those over the same axes, of one dtype, are one."""
+        calls: dict[object, list[int]] = defaultdict(list)
+        for number in layer:
+            op = self.ops[number]
+            joined = op.kind == "all_gather" and self._joins(number)
+            calls[(op["axes"], op.inputs[0].type.dtype) if joined else number].append(number)
+        return [*map(tuple, calls.values())]
 
     def _of_parameter(self, number: int) -> bool:
         """Whether a collective outside of the update gives an input, or a view of it, in another layout."""

@@ -26,6 +26,7 @@ CASES = [
     ("dropout", 6, "pp=2 zero_bubble_h1:2 dp=2 tp=2 recompute=block.*.attention,head", SGD(0.1)),
     ("plain_gpt", 6, "pp=2 1f1b:2 dp=3 zero=1", Adam(0.01)), ("gpt", 7, "pp=2 1f1b:2 dp=2 zero=3", Adam(0.01)),
     ("mlp", 9, "pp=2 zero_bubble_h1:2 dp:node=2 dp=2 zero=3", AdamW(0.01)),
+    ("mlp", 9, "pp=2 1f1b:2 hsdp=2x2 zero:replica=1", AdamW(0.01)),
     ("mixture", 8, "pp=2 gpipe:2 dp:data=2 ep=2", SGD(0.1, 0.5)),
     ("mlp", 2, "pp=2 1f1b:1 tp=2 dp=1 zero=1", SGD(0.1)), ("llama", 6, "pp=2 1f1b:2 cp=2 zero:cp=2", Adam(0.01)),
     ("mlp", 5, "pp=2 1f1b:2 dp=2 zero=1", Adam(0.01)), ("mlp", 7, "pp=2 gpipe:2 dp=2", SGD(0.1)),

@@ -151,6 +151,24 @@ def test_zero_3_goes_with_stages_and_microbatches() -> None:
     assert sharded < whole.memory[0]["weights"] < 2.1 * sharded
 
 
+def test_words_of_fully_sharded_data_parallelism_stand_for_several_settings() -> None:
+    def only(**fixed: Any) -> Any:
+        plan, = find_plan(SPEC, hardware="dgx-h100", devices=8, batch=8, **FEW | {"microbatch": 1} | fixed)
+        return plan
+
+    fsdp, hsdp, zero = only(fsdp=8), only(hsdp="2x4"), only(dp=8, zero=3, overlap=True)
+    assert (fsdp.strategy, fsdp.seconds, fsdp.settings) == (zero.strategy, zero.seconds, zero.settings)
+    assert str(hsdp) == "dp:replica=2 dp=4 zero=3 overlap=156250KB pp=1 1f1b:1" and hsdp.mesh == Mesh(pp=1, replica=2, dp=4)
+    assert hsdp.split == "dp=8 zero=3 instances=2 overlap mb=1" and hsdp.run.replicas == 8
+    assert hsdp.seconds == hsdp.simulate().makespan_seconds
+    assert hsdp.memory[0]["weights"] == pytest.approx(2 * fsdp.memory[0]["weights"], rel=0.1)
+    late = only(hsdp="2x4", overlap=False)
+    assert late.seconds > hsdp.seconds and not late.settings["overlap"]
+    first = only(dp=8, zero=1, instances=4)
+    assert str(first) == "dp:replica=4 dp=2 zero=1 pp=1 1f1b:1" and first.seconds == first.simulate().makespan_seconds
+    assert "with hsdp=2x4 " in fsdp.why_not(hsdp="2x4")
+
+
 def test_stages_may_have_one_layer_fewer() -> None:
     spec = replace(SPEC, layers=3)
     plan, = find_plan(spec, hardware="dgx-h100", devices=2, batch=4, pp=2, schedule="1f1b", balanced=False, **FEW)
@@ -312,6 +330,10 @@ def test_what_a_program_does_not_allow_is_refused_with_its_reason() -> None:
     ({"memory": 0}, "memory must be above 0 bytes"),
     ({"simulations": -1}, "simulations must be an integer of at least 0"),
     ({"tpp": 2}, "a plan has no setting 'tpp'; did you mean 'tp'?"),
+    ({"fsdp": "8x8"}, "fsdp is the number of devices that share the weights, as fsdp=64; got '8x8'"),
+    ({"hsdp": 8}, "hsdp is the number of replicas and that of the devices that share one, as hsdp=8x4; got 8"),
+    ({"fsdp": 2, "dp": 2}, "fsdp=2 says dp, too; leave one of them out"),
+    ({"fsdpp": 2}, "a plan has no setting 'fsdpp'; did you mean 'fsdp'?"),
     ({"tp": 0}, "tp must be an integer of at least 1, got 0"),
     ({"tp": []}, "tp must have at least one value"),
     ({"zero": 4}, "zero must be 0, 1, 2 or 3, got 4"),

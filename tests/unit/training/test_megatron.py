@@ -260,6 +260,76 @@ def test_gradients_in_16_bits_take_half_of_the_bytes_kept_and_sent() -> None:
     assert MegatronFlags(use_precision_aware_optimizer=True).unmodelled == ["--use-precision-aware-optimizer"]
 
 
+FSDP: dict[str, Any] = {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": "optim_grads_params"}
+
+
+@pytest.mark.parametrize(("flags", "text", "mesh"), [
+    ({"use_megatron_fsdp": True}, "dp", Mesh(pp=1, dp=8)),
+    ({"use_megatron_fsdp": True, "data_parallel_sharding_strategy": "optim"}, "dp zero=1", Mesh(pp=1, dp=8)),
+    ({"use_megatron_fsdp": True, "data_parallel_sharding_strategy": "optim_grads"}, "dp zero=2", Mesh(pp=1, dp=8)),
+    (FSDP, "dp zero=3", Mesh(pp=1, dp=8)),
+    (FSDP | {"num_distributed_optimizer_instances": 2}, "dp:replica dp zero=3", Mesh(pp=1, replica=2, dp=4)),
+    (FSDP | {"num_distributed_optimizer_instances": 4, "outer_dp_sharding_strategy": "optim"},
+     "dp:replica dp zero:replica=1 zero=3", Mesh(pp=1, replica=4, dp=2)),
+    ({"use_distributed_optimizer": True, "num_distributed_optimizer_instances": 2}, "dp:replica dp zero=1",
+     Mesh(pp=1, replica=2, dp=4)),
+    ({"use_distributed_optimizer": True, "num_distributed_optimizer_instances": 8}, "dp", Mesh(pp=1, dp=8)),
+    (FSDP | {"tensor_model_parallel_size": 2, "num_distributed_optimizer_instances": 2}, "dp:replica dp tp zero=3",
+     Mesh(pp=1, replica=2, dp=2, tp=2)),
+])
+def test_what_data_parallelism_shares_out(flags: dict[str, Any], text: str, mesh: Mesh) -> None:
+    run = MegatronFlags(**WIDE, **flags).run(8)
+    assert str(run.strategy) == f"{text} pp 1f1b:1" and run.mesh == mesh and [*run.mesh.shape] == [*mesh.shape]
+    assert (run.replicas, run.batch, run.microbatch) == (8 // mesh.shape.get("tp", 1), run.replicas, 1)
+    again = MegatronFlags.of(run)
+    assert again is not None and again.run(8, run.model) == run
+    assert again.given("strategy").get("num_distributed_optimizer_instances") == mesh.shape.get("replica")
+
+
+def test_parameters_that_are_shared_out_are_gathered_ahead_if_the_flag_says_so() -> None:
+    def overlap(**flags: Any) -> str:
+        return str(MegatronFlags(**WIDE, overlap_grad_reduce=True, **flags).run(2).strategy)
+
+    assert overlap(**FSDP, overlap_param_gather=True) == "dp zero=3 overlap=156250KB pp 1f1b:1"
+    assert overlap(**FSDP) == "dp zero=3 overlap=156250KB,ahead:0 pp 1f1b:1"
+    plain = {"use_distributed_optimizer": True, "overlap_param_gather": True}
+    assert overlap(**plain) == overlap(use_distributed_optimizer=True) == "dp zero=1 overlap=156250KB pp 1f1b:1"
+    assert MegatronFlags(**plain).unmodelled == ["--overlap-param-gather"]
+    assert not MegatronFlags(**FSDP, overlap_grad_reduce=True, overlap_param_gather=True).unmodelled
+
+
+@pytest.mark.parametrize(("m", "n"), [(2, 4), (4, 2)])
+def test_replicas_all_reduce_the_parts_of_gradients_and_devices_inside_gather(m: int, n: int) -> None:
+    """Zhao et al., PyTorch FSDP, 2023, arXiv:2304.11277, section 3.2.2: of P parameters on m x n devices."""
+    flags = MegatronFlags(**WIDE, **FSDP, num_distributed_optimizer_instances=m, position_embedding_type="rope")
+    found = figures(flags.run(8), "dgx-h100")
+    whole = 4 * flags.spec().parameters
+    assert found.links["replica"]["bytes"] == pytest.approx(2 * whole / n * (m - 1) / m, rel=1e-3)
+    # Gathered in the forward and, but for biases and norms, again in the backward, and reduce-scattered.
+    assert found.links["dp"]["bytes"] == pytest.approx(3 * whole * (n - 1) / n, rel=0.02)
+    assert {"dp", "zero"} <= {*found.parts}
+
+
+@pytest.mark.parametrize(("flags", "message"), [
+    ({"num_distributed_optimizer_instances": 2},
+     "--num-distributed-optimizer-instances needs --use-distributed-optimizer or --use-megatron-fsdp"),
+    (FSDP | {"num_distributed_optimizer_instances": 3},
+     "--num-distributed-optimizer-instances must divide the 8 devices along dp, got 3"),
+    (FSDP | {"outer_dp_sharding_strategy": "optim"}, "--outer-dp-sharding-strategy optim needs --data-parallel-sharding-"),
+    ({"use_megatron_fsdp": True, "num_distributed_optimizer_instances": 2, "outer_dp_sharding_strategy": "optim"},
+     "--outer-dp-sharding-strategy optim needs --data-parallel-sharding-strategy optim_grads_params and"),
+])
+def test_flags_about_sharding_that_need_others(flags: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        MegatronFlags(**WIDE, **flags).run(8)
+
+
+def test_a_sharding_strategy_without_fsdp_changes_nothing() -> None:
+    flags = MegatronFlags(**WIDE, data_parallel_sharding_strategy="optim")
+    run = flags.run(8)
+    assert str(run.strategy) == "dp pp 1f1b:1" and flags.idle(run.mesh) == ["data_parallel_sharding_strategy"]
+
+
 def test_layers_of_each_stage_that_run_again_are_told_in_flags() -> None:
     flags = MegatronFlags(**WIDE, recompute_granularity="full", recompute_method="block", recompute_num_layers=2,
                           pipeline_model_parallel_size=5)
@@ -269,7 +339,7 @@ def test_layers_of_each_stage_that_run_again_are_told_in_flags() -> None:
 
 def test_what_megatron_has_no_flags_for_is_told_in_none() -> None:
     run = MegatronFlags(**WIDE).run(4)
-    for text in ("dp pp gpipe:1", "dp zero=2 pp 1f1b:1", "dp recompute=block.1 pp 1f1b:1",
+    for text in ("dp pp gpipe:1", "dp overlap pp 1f1b:1", "dp recompute=block.1 pp 1f1b:1",
                  "dp recompute=block.0.attention pp 1f1b:1", "dp pp@block.5.feed_forward 1f1b:1"):
         other = type(run)(run.model, 4, Strategy.parse(text), Mesh(pp=2 if "@" in text else 1, dp=2), run.optimizer)
         assert MegatronFlags.of(other) is None, text

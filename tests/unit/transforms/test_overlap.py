@@ -163,9 +163,10 @@ def test_a_layer_is_a_region_up_to_its_first_number():
     step = model_step("llama", 4, SGD(0.1))
     calls = only_calls(steps("dp zero=3 overlap", step, Mesh(dp=2)))
     first = next(i for i, line in enumerate(calls) if line.startswith("wait"))
-    gathered = [line.split()[-1] for line in calls[:first]]
-    # While the embedding is gathered, so is all of block 0.
-    assert {name.split(".")[1] for name in gathered} == {"tokens", "0"} and len(gathered) > 5
+    gathered = [line.split()[3:] for line in calls[:first]]
+    # While the embedding is gathered, so is all of block 0, in one call.
+    assert [{name.split(".")[1] for name in names} for names in gathered] == [{"tokens"}, {"0"}]
+    assert len(gathered[1]) > 5
 
 
 def test_a_collective_of_activations_starts_behind_the_one_before():
@@ -270,8 +271,25 @@ def test_a_view_of_a_parameter_is_made_where_its_gather_starts(ahead):
     lines = steps(f"dp zero=3 overlap=ahead:{ahead}", step, Mesh(dp=2))
     gathers = [line for line in only_calls(lines) if "all_gather" in line]
     started = lines[:lines.index("wait 0")]
-    # Of the layer itself, and of those ahead of it, two each; the third is the first of the backward.
-    assert sum("all_gather" in line for line in started) == 2 * (1 + ahead) and len(gathers) == 7
+    # Of the layer itself, and of those ahead of it, one call each; the third is the first of the backward.
+    assert sum("all_gather" in line for line in started) == 1 + ahead
+    assert [len(line.split()) - 3 for line in gathers] == [2, 2, 2, 1]
+
+
+@pytest.mark.parametrize(("b", "c", "calls"), [
+    (4, 2, ["p.a p.b p.c", "p.c p.b"]), (5, 2, ["p.a", "p.b", "p.c", "p.c", "p.b"]), (5, 6, ["p.a", "p.b p.c", "p.c p.b"]),
+])
+def test_the_gathers_of_a_layer_are_one_call_as_far_as_they_can_be_cut_evenly(b, c, calls):
+    """FSDP gathers a block as one array (Zhao et al. 2023, arXiv:2304.11277, section 4.2.1)."""
+    def loss(p, x):
+        with ir.region("block.0"):
+            return np.sum(np.tanh(x @ p["a"]) @ p["b"] @ p["c"])
+
+    types = {"a": ir.TensorType("f8", (3, b)), "b": ir.TensorType("f8", (b, c)), "c": ir.TensorType("f8", (c, 8))}
+    step = train_step(ir.record(loss, types, ir.TensorType("f8", (4, 3))), SGD(0.1))
+    lines = steps("dp zero=3 overlap", step, Mesh(dp=2))
+    started = only_calls(lines[:lines.index("wait 0")])  # of the backward, too: it is the next layer
+    assert [" ".join(line.split()[3:]) for line in started] == calls
 
 
 def test_a_message_that_is_stacked_starts_no_collective_before_it_is_there():

@@ -80,6 +80,20 @@ def test_the_words_of_a_strategy():
     assert Strategy.parse("dp:a dp:b") != Strategy.parse("dp:b dp:a")
 
 
+@pytest.mark.parametrize(("text", "means", "mesh"), [
+    ("fsdp=64", "dp zero=3 overlap", Mesh(dp=64)), ("fsdp:x=2 tp=3", "dp:x tp zero:x=3 overlap", Mesh(x=2, tp=3)),
+    ("hsdp=8x4", "dp:replica dp zero=3 overlap", Mesh(replica=8, dp=4)),
+    ("hsdp=2x3 overlap=ahead:2 pp=2 1f1b:4", "dp:replica dp zero=3 overlap=ahead:2 pp 1f1b:4", Mesh(pp=2, replica=2, dp=3)),
+])
+def test_words_of_fully_sharded_data_parallelism_stand_for_others(text, means, mesh):
+    strategy, found = Strategy.parse_on_mesh(text)
+    assert str(strategy) == means and found == mesh and [*found.shape] == [*mesh.shape]
+    sizes = ("=64", "=2", "=3", "=8x4", "=2x3")
+    unsized = " ".join(word.partition("=")[0] if word.endswith(sizes) and word[0] in "fhtp" else word
+                       for word in text.split())
+    assert Strategy.parse(unsized) == strategy and Strategy.parse_on_mesh(strategy.text_on(mesh)) == (strategy, mesh)
+
+
 def test_meshes_of_stages_are_the_sizes_in_a_text():
     text = "dp tp zero=1 overlap=1KB pp@layer.1,layer.2 1f1b:2,meshes=dp=2.tp=2|dp=3|tp=1"
     strategy, mesh = Strategy.parse_on_mesh(text)
@@ -172,6 +186,10 @@ def np_sum(p):
     (lambda: Zero(4), "the stage of Zero must be 1, 2 or 3, got 4"),
     (lambda: DataParallel("a b"), "the axis of DataParallel must be the name of a mesh axis, got 'a b'"),
     (lambda: Strategy.parse("dq"), "no transform is written 'dq'; did you mean 'dp'?"),
+    (lambda: Strategy.parse("fdsp"), "no transform is written 'fdsp'; did you mean 'fsdp'?"),
+    (lambda: Strategy.parse_on_mesh("hsdp=64"), "hsdp is followed by the number of replicas .* hsdp=8x4; got '64'"),
+    (lambda: Strategy.parse_on_mesh("fsdp=x"), "the size of the axis of 'dp' must be a number of at least 1, got 'x'"),
+    (lambda: Strategy.parse_on_mesh("fsdp=2 dp=4"), "the axis 'dp' is given twice|is given twice"),
     (lambda: Strategy.parse("warp"), "no transform is written 'warp'; they are pp, dp, "),
     (lambda: Strategy.parse("dp=2"), "'dp' has no value here, got '2'"),
     (lambda: Strategy.parse("zero"), "'zero' must be followed by = and a value"),
