@@ -29,7 +29,7 @@ class Line(NamedTuple):
 
     def __str__(self) -> str:
         text = self.text
-        return f"{self.place}: {text[:MOST_SHOWN]}" if text else self.place
+        return f"{self.place}: {text[:MOST_SHOWN]}" if text else f"at {self.place}"
 
 
 def line_of(function: "Function", value: "Value") -> Line | None:

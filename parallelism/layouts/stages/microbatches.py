@@ -217,7 +217,8 @@ def is_sum(op: Op, batch: str, sums: set[Value], outside: dict[Value, Extent]) -
             or op.operator.is_linear_in([i for i, is_sum in enumerate(summed) if is_sum], len(summed))
         ):
             raise ValueError(
-                "it is not linear in a sum over all rows; in a training step, sums of data alone may be used in any way"
+                "it is not linear in a sum over all rows, so microbatches do not add up to the batch: a loss may be such a "
+                "sum, or that divided by sums of data alone; return any other function of sums, as a perplexity, behind it"
             )
         return True
     if len(places) > 1 or letters & rule.whole:

@@ -121,7 +121,7 @@ def of_weights(p, x):
 
 
 @pytest.mark.parametrize(("function", "text", "told"), [
-    (loss, "pp 1f1b:2", after("may be used in any way", loss="/ np.sum(h)")),
+    (loss, "pp 1f1b:2", after("as a perplexity, behind it", loss="/ np.sum(h)")),
     (metric, "pp 1f1b:2", after("what is computed from these", metric="np.tanh(y)")),
     (mixing, "pp 1f1b:2", after("the max over all rows is not a sum", mixing="np.max(y, axis=0)")),
     (of_weights, "pp 1f1b:2", after("is not a sum over the rows of the batch B", of_weights="p[\"a\"] * p[\"a\"]")),
@@ -135,7 +135,7 @@ def test_a_refusal_ends_with_the_line_of_its_op(function, text, told):
 def test_a_program_of_a_text_is_told_the_line_of_the_text():
     step = train_step(recorded(), SGD(0.1))
     text = str(step)
-    with pytest.raises(ValueError, match=r"\n  line \d+ of its text$") as refused:
+    with pytest.raises(ValueError, match=r"\n  at line \d+ of its text$") as refused:
         Strategy.parse("pp 1f1b:2")(ir.parse(text)).stages(1)
     number = int(re.search(r"line (\d+) of its text", str(refused.value))[1])
     assert '= "divide"(' in text.splitlines()[number - 1]
@@ -159,5 +159,5 @@ def test_what_stays_whole_is_told_with_the_line_of_its_product():
 
 
 def test_a_line_that_is_long_or_gone_is_cut():
-    assert str(Line("nowhere.py", 3)) == "nowhere.py:3"
+    assert str(Line("nowhere.py", 3)) == "at nowhere.py:3"
     assert len(str(Line(__file__, place(test_a_line_is_no_part_of_a_program, "one, two")))) < 200 + len(__file__) + 10

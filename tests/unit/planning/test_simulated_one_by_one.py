@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from parallelism import ir, models
 from parallelism.planning import find_plan
 from parallelism.simulation import simulate
 from vcluster.__main__ import main
+from vcluster.cli.command_line import serve
 
 B, = ir.symbols("B")
 PROGRAM = "only the blocks of a TransformerSpec are pieces; a program is simulated as a whole"
@@ -36,17 +38,39 @@ def test_settings_without_pieces_are_told_beside_those_with_them():
 
 
 def test_plans_that_a_program_does_not_allow_are_not_among_them():
-    def mixing(p, x):
+    def gated(p, x):
+        with ir.region("block.0"):
+            h = ir.apply("softmax", x @ p["a"], axis=1)
+        with ir.region("block.1"):
+            return np.mean(ir.apply("softmax", h @ p["b"], axis=1) ** 2)
+
+    plans = find_plan(recorded(gated), hardware="dgx-h100", devices=2, batch=4, recompute="none")
+    refused = [each for reason, each in plans.refused.items() if "no weight of @gated.step is left to be split" in reason]
+    assert sum(each.count for each in refused) > 0 and plans.one_by_one == {PROGRAM: len(plans)} and len(plans)
+
+
+def recorded(function):
+    types = {"a": ir.TensorType("f4", (4, 8)), "b": ir.TensorType("f4", (8, 4))}
+    return ir.record(function, types, ir.TensorType("f4", (B, 4)), name=function.__name__)
+
+
+def test_a_program_that_cannot_be_cut_is_refused_before_any_search(monkeypatch, tmp_path, capsys):
+    def perplexity(p, x):
         with ir.region("block.0"):
             h = x @ p["a"]
         with ir.region("block.1"):
-            return np.mean(np.tanh(h @ p["b"]) - np.max(h))
+            return np.exp(np.mean(h @ p["b"]))
 
-    function = ir.record(mixing, {"a": ir.TensorType("f4", (4, 8)), "b": ir.TensorType("f4", (8, 4))},
-                         ir.TensorType("f4", (B, 4)), name="mixing")
-    plans = find_plan(function, hardware="dgx-h100", devices=2, batch=4, tp=1, recompute="none", overlap=False)
-    refused = [each for reason, each in plans.refused.items() if "the max over all rows is not a sum" in reason]
-    assert sum(each.count for each in refused) > 0 and sum(plans.one_by_one.values()) == len(plans)
+    monkeypatch.setattr("parallelism.planning.search.price_plans", None)
+    line = perplexity.__code__.co_firstlineno + 4
+    with pytest.raises(ValueError, match=rf'^no plan of @perplexity can be: %\d+ = "exp"(.|\n)*'
+                                         rf'as a perplexity, behind it\n  {re.escape(__file__)}:{line}: return np.exp'):
+        find_plan(recorded(perplexity), hardware="dgx-h100", devices=2, batch=4)
+    file = tmp_path / "loss.mlir"
+    file.write_text(str(recorded(perplexity)))
+    assert serve("vcluster", main, ["plan", f"{file}", "--hardware", "dgx-h100", "--devices", "2", "--batch", "B=4"]) == 2
+    number = next(n for n, text in enumerate(file.read_text().splitlines(), 1) if '"exp"' in text)
+    assert capsys.readouterr().err.endswith(f"as a perplexity, behind it at line {number} of its text\n")
 
 
 def test_commands_tell_them_as_text_and_as_json(tmp_path, capsys):
