@@ -4,7 +4,6 @@
     SumLoss            the loss and its metrics, on the device of the last stage
     AddUp              the gradients of a stage are those of the device, added to those of its stages before
     ExchangeShared     gradients of weights that stages on other devices have, too
-    SumPending         gradients of which each device inside a stage has a term
     WaitForLoss
     Update             new parameters and state
 
@@ -121,18 +120,6 @@ class ExchangeShared(NamedTuple):
             end.sums[name], start = total[start:stop].reshape(end.sums[name].shape), stop
 
 
-class SumPending(NamedTuple):
-    """An all_reduce of the gradient of a weight, of which each device along these axes of a stage has a term."""
-
-    weight: str
-    axes: tuple[str, ...]
-
-    def run(self, end: StepEnd) -> None:
-        """Sums it in place."""
-        gradient = end.sums[self.weight]
-        end.sums[self.weight] = end.device.all_reduce(gradient, self.axes, out=gradient)
-
-
 class WaitForLoss(NamedTuple):
     """The wait for a loss and metrics that are summed `later <SumLoss>`, and what is computed from the sums."""
 
@@ -159,7 +146,7 @@ class Update(NamedTuple):
         end.sums = end.updated(end.sums) | losses
 
 
-Ending = SumGradients | SumLoss | AddUp | ExchangeShared | SumPending | WaitForLoss | Update
+Ending = SumGradients | SumLoss | AddUp | ExchangeShared | WaitForLoss | Update
 
 
 @dataclass(frozen=True)
@@ -191,7 +178,6 @@ class Endings:
                 found.append(SumLoss(number, replicas, self.later))
             found.append(AddUp(number, waits=not self.updated))
         found += [each for each in self.exchanges if position in each.positions]
-        found += [SumPending(name, self.pending[name]) for name in names if name in self.pending]
         if last in stages:
             found.append(WaitForLoss())
         if self.updated:
@@ -205,14 +191,12 @@ class Endings:
 
     @cached_property
     def alone(self) -> frozenset[str]:
-        """The weights that one stage has alone, and whose gradients need no sum inside of it."""
-        return frozenset(name for name, holders in self.holders.items() if len(holders) == 1) - {
-            *self.pending
-        }
+        """The weights that one stage has alone."""
+        return frozenset(name for name, holders in self.holders.items() if len(holders) == 1)
 
     @cached_property
     def pending(self) -> Mapping[str, tuple[str, ...]]:
-        """The axes inside a stage over which the gradients of weights are summed once, after the last backward."""
+        """The axes inside a stage over which the gradients of weights are summed once, in the update, by name."""
         found: dict[str, tuple[str, ...]] = {}
         for stage in self.stages if self.updated else ():
             gradients = stage.backward.outputs[len(stage.returned) :]

@@ -71,7 +71,12 @@ class StepUpdates:
         )
         counted = [name for name in names if position == min(placement[number] for number in holders[name])]
         function = self.step.update(
-            names, self._layouts, replicas=self.replicas, counted=counted, stages=self.stages_summed
+            names,
+            self._layouts,
+            replicas=self.replicas,
+            pending=self.endings.pending,
+            counted=counted,
+            stages=self.stages_summed,
         )
         inside, early = self.around.at(position), self._early(function)
         form = Form([function], more=early), inside
@@ -93,8 +98,8 @@ class StepUpdates:
         return {value.name: value.layout for value in self.stages.function.inputs if value.layout}
 
     def _early(self, function: Function) -> tuple[int, ...]:
-        """The numbers of the inputs of an update that are gradients of one stage alone, summed over replicas."""
-        if self.overlap is None or not self.replicas:
+        """The numbers of the inputs of an update that are gradients of one stage alone, summed over devices."""
+        if self.overlap is None or not (self.replicas or self.endings.pending):
             return ()
         return tuple(
             number

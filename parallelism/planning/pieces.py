@@ -8,7 +8,7 @@ says which extents must divide by which devices.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -21,7 +21,6 @@ from parallelism.execution.endings import (
     Endings,
     ExchangeShared,
     SumLoss,
-    SumPending,
     Update,
 )
 from parallelism.execution.last_backward import gradients_of
@@ -115,6 +114,8 @@ class Updates:
     step: Step
     layouts: tuple[tuple[str, Any], ...]
     """Of the parameters inside a stage, by name: see `numbered`."""
+    pending: tuple[tuple[str, tuple[str, ...]], ...]
+    """The axes inside a stage over which gradients are summed once, by the names of parameters."""
     inside: Inside
     replicas: Inside
     fused: bool | str = False
@@ -131,7 +132,10 @@ class Updates:
             raise ValueError("the update needs numbers of all stages")
         names = [value.name for value in self.step.parts.parameters]
         devices: Any = self.devices
-        return localize(self.step.update(names, dict(self.layouts), replicas=tuple(self.replicas)), devices)
+        function = self.step.update(
+            names, dict(self.layouts), replicas=tuple(self.replicas), pending=dict(self.pending)
+        )
+        return localize(function, devices)
 
     @cached_property
     def splits(self) -> set[Split]:
@@ -270,8 +274,18 @@ class EndPieces:
             for value in stage.functions.forward.inputs
             if value.layout is not None
         }
-        more = {numbered(name, 1): layout for name, layout in found.items()}
-        return tuple(sorted((more | found).items()))
+        return _with_second_blocks(found)
+
+    @property
+    def pending(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """The axes over which gradients are summed once, as if all stages began with block 0."""
+        found = {
+            numbered(name, -first): self._endings.pending[name]
+            for stage, first in zip(self.stages, self.first, strict=True)
+            for name in stage.functions.trained
+            if name in self._endings.pending
+        }
+        return _with_second_blocks(found)
 
     def sections(self, updates: Updates, labels: Sequence[tuple[int, int]]) -> Iterator[Section]:
         """For each stage the bytes that are held, under ``(label, "held")``, of data for one row of a replica; and the
@@ -307,7 +321,6 @@ class EndPieces:
         stage = self.stages[position]
         functions = stage.functions
         types = dict(zip(functions.trained, stage.sum_types, strict=True))
-        summed = set[str]()  # the sums of a second block are told by the weights of the first
         for end in ends:
             match end:
                 case SumLoss(axes=axes) if axes:
@@ -318,15 +331,6 @@ class EndPieces:
                         EventKind(MESSAGE, "send", dtype.name), [nbytes_of(types[name] for name in names)]
                     )
                     yield from [sent] * (len(positions) - 1)
-                case SumPending(weight, axes):
-                    block = block_of(numbered(weight, -self.first[position]))
-                    kind = EventKind(COLLECTIVE, "all_reduce", types[weight].dtype.name, axes)
-                    yield Event(
-                        kind,
-                        [types[weight].nbytes],
-                        block + 1 if block is not None and weight in summed else block,
-                    )
-                    summed.add(weight)
                 case Update(names):
                     yield from updates.events(
                         frozenset(numbered(name, -self.first[position]) for name in names)
@@ -343,15 +347,17 @@ def numbered(name: str, more: int) -> str:
 
 
 def _of_two_blocks(ends: Sequence[Ending]) -> list[Ending]:
-    """The end of a stage of two blocks, from that of one: the sums of the second block follow those of the first."""
-    own = {place: block_of(end.weight) for place, end in enumerate(ends) if isinstance(end, SumPending)}
-    last = max((number for number in own.values() if number is not None), default=None)
-    block = [place for place, number in own.items() if number is not None and number == last]
+    """The end of a stage of two blocks, from that of one: the update is that of both."""
     *others, update = ends
     assert isinstance(update, Update)
     names = dict.fromkeys([*update.names, *(numbered(name, 1) for name in update.names)])
-    after = block[-1] + 1 if block else 0
-    return [*others[:after], *(ends[place] for place in block), *others[after:], Update(tuple(names))]
+    return [*others, Update(tuple(names))]
+
+
+def _with_second_blocks(found: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """What is told by the names of parameters, also for those of a second block, which are as those of the first."""
+    more = {numbered(name, 1): each for name, each in found.items()}
+    return tuple(sorted((more | dict(found)).items()))
 
 
 def inside_of(**devices: int) -> Inside:

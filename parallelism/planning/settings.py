@@ -329,7 +329,7 @@ def always(value: Any) -> bool:
 
 
 def _has_replicas(columns: Columns) -> Bools:
-    found: Bools = columns["dp"] * columns["ep"] > 1
+    found: Bools = columns["dp"] * columns["ep"] * columns["cp"] > 1
     return found
 
 
@@ -349,10 +349,10 @@ def _instances_do_not_fit(columns: Columns, model: TrainedModel) -> Bools:
 
 
 def _zero(model: TrainedModel, settings: Settings) -> Transform | None:
-    """ZeRO over ``dp``, and over ``ep`` for what is no expert; where experts have no replicas, over ``ep`` alone."""
+    """ZeRO over the devices that have a parameter: along ``dp`` and ``cp``, and along ``ep`` for what is no expert."""
     if not settings["zero"]:
         return None
-    return Zero(settings["zero"], "dp" if settings["dp"] > 1 else "ep")
+    return Zero(settings["zero"], next(axis for axis in ("dp", "ep", "cp") if settings[axis] > 1))
 
 
 def _sp_as_usual(columns: Columns, model: TrainedModel) -> Ints:
@@ -467,7 +467,7 @@ SETTINGS = SettingTable(
         _stage_of_zero,
         lambda model: (0, 1, 2),
         useful=_has_replicas,
-        needs="ZeRO needs replicas, dp or ep above 1",
+        needs="ZeRO needs replicas, dp, ep or cp above 1",
         transform=_zero,
         words=lambda given: f"zero={given['zero']}" if given["zero"] else "",
         place_in_text=30,

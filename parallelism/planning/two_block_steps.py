@@ -176,18 +176,26 @@ class TwoBlockSteps:
         others = self.model.first_alike
         first = [0, *(block - others for block in accumulate(self._counts(labels)[:-1]))]
         ends = EndPieces(stages.stages, first, replicas)
-        updates = self._updates(pattern._replace(in_stages=False), ends.layouts, replicated=replicated)
+        updates = self._updates(
+            pattern._replace(in_stages=False), ends.layouts, ends.pending, replicated=replicated
+        )
         return LaidOut(
             dict(ends.sections(updates, labels)), frozenset(updates.splits), frozenset(updates.several)
         )
 
     @memoized
     def _updates(
-        self, pattern: Pattern, layouts: tuple[tuple[str, Any], ...], *, replicated: bool
+        self,
+        pattern: Pattern,
+        layouts: tuple[tuple[str, Any], ...],
+        pending: tuple[tuple[str, tuple[str, ...]], ...],
+        *,
+        replicated: bool,
     ) -> Updates:
         """The update of two blocks, and of what comes before and after them."""
         step = self._step(pattern, 2, replicated=replicated or self._splits_state(pattern))
-        return Updates(step, layouts, self._inside(pattern), inside_of(dp=0 if replicated else 1), self.fused)
+        replicas = inside_of(dp=0 if replicated else 1)
+        return Updates(step, layouts, pending, self._inside(pattern), replicas, self.fused)
 
     @staticmethod
     def _splits_state(pattern: Pattern) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from parallelism.mesh import Mesh
@@ -55,8 +56,8 @@ SGD_MOMENTUM = 0.9
 def overlap_of(replicas: int, ahead: int = 1) -> Overlap:
     """``--overlap-grad-reduce``, in the buckets of Megatron-LM: of 40 million gradients, or a million for each replica.
 
-    They are float32 (``ddp_config.bucket_size`` in megatron/core/distributed/distributed_data_parallel.py).  Parameters
-    that are shared out are gathered so many blocks ``ahead``.
+    They are float32 (``ddp_config.bucket_size`` in megatron/core/distributed/distributed_data_parallel.py).  Devices along
+    cp are replicas, too.  Parameters that are shared out are gathered so many blocks ``ahead``.
     """
     return Overlap(4 * max(40_000_000, 1_000_000 * replicas), ahead)
 
@@ -259,7 +260,7 @@ class MegatronFlags(ModelFlags):
         gradients = self.gradients
         if not self.fp32:
             yield MixedPrecision("float16" if self.fp16 else "bfloat16", gradients)
-        replicas = mesh.shape.get("dp", 1) * mesh.shape.get(REPLICA, 1)
+        replicas = prod(mesh.shape.get(axis, 1) for axis in ("dp", REPLICA, "cp"))
         overlap = overlap_of(replicas, self._ahead) if self.overlap_grad_reduce else None
         yield from StateSharding.of(self).transforms(mesh, overlap)
         if "ep" in mesh.axes:

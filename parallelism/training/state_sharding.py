@@ -55,14 +55,14 @@ class StateSharding(NamedTuple):
         return {"dp": replicas} if inner == 1 else {REPLICA: self.instances, "dp": inner}
 
     def transforms(self, mesh: Mesh, overlap: Overlap | None) -> Iterator[Transform]:
-        """The transforms on a mesh with these axes; ``overlap`` is left out where no gradient is summed over dp."""
+        """The transforms on a mesh with these axes; ``overlap`` is left out where no gradient is summed over dp or cp."""
         if REPLICA in mesh.axes:
             yield DataParallel(REPLICA)
         if "dp" in mesh.axes:
             yield DataParallel()
-            if overlap is not None:
-                yield overlap
-        shared = next((axis for axis in ("dp", "ep") if axis in mesh.axes), None)
+        shared = next((axis for axis in ("dp", "ep", "cp") if axis in mesh.axes), None)
+        if overlap is not None and shared in ("dp", "cp"):
+            yield overlap
         alone = self.instances > 1 and REPLICA not in mesh.axes
         if self.stage and shared is not None and not alone:
             yield Zero(self.stage, shared)

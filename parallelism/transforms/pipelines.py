@@ -318,15 +318,17 @@ class Step:
         layouts: Mapping[str, TensorSharding] | None = None,
         *,
         replicas: Sequence[str] = (),
+        pending: Mapping[str, Sequence[str]] | None = None,
         counted: Collection[str] | None = None,
         stages: int = 1,
     ) -> Function:
         """The update of the parameters of these ``names``, from their gradients and their state.
 
         ``layouts`` are those of the parameters inside a stage, where they are known.  With ``replicas`` the gradients
-        are given as terms of a sum over these axes, and the update begins with the sums.  A number that depends on all
-        gradients is a sum over so many ``stages`` on the axis of the pipeline, to which this one adds the terms of the
-        parameters that are ``counted`` here (None: all ``names``).
+        are given as terms of a sum over these axes, and the update begins with the sums; ``pending`` has more axes of
+        such a sum, those inside a stage, by the names of parameters.  A number that depends on all gradients is a sum
+        over so many ``stages`` on the axis of the pipeline, to which this one adds the terms of the parameters that are
+        ``counted`` here (None: all ``names``).
         """
         parts, own = self.parts, self.owners
         assert parts.update is not None
@@ -359,19 +361,20 @@ class Step:
             of = own[value.name] or value.name
             given.setdefault(value.name, given.get(of) or TensorSharding.replicated(value.type.ndim))
         given |= {f"{NEXT}{name}": given[name] for name in kept}
-        gradients = self._gradients
+        gradients, pending = self._gradients, pending or {}
+        over = {value.name: (*replicas, *pending.get(own[value.name] or "", ())) for value in inputs}
         # What a stage adds up has the layout of its parameter, although the update may have it split.
         terms = {
             value.name: value
             for value in inputs
             if value in gradients
-            and (replicas or given[value.name].dims != given[own[value.name] or value.name].dims)
+            and (over[value.name] or given[value.name].dims != given[own[value.name] or value.name].dims)
         }
         if terms:
             early = {value.name for op in function.ops if op.kind == "reshard" for value in op.inputs}
             function = summed_first(function, {name: given[name] for name in terms if name not in early})
             given |= {
-                name: TensorSharding(*given[own[name] or name].dims, partial=replicas) for name in terms
+                name: TensorSharding(*given[own[name] or name].dims, partial=over[name]) for name in terms
             }
         known = {value.name for value in function.values}
         return laid_out(function, {name: kept for name, kept in given.items() if name in known})

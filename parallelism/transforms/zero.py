@@ -26,9 +26,11 @@ class Zero:
     the gradients, too: each is reduce-scattered where the backward has made it.  Stage 3 splits the parameters, too:
     each is gathered before an op that reads it, in the forward and again in the backward.  Of the dims of a parameter
     that no axis splits it is the largest one that is split; if there is none, the outermost dim is split further.  A
-    parameter that is split over the axis already, such as a device's own experts, stays as it is.  Where experts are
-    split over another axis that splits the rows, too, that axis holds the other parameters several times as well: these
-    are split over both axes, and experts over ``axis``, that of their own replicas.
+    parameter that is split over the axis already, such as a device's own experts, is not split over it again.
+
+    Where experts are split over another axis that splits the rows, too, that axis holds the other parameters several
+    times as well: these are split over both axes, and experts over ``axis``, that of their own replicas.  An axis that
+    splits the sequences (`ContextParallel`) holds all parameters several times: all are split over it, too.
 
     **Communication** and memory: Rajbhandari et al., *ZeRO*, 2020, arXiv:1910.02054, sections 5 and 7.  With P bytes of
     parameters and as many of gradients on n devices, a device receives 2 P (n - 1) / n in stages 1 and 2, and
@@ -73,12 +75,8 @@ class Zero:
                 f"summed over it; DataParallel comes before {self}, or both in one Strategy"
             )
         whole = {value.name: layout(dims_of(value)) for value in parts.parameters}
-        more = _axes_of_experts(parts)
-        split = {
-            name: kept if name in own else layout(self._split(value, more))
-            for value in parts.parameters
-            for name, kept in [(value.name, whole[value.name])]
-        }
+        more = [*_axes_of_experts(parts), *self._axes_of_sequences(parts)]
+        split = {value.name: layout(self._split(value, more)) for value in parts.parameters}
         forward = split if self.stage == 3 else whole
         state = {value.name: split[owner] for value in parts.state if (owner := parts.owner(value))}
         gradients = {f"grad.{name}": kept for name, kept in split.items()}
@@ -89,7 +87,7 @@ class Zero:
         return replace(update, update=summed_first(update.update, gradients)).joined()
 
     def _split(self, value: Value, more: Sequence[str]) -> Dims:
-        """The axes of the dims of a parameter that is split over the axis, too, and over those of ``more`` that it lacks."""
+        """The axes of the dims of a parameter that is split over those of this axis and of ``more`` that it lacks."""
         dims = dims_of(value)
         if not dims:
             return dims
@@ -99,9 +97,21 @@ class Zero:
             return 0 if dims[dim] else 1 if isinstance(n, Expression) else n + 1
 
         chosen = max(range(len(dims)), key=lambda dim: (extent(dim), -dim))
-        used = {self.axis, *chain(*dims)}
-        dims[chosen] = (*dims[chosen], self.axis, *(axis for axis in more if axis not in used))
+        used = {*chain(*dims)}
+        lacking = dict.fromkeys(axis for axis in (self.axis, *more) if axis not in used)
+        dims[chosen] = (*dims[chosen], *lacking)
         return dims
+
+    def _axes_of_sequences(self, parts: Parts) -> list[str]:
+        """The axes, other than this one, that split the sequences of the batch."""
+        found = dict.fromkeys(
+            axis
+            for value in parts.data
+            for dim, axes in enumerate(dims_of(value))
+            if parts.sequence is not None and parts.classes.of(value, dim) == parts.sequence
+            for axis in axes
+        )
+        return [axis for axis in found if axis != self.axis]
 
     def __str__(self) -> str:
         return word("zero", self.axis, value=self.stage)

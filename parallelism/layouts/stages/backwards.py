@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from parallelism.ir import Function, Op, Value, gradient
+from parallelism.layouts.propagation.annotation import laid_out
 from parallelism.layouts.stages.stages import StageFunctions
 
 
@@ -42,7 +43,10 @@ def with_backward(
     """
     returned = [value for value in received if value in learning]
     answered = [value for value in answering if value in learning]
-    joint = gradient(forward, _names([*returned, *trained]), of=_names(answered))
+    # A gradient of a weight gets its layout where the stages do: until then the sum of its terms may wait.
+    bare = laid_out(forward, dict.fromkeys(_names(trained)))
+    joint = gradient(bare, _names([*returned, *trained]), of=_names(answered))
+    joint = laid_out(joint, {value.name: value.layout for value in trained})
     joint = joint if rewritten is None else rewritten(joint, forward)
     backward = left_over(f"{forward.name}.backward", joint, [*forward.values], joint.outputs)
     given, read_backwards = {*forward.inputs}, {*backward.inputs}.difference(weights)

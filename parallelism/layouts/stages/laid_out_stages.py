@@ -1,7 +1,7 @@
 """Layouts for the stages of a program, so that forward, backward and its halves agree."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -41,31 +41,56 @@ def laid_out_stages(
     has the layout in which the forward computed it.
     ``sums`` has the dtypes in which the gradients of weights are added up, by the names of the weights: a sum over axes
     inside the stage that is pending in such a gradient is computed in this dtype, too.  With ``pending`` such a sum
-    stays pending in the gradient of a weight that one stage has alone, so that what microbatches add up is summed over
-    the axes once.  ``ValueError`` as from `propagate`.
+    stays pending in the gradient of a weight, so that what microbatches add up is summed over the axes once; of a weight
+    that several stages have only if it is pending over the same axes in all of them.  ``ValueError`` as from `propagate`.
     """
     metrics = {value.name: TensorSharding(*[()] * value.type.ndim) for value in stages.function.outputs[1:]}
     whole = propagate(laid_out(stages.function, metrics), mesh)
     layouts = _of(whole)
     if meshes is not None:
         layouts |= {name: gradient_layout(layouts[name]) for stage in stages.functions for name in stage.sent}
+    waiting = frozenset(stages.holders) if pending else frozenset[str]()
+    inside = [mesh] * len(stages.functions) if meshes is None else meshes
+    laid = _laid_out(stages, layouts, inside, sums or {}, waiting)
+    if differing := _pending_otherwise(laid):
+        laid = _laid_out(stages, layouts, inside, sums or {}, waiting - differing)
+    return replace(stages, function=whole, functions=tuple(laid))
+
+
+def _laid_out(
+    stages: Stages,
+    layouts: LayoutByName,
+    meshes: Sequence[Mesh | Mapping[str, Extent]],
+    sums: Mapping[str, np.dtype[Any]],
+    waiting: Collection[str],
+) -> list[StageFunctions]:
+    """The functions of each stage on its mesh.  Sums may stay pending in the gradients of the weights ``waiting``."""
     first: dict[Any, tuple[StageFunctions, StageFunctions]] = {}
     laid = []
-    holders = stages.holders
-    for number, stage in enumerate(stages.functions):
-        inside = mesh if meshes is None else meshes[number]
+    for stage, inside in zip(stages.functions, meshes, strict=True):
         own = {name: layouts[name] for name in stage.values}
-        dtypes = [(sums or {}).get(name) for name in stage.trained]
-        alone = tuple(pending and len(holders[name]) == 1 for name in stage.trained)
-        key = stage.form, tuple(own.values()), tuple(dtypes), alone, None if meshes is None else inside
+        dtypes = [sums.get(name) for name in stage.trained]
+        may_wait = tuple(name in waiting for name in stage.trained)
+        of_mesh = inside if isinstance(inside, Mesh) else None
+        key = stage.form, tuple(own.values()), tuple(dtypes), may_wait, of_mesh
         if key in first:
             before, after = first[key]
             with suppress(ValueError):
                 laid.append(after.renamed(before.renaming_of(stage), stage.name))
                 continue
-        laid.append(_stage(stage, own, inside, dtypes, alone))
+        laid.append(_stage(stage, own, inside, dtypes, may_wait))
         first.setdefault(key, (stage, laid[-1]))
-    return replace(stages, function=whole, functions=tuple(laid))
+    return laid
+
+
+def _pending_otherwise(laid: Sequence[StageFunctions]) -> set[str]:
+    """The weights whose gradients are pending over other axes in one stage than in another."""
+    axes: dict[str, set[tuple[str, ...]]] = {}
+    for stage in laid:
+        gradients = stage.backward.outputs[len(stage.returned) :]
+        for name, value in zip(stage.trained, gradients, strict=True):
+            axes.setdefault(name, set()).add(value.layout.partial if value.layout is not None else ())
+    return {name for name, found in axes.items() if len(found) > 1}
 
 
 def _stage(
@@ -73,7 +98,7 @@ def _stage(
     own: LayoutByName,
     mesh: Mesh | Mapping[str, Extent],
     dtypes: Sequence[Any],
-    alone: Sequence[bool],
+    may_wait: Sequence[bool],
 ) -> StageFunctions:
     grads = {name: gradient_layout(own[name]) for name in (*stage.received, *stage.weights, *stage.sent)}
     given = {f"{GRADIENT}{name}": grads[name] for name in stage.answered} | own
@@ -91,7 +116,7 @@ def _stage(
     constants = finite_constants(laid)
     for place, dtype in enumerate(dtypes, first):
         source, wide, computed = _term(maker, laid.outputs[place], Devices.of(mesh), constants)
-        left = computed.partial and alone[place - first] and (*computed.dims,) == (*wanted[place].dims,)
+        left = computed.partial and may_wait[place - first] and (*computed.dims,) == (*wanted[place].dims,)
         if (
             left
             and stage.backward.outputs[place].name == source.name not in read

@@ -31,6 +31,8 @@ CASES = [
     ("mlp", 2, "pp=2 1f1b:1 tp=2 dp=1 zero=1", SGD(0.1)), ("llama", 6, "pp=2 1f1b:2 cp=2 zero:cp=2", Adam(0.01)),
     ("mlp", 5, "pp=2 1f1b:2 dp=2 zero=1", Adam(0.01)), ("mlp", 7, "pp=2 gpipe:2 dp=2", SGD(0.1)),
     ("fused", 6, "pp=2 1f1b:3 dp=2 tp=2 sp zero=1", SGD(0.1, 0.5)),
+    ("gpt", 8, "pp=2 1f1b:2 dp=2 cp=2 zero=1", Adam(0.01)), ("llama", 8, "pp=2 1f1b:2 dp=2 cp=2 zero=1 overlap", Adam()),
+    ("gpt", 4, "pp=2 zero_bubble_h1:2 cp=2 tp=2 sp", SGD(0.1)), ("llama", 4, "pp=1 1f1b:2 dp=2 cp=2 zero=3", Adam(0.01)),
     ("viewed", 7, "pp=2 1f1b:3 dp=2 tp=2 sp zero=1", Adam(0.01)), ("viewed", 6, "pp=2 zero_bubble_h1:2 tp=3", SGD(0.1)),
 ]
 CLIPS = (0.2, None)

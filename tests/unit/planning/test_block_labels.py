@@ -117,13 +117,15 @@ def test_the_end_of_more_blocks_is_said_by_labels(dtype: str, tied: bool, tp: bo
     pattern = Pattern(True, split=False, tp=tp, sp=tp, cp=1, recompute="none", zero=zero)
     pieces = steps._pieces(pattern, 1)
     ends = EndPieces(pieces.stages, [0, 1, 2, 4], inside_of(dp=0))
-    updates = steps._updates(pattern._replace(in_stages=False), ends.layouts, replicated=True)
+    updates = steps._updates(pattern._replace(in_stages=False), ends.layouts, ends.pending, replicated=True)
     whole = pattern._replace(in_stages=False)
     for blocks in (1, 3):
         layouts = {numbered(name, more): layout for name, layout in ends.layouts
                    if block_of(name) in (None, 0) for more in range(blocks)}
-        laid_out = Updates(steps._step(whole, blocks, replicated=True), tuple(layouts.items()), updates.inside,
-                           updates.replicas, fused)
+        pending = {numbered(name, more): axes for name, axes in ends.pending
+                   if block_of(name) in (None, 0) for more in range(blocks)}
+        laid_out = Updates(steps._step(whole, blocks, replicated=True), tuple(layouts.items()), tuple(pending.items()),
+                           updates.inside, updates.replicas, fused)
         for (_, own), stage, first in zip(_labels(pattern, 1), pieces.stages, ends.first, strict=True):
             if own == 1:
                 names = {numbered(name, -first) for name in stage.functions.trained}

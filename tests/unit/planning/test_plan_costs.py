@@ -421,12 +421,14 @@ def test_the_update_of_a_stage_is_a_part_of_that_of_all(dtype: str, tied: bool, 
     pattern = Pattern(True, split=False, tp=tp, sp=tp, cp=1, recompute="none", zero=zero)
     pieces = steps._pieces(pattern, 1)
     whole = EndPieces(pieces.stages, [0, 1, 2, 4], inside_of(dp=0))
-    updates = steps._updates(pattern._replace(in_stages=False), whole.layouts, replicated=True)
+    updates = steps._updates(pattern._replace(in_stages=False), whole.layouts, whole.pending, replicated=True)
     step = steps._step(pattern, 1, replicated=True)
     for stage, first in zip(pieces.stages, whole.first, strict=True):
         names = stage.functions.trained
         layouts = {value.name: value.layout for value in stage.functions.forward.inputs if value.layout}
-        own = localize(step.update(names, layouts, replicas=("dp",)), updates.devices)
+        pending = dict(whole.pending)
+        own_pending = {name: pending[kept] for name in names if (kept := numbered(name, -first)) in pending}
+        own = localize(step.update(names, layouts, replicas=("dp",), pending=own_pending), updates.devices)
         wanted, _ = updates.needed(frozenset(numbered(name, -first) for name in names))
         part = [op for op, is_wanted in zip(updates.program.function.ops, wanted, strict=True) if is_wanted]
         rows, expected = ([(op.kind, [value.type.specialize({"tp": 2, "dp": 2}) for value in op.inputs])

@@ -343,3 +343,13 @@ def test_what_megatron_has_no_flags_for_is_told_in_none() -> None:
                  "dp recompute=block.0.attention pp 1f1b:1", "dp pp@block.5.feed_forward 1f1b:1"):
         other = type(run)(run.model, 4, Strategy.parse(text), Mesh(pp=2 if "@" in text else 1, dp=2), run.optimizer)
         assert MegatronFlags.of(other) is None, text
+
+
+@pytest.mark.parametrize(("devices", "text"), [
+    (4, "precision=bf16 cp zero:cp=1 overlap=156250KB pp 1f1b:2"),
+    (8, "precision=bf16 dp cp zero=1 overlap=156250KB pp 1f1b:2")])
+def test_the_distributed_optimizer_shares_out_over_dp_and_cp(devices, text):
+    flags = MegatronFlags(
+        num_layers=2, hidden_size=16, num_attention_heads=4, seq_length=8, vocab_size=128, context_parallel_size=4,
+        use_distributed_optimizer=True, overlap_grad_reduce=True, micro_batch_size=1, global_batch_size=2 * devices // 4)
+    assert str(flags.run(devices).strategy) == text

@@ -110,6 +110,36 @@ def test_zero_in_a_pipeline_moves_and_holds_the_same_for_any_number_of_microbatc
         assert moved == {"reduce_scatter": whole // 2, "all_gather": whole // 2}
 
 
+@pytest.mark.sampled(2, 1)
+@pytest.mark.parametrize("zero", ["zero=1", ""])
+@pytest.mark.parametrize("text", ["pp=1 1f1b:3", "pp=2 1f1b:3"])
+def test_gradients_are_summed_over_replicas_and_over_context_at_once(text, zero):
+    """One collective over both axes for each gradient, also of a table that two stages share, whatever the number of
+    microbatches; ZeRO splits the state over both: 2 P (n - 1) / n received, with n = 2 * 3 devices."""
+    strategy, mesh = Strategy.parse_on_mesh(f"{text} dp=2 cp=3 {zero}")
+    loss = transformer(layers=2, width=24, vocabulary=18, positions="rotary").function(B)
+    program = TrainedPipeline(strategy(train_step(loss, Adam())), mesh)
+    trace = simulate(program, mesh=mesh, batch=12, **ON)
+    for rank, events in enumerate(trace.by_rank()):
+        stages = [stage for number, stage in enumerate(program.stages.functions)
+                  if program.pipeline.schedule.placement[number] == rank // 6]
+        names = {name for stage in stages for name in stage.trained}
+        types = {value.name: value.type for stage in stages for value in stage.forward.inputs}
+        assert {program.endings.pending[name] for name in names} == {("cp",)}
+        sums = [event for event in events if event.kind == "collective" and event.axes == ("dp", "cp")]
+        of_gradients = [event for event in sums if event.payload_bytes > 8]
+        calls = Counter(event.name for event in of_gradients)
+        expected = ["reduce_scatter", "all_gather"] if zero else ["all_reduce"]
+        assert calls == dict.fromkeys(expected, len(names))
+        whole = sum(types[name].nbytes for name in names)
+        assert sum(event.bytes_received for event in of_gradients) == 2 * whole * 5 // 6
+        if zero:
+            assert trace.peak_bytes(rank, "optimizer") == 2 * whole // 6 + 8
+        others = [event for event in events if event.kind == "collective" and event.axes == ("cp",)]
+        assert not any(event.dtype == "float64" and event.payload_bytes in {types[name].nbytes for name in names}
+                       and event.name == "all_reduce" and event.payload_bytes > 8 for event in others)
+
+
 def test_without_zero_each_gradient_is_summed_once():
     program, _, received = measured("pp=2 dp=2 gpipe:3", 12, rule=SGD(0.1))
     for rank in range(4):
