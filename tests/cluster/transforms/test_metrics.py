@@ -105,10 +105,12 @@ def test_a_loss_and_its_metrics_share_the_denominator(cluster_of, text):
         with ir.region("two"):
             y = np.tanh(x @ p["a"]) @ p["b"]
             hits = (np.argmax(y, axis=1) == classes) & counts
-            return np.sum(np.mean(y * y, axis=1) * counts) / number, hits.sum() / number, counts.sum(), number, np.sqrt(number)
+            each = np.mean(y * y, axis=1) * counts
+            return np.sum(each) / number, hits.sum() / number, counts.sum(), number, np.sqrt(number)
 
     f64 = {name: ir.TensorType("f64", shape) for name, shape in WIDTHS.items()}
-    step = train_step(ir.record(shared, f64, ir.TensorType("f64", (B, 3)), ir.TensorType("i64", (B,)), name="shared"), Adam(0.1))
+    types = ir.TensorType("f64", (B, 3)), ir.TensorType("i64", (B,))
+    step = train_step(ir.record(shared, f64, *types, name="shared"), Adam(0.1))
     inputs = {name: array for name, array in given(stepped(7), 7).items() if name != "weights"}
     strategy, mesh = Strategy.parse_on_mesh(text)
     run = cluster_of(mesh, "thread", compute="modelled", **ON).run(strategy(step), inputs)
