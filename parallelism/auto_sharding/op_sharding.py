@@ -15,6 +15,7 @@ from itertools import chain, product
 
 from parallelism.execution.chains import DeclaredCost, declared_cost
 from parallelism.ir import Function, Op, Value
+from parallelism.ir.core.lines import on_line
 from parallelism.layouts import Devices, Localized
 from parallelism.layouts.propagation import Relation, carries, placement_by, relation
 from parallelism.layouts.propagation.propagation import COLLECTIVES
@@ -105,7 +106,9 @@ def op_shardings(
     to one layout.
     """
     if op.kind in COLLECTIVES or op.kind == "reshard":
-        raise ValueError(f"{op.kind} moves data of given layouts: it cannot be split in other ways: {op}")
+        raise ValueError(
+            f"{op.kind} moves data of given layouts: it cannot be split in other ways: {op}{on_line(op.line)}"
+        )
     devices, rule = Devices.of(mesh), relation(op.kind, op.types, op.attributes)
     known = dict.fromkeys(chain(*rule.inputs, *rule.outputs))
     letters = [letter for letter in known if letter is not None and rule.extents[letter] != 1]

@@ -40,6 +40,8 @@ class PricedPlans(NamedTuple):
     """Before the first plan was timed."""
     timing_seconds: float
     """In which plans were timed from their pieces."""
+    one_by_one: Mapping[str, int]
+    """How many plans were simulated by themselves, by the reason why they are not put together from pieces."""
 
 
 class _Share(NamedTuple):
@@ -49,8 +51,8 @@ class _Share(NamedTuple):
     peaks: npt.NDArray[np.int64]
     fits: bool
     """Whether a plan fits the memory."""
-    left: list[int]
-    """The rows that are not put together from pieces."""
+    left: dict[int, str]
+    """The rows that are not put together from pieces, with the reasons."""
     timing_seconds: float
 
 
@@ -59,11 +61,11 @@ def price_plans(task: Task, possible: Choices, limit: float, told: Told) -> Pric
     start = perf_counter()
     seconds, peaks = np.full(len(possible), np.inf), np.zeros(len(possible), np.int64)
     one_of, number = _programs(possible)
-    left, timing = one_of.tolist(), 0.0
+    left, timing = dict[int, str](), 0.0
     try:
         table = PlanCosts(task, possible)
-    except Unpriceable:
-        table = None
+    except Unpriceable as error:
+        table, left = None, dict.fromkeys(one_of.tolist(), str(error))
     if table is not None:
         rows = _dealt(one_of, possible, known=table.steps.is_known)
         shares = side_by_side(
@@ -77,18 +79,21 @@ def price_plans(task: Task, possible: Choices, limit: float, told: Told) -> Pric
             shares = [_share(table, possible, rows[0], limit, told, all_peaks=True)]
         for own, share in zip(rows, shares, strict=True):
             seconds[own], peaks[own] = share.seconds, share.peaks
-        left = [row for share in shares for row in share.left]
+        left = {row: why for share in shares for row, why in share.left.items()}
         timing = max(share.timing_seconds for share in shares)
     setup = perf_counter() - start - timing
     impossible: dict[str, list[int]] = defaultdict(list)
     simulated = side_by_side(
         [partial(_simulated, task, possible.settings(row)) for row in left], told=partial(told, "simulated")
     )
-    for row, found in zip(left, simulated, strict=True):
+    plans_of = dict(zip(one_of.tolist(), np.bincount(number).tolist(), strict=True))
+    one_by_one = dict[str, int]()
+    for (row, why), found in zip(left.items(), simulated, strict=True):
         if isinstance(found, str):
             impossible[found].append(row)
         else:
             seconds[row], peaks[row] = found
+            one_by_one[why] = one_by_one.get(why, 0) + plans_of[row]
     seconds, peaks = seconds[one_of][number], peaks[one_of][number]
     if impossible:
         several = {
@@ -98,7 +103,8 @@ def price_plans(task: Task, possible: Choices, limit: float, told: Told) -> Pric
         kept = np.setdiff1d(np.arange(len(possible)), np.concatenate([*several.values()]))
         possible = replace(possible.take(kept), refused={**possible.refused, **refused})
         seconds, peaks = seconds[kept], peaks[kept]
-    return PricedPlans(possible, seconds, peaks, int(np.count_nonzero(np.isfinite(seconds))), setup, timing)
+    timed = int(np.count_nonzero(np.isfinite(seconds)))
+    return PricedPlans(possible, seconds, peaks, timed, setup, timing, one_by_one)
 
 
 def _programs(possible: Choices) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -151,7 +157,7 @@ def _share(
     for shape in list(groups):
         groups[shape] = [row for row in groups[shape] if peaks[row] <= limit]
     fits = any(groups.values())
-    left += table.price(groups)
+    left |= table.price(groups)
     start = perf_counter()
     timed = [row for each in groups.values() for row in each]
     seconds[timed] = table.seconds(timed)
@@ -160,14 +166,15 @@ def _share(
 
 def _prepared(
     table: PlanCosts, rows: list[int], limit: float, peaks: npt.NDArray[np.int64], told: Told
-) -> tuple[dict[Shape, list[int]], list[int]]:
-    """Those of the rows whose pieces are known, by the shape of their pipeline, and the others; and their ``peaks``.
+) -> tuple[dict[Shape, list[int]], dict[int, str]]:
+    """Those of the rows whose pieces are known, by the shape of their pipeline, and the others with the
+    reasons; and their ``peaks``.
 
     A row that holds more than ``limit`` during the whole step is in neither, since it cannot fit: then its peak is what
     it holds, and its actions are not laid out.
     """
     groups: dict[Shape, list[int]] = defaultdict(list)
-    left = []
+    left = dict[int, str]()
     for done, row in enumerate(rows):
         if done % 256 == 0:
             told("prepared", done, len(rows))
@@ -176,8 +183,8 @@ def _prepared(
             if peaks[row] <= limit:
                 table.prepare(row)
                 groups[table.shape(row)].append(row)
-        except Unpriceable:
-            left.append(row)
+        except Unpriceable as error:
+            left[row] = str(error)
     for shape, rows in groups.items():
         peaks[rows] = table.peaks(shape, rows)
     return groups, left

@@ -110,7 +110,7 @@ def _why_simulated(task: Task) -> str:
     """Why no plan of a task is put together from pieces; empty if plans are."""
     hardware = task.hardware
     if not isinstance(task.model.model, TransformerSpec):
-        return "only a TransformerSpec is put together from pieces; a program is simulated"
+        return "only the blocks of a TransformerSpec are pieces; a program is simulated as a whole"
     if task.model.model.next_tokens:
         return "modules that predict further tokens have blocks of their own"
     if task.model.first_alike > MOST_OTHERS:
@@ -347,18 +347,17 @@ class PlanCosts:
             self._memories[key] = changes, peaks
         return self._memories[key]
 
-    def price(self, groups: dict[Shape, list[int]]) -> list[int]:
-        """Prices the pieces of plans on their meshes; the plans that have no price are taken out, and returned."""
-        odd = []
+    def price(self, groups: dict[Shape, list[int]]) -> dict[int, str]:
+        """Prices the pieces of plans on their meshes; the plans that have no price are taken out, and returned with the
+        reasons."""
+        odd = dict[int, str]()
         for shape, rows in groups.items():
-            wrong = set()
             for row in rows:
                 try:
                     self._price(shape, row)
-                except Unpriceable:
-                    wrong.add(row)
-            odd += sorted(wrong)
-            rows[:] = [row for row in rows if row not in wrong]
+                except Unpriceable as error:
+                    odd[row] = str(error)
+            rows[:] = [row for row in rows if row not in odd]
         return odd
 
     def _price(self, shape: Shape, row: int) -> None:

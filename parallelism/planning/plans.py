@@ -77,6 +77,8 @@ class Plans(Sequence[Plan]):
     """Searches the same task with other settings: ``again(tp=8)``."""
     known: dict[Hashable, Figures] = field(default_factory=dict, repr=False)
     """Figures of plans, by `step_key`."""
+    one_by_one: Mapping[str, int] = field(default_factory=dict, repr=False)
+    """How many plans are not put together from pieces, so that each was simulated by itself, by the reason."""
     tightest: Plan | None = field(default=None, repr=False)
     """If no plan fits, the one that needs least memory."""
 
@@ -293,4 +295,5 @@ class Plans(Sequence[Plan]):
                 f"{plan.split}"
             )
         lines += [f"refused {each.count}: {reason}" for reason, each in self.refused.items()]
+        lines += [f"simulated one by one {count}: {reason}" for reason, count in self.one_by_one.items()]
         return "\n".join(lines)

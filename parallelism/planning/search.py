@@ -16,6 +16,7 @@ from parallelism.auto_sharding import AutoPlans, auto_plans
 from parallelism.display.quantities import bytes_in, short_errors
 from parallelism.hardware import Hardware, sized_hardware
 from parallelism.ir import Function
+from parallelism.layouts.stages.beginnings import by_rows
 from parallelism.models import TransformerSpec
 from parallelism.planning.batch_pricing import price_plans
 from parallelism.planning.dealing import spelled_out
@@ -26,7 +27,7 @@ from parallelism.planning.trained import BATCH, TrainedModel
 from parallelism.rarely_collected import rarely_collected
 from parallelism.training import Figures, figures
 from parallelism.training.training_run import ADAM_W
-from parallelism.transforms import SGD, Adam
+from parallelism.transforms import SGD, Adam, Parts
 
 _log = logging.getLogger("parallelism")
 LEAST_BYTES = 1e6
@@ -105,7 +106,8 @@ def find_plan(
     ``strategies="auto"``, for the program of a loss: not a strategy is chosen but the layout of each value, by an
     integer program (`parallelism.auto_sharding.auto_plans`); the result is its `AutoPlans`.
 
-    ``TypeError``, ``ValueError`` for a model, a batch, a hardware or a setting that cannot be.  If no plan fits the
+    ``TypeError``, ``ValueError`` for a model, a batch, a hardware or a setting that cannot be, and, before any search,
+    for a program that cannot be cut into microbatches, with the op that is the reason and its line.  If no plan fits the
     memory, there are no plans, and `Plans.best` raises `NoPlanFits`.
     """
     start = perf_counter()
@@ -118,8 +120,9 @@ def find_plan(
         return auto_plans(step, found, devices=count, limit_bytes=int(limit), progress=progress)
     task = Task(TrainedModel.of(model, optimizer, gradients), batch, found, count)
     possible = choices(task.model, count, batch, fixed)
+    _check_microbatches(task.model)
     told = progress or logged
-    possible, seconds, peaks, timed, setup, timing = price_plans(task, possible, limit, told)
+    possible, seconds, peaks, timed, setup, timing, one_by_one = price_plans(task, possible, limit, told)
     fits = peaks <= limit
     refused = dict(possible.refused)
     if not fits.all():
@@ -158,6 +161,7 @@ def find_plan(
             progress=progress,
         ),
         known=known,
+        one_by_one=one_by_one,
     )
     if least is not None:
         bound = float(seconds[least])
@@ -173,6 +177,16 @@ def _check_counts(batch: Any, simulations: Any) -> None:
         raise ValueError(f"batch must be an integer of at least 1, got {batch!r}")
     if simulations is not None and (type(simulations) is not int or simulations < 0):
         raise ValueError(f"simulations must be an integer of at least 0, or None, got {simulations!r}")
+
+
+def _check_microbatches(model: TrainedModel) -> None:
+    """``ValueError`` for a program that cannot be cut into microbatches, as every plan does, with the op and its line."""
+    if isinstance(model.model, Function):
+        parts = Parts.of(model.step)
+        try:
+            by_rows(parts.forward, BATCH, [value.name for value in parts.parameters])
+        except ValueError as error:
+            raise ValueError(f"no plan of @{model.model.name} can be: {error}") from None
 
 
 def _step_of_auto(

@@ -373,7 +373,7 @@ def _with_updates(parts: Parts, heads: Sequence[_Head], subject: str) -> Functio
         for op in needed(update.ops, mine):
             if values.keys().isdisjoint(op.inputs):
                 continue  # it is the same for all parameters
-            with builder.region(op.region):
+            with builder.region(op.region, op.line):
                 made = builder.emit(op.kind, each(op.inputs, values), dict(op.attributes))
             values.update(zip(op.outputs, made, strict=True))
         outputs += each(mine, values)

@@ -106,7 +106,7 @@ class _Narrowed:
             if op.kind == "constant":
                 continue  # made in the dtype in which it is used
             dtype = self.narrow if op in before_loss else self.wide
-            with self.builder.region(op.region):
+            with self.builder.region(op.region, op.line):
                 inputs = [self._as(value, dtype) for value in op.inputs]
                 outputs = self.builder.emit(op.kind, inputs, self._attributes(op, dtype))
             self.values.update(zip(op.outputs, outputs, strict=True))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from parallelism.ir.core import Op, Value
 from parallelism.ir.passes.product_parts import FusedProduct, fused_product
 from parallelism.layouts.propagation.relations import Relation
 from parallelism.sharding import TensorSharding
 from parallelism.transforms.dims import dims_of, layout, relation_of, split_at
-from parallelism.transforms.parts import Parts
+from parallelism.transforms.parts import Parts, needed
 from parallelism.transforms.products import Product, View, product_of
 
 
@@ -24,10 +24,9 @@ class Splits:
         """The layouts of parameters that were found."""
         self.dims = {value.name: split_at(value, axis) for value in function.values if value.layout}
         """The dim of each value that is split over the axis; None: given as whole."""
-        self.users: dict[str, list[Op]] = {}
-        for op in function.ops:
-            for value in dict.fromkeys(op.inputs):
-                self.users.setdefault(value.name, []).append(op)
+        of_loss = function.ops if parts.update is None else needed(function.ops, function.outputs[:1])
+        self.users, self._all_users = _users(of_loss), _users(function.ops)
+        """Those of metrics beside a loss do not count: what needs a value whole for a metric has it gathered."""
         self._views: dict[str, list[tuple[Value, View]]] = {}
         """The views of each parameter, by its name."""
         for value, view in self.views.items():
@@ -106,7 +105,7 @@ class Splits:
         if not product.contracted or len(op.outputs) > 1:
             return False
         for letter in product.free:
-            fused = fused_product(op, product.operand, letter, self.users, self.outputs, self.views)
+            fused = fused_product(op, product.operand, letter, self._all_users, self.outputs, self.views)
             if fused is not None and all(self.lasts(value, dim) for value, dim in fused.parts):
                 self.fused.append(fused)
                 self.dims.update((value.name, dim) for value, dim in fused.parts)
@@ -196,6 +195,15 @@ class Splits:
             return False
         letters = zip(op.inputs, relation_of(op).inputs, strict=True)
         return any(given is value and each[dim] in product.contracted for given, each in letters)
+
+
+def _users(ops: Iterable[Op]) -> dict[str, list[Op]]:
+    """The ops that read each value, by its name."""
+    found: dict[str, list[Op]] = {}
+    for op in ops:
+        for value in dict.fromkeys(op.inputs):
+            found.setdefault(value.name, []).append(op)
+    return found
 
 
 def followed(op: Op, value: Value, dim: int) -> Iterator[tuple[Value, int] | tuple[()]]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 
 from parallelism.display.quantities import in_columns
 from parallelism.ir.core import Extent, Function
+from parallelism.ir.core.lines import Line
 from parallelism.ir.core.region_patterns import matching
 from parallelism.layouts.propagation.annotation import laid_out
 from parallelism.layouts.propagation.relations import Relation
@@ -19,7 +21,7 @@ from parallelism.transforms.pipelines import Step
 from parallelism.transforms.products import split_letter
 from parallelism.transforms.splits import Splits
 from parallelism.transforms.tensor import TensorParallel
-from parallelism.transforms.whole_weights import Reading, readings, sentence, why_whole
+from parallelism.transforms.whole_weights import Reading, Whole, readings, sentence, why_whole
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,8 @@ class ProductWeight:
     divides: tuple[Extent, ...] = ()
     """What the number of devices must divide; if it does not, the weight is gathered before the product."""
 
+    code: Line | None = None
+    """The line of the code that the product was recorded from."""
     is_moved: bool = False
     """Whether it lies in another way at rest, and each use moves it, by an all_to_all."""
 
@@ -85,10 +89,10 @@ class WeightReport:
     def told(self) -> str | None:
         """A sentence on the weights that tensor parallelism was to split and that stay whole; None if there are none."""
         split = {row.weight for row in self.asked if row.split is not None}
-        whole: dict[str, str] = {}
+        whole: dict[str, Whole] = {}
         for row in self.asked:
             if row.weight not in split:
-                whole.setdefault(row.weight, row.reason or "")
+                whole.setdefault(row.weight, Whole(row.reason or "", row.code))
         words = " ".join(map(str, self.tensor))
         axes = [*dict.fromkeys(each.axis for each in self.tensor)]
         return f"{words}: {sentence(self.program, axes, whole, len(split))}" if whole else None
@@ -96,14 +100,21 @@ class WeightReport:
     def __str__(self) -> str:
         if not self.rows:
             return f"no product of @{self.program} reads a weight"
-        cells = [("line", "region", "weight", "layout", "split")]
+        named = any(row.code and row.code.file for row in self.rows)
+        cells = [("line", *["code"] * named, "region", "weight", "layout", "split")]
         for row in self.rows:
             layout = row.layout.short() if row.layout else "-"
-            cells.append((str(row.line), row.region or "", f"%{row.weight}", layout, row.how))
+            code = [_short(row.code)] * named
+            cells.append((str(row.line), *code, row.region or "", f"%{row.weight}", layout, row.how))
         split = len({row.weight for row in self.rows if row.split is not None})
         count = len({row.weight for row in self.rows})
         first = f"{split} of the {count} weights that products of @{self.program} read are split"
-        return "\n".join([first, *in_columns(cells, left=5)])
+        return "\n".join([first, *in_columns(cells, left=6)])
+
+
+def _short(line: Line | None) -> str:
+    """The name of a file and the number of a line."""
+    return f"{Path(line.file).name}:{line.number}" if line and line.file else ""
 
 
 def report_of(transforms: Sequence[object], program: Function | Step) -> WeightReport:
@@ -151,7 +162,7 @@ def _row(
 ) -> ProductWeight:
     """The row of a product, of a weight that these look for."""
     op, weight = reading.op, reading.weight
-    row = ProductWeight(line, op.region, op.kind, weight.name, weight.layout, None, None)
+    row = ProductWeight(line, op.region, op.kind, weight.name, weight.layout, None, None, code=op.line)
     tensor = {splits.axis for splits in searched}
     ways, taken = dict[int, str](), False
     for dim, axes in enumerate(dims_of(weight)):

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from parallelism.ir.core import Function, Op, Value
+from parallelism.ir.core.lines import Line
 from parallelism.ir.operators.contractions import product_shape
 from parallelism.transforms.dims import relation_of
 from parallelism.transforms.products import Product, Views, product_of
@@ -64,29 +65,39 @@ def _made_of_parameters(function: Function, views: Views) -> dict[Value, dict[Va
 
 def told_whole(splits: Splits) -> str | None:
     """A sentence on the products that keep their weights whole, if these are nearly all products in scope."""
-    whole, split = dict[str, str](), set[str]()
+    whole, split = dict[str, Whole](), set[str]()
     for reading in readings(splits.function, splits.views):
         if reading.op not in splits.scope:
             continue
         if splits.dims.get(reading.weight.name) is not None:
             split.add(reading.weight.name)
         elif reading.weight.layout is None:
-            whole.setdefault(reading.weight.name, why_whole(splits, reading))
+            whole.setdefault(reading.weight.name, Whole(why_whole(splits, reading), reading.op.line))
     if FEW * len(split) >= len(whole.keys() - split) + len(split):
         return None
-    stay = {name: why for name, why in whole.items() if name not in split}
+    stay = {name: each for name, each in whole.items() if name not in split}
     return sentence(splits.function.name, [splits.axis], stay, len(split))
 
 
-def sentence(program: str, axes: Sequence[str], whole: Mapping[str, str], split: int) -> str:
+class Whole(NamedTuple):
+    """Why a weight stays whole."""
+
+    why: str
+    line: Line | None
+    """That of the first product that reads it."""
+
+
+def sentence(program: str, axes: Sequence[str], whole: Mapping[str, Whole], split: int) -> str:
     """A sentence on the weights that stay ``whole``, by their names with the reasons, beside so many that are split."""
     reasons: dict[str, list[str]] = {}
-    for name, why in whole.items():
-        reasons.setdefault(why, []).append(f"%{name}")
+    for name, each in whole.items():
+        reasons.setdefault(each.why, []).append(name)
     told = []
     for why, names in [*reasons.items()][:NAMED]:
         more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-        told.append(f"{', '.join(names[:NAMED])}{more}: {why}")
+        line = whole[names[0]].line
+        place = f" ({line.place})" if line is not None else ""
+        told.append(f"%{', %'.join(names[:NAMED])}{more}: {why}{place}")
     if rest := sum(map(len, [*reasons.values()][NAMED:])):
         told.append(f"{rest} more for other reasons")
     return (

@@ -112,6 +112,7 @@ def document_of(
         "front": front,
         "considered": plans.considered,
         "refused": {reason: each.count for reason, each in plans.refused.items()},
+        "one_by_one": dict(plans.one_by_one),
         "timed": plans.timed,
         "simulated": plans.simulated,
         "elapsed_seconds": plans.elapsed_seconds,
@@ -274,7 +275,9 @@ def printed_json(document: Mapping[str, Any], *, again: bool = False) -> str:
         more["why_not"] = [_answered(each, document["plans"][0]) for each in document["why_not"]]
     more |= {"front": document["front"]} if again else {}
     more |= {
-        name: document[name] for name in ("verified", "assumed", "stages", "needs") if document.get(name)
+        name: document[name]
+        for name in ("one_by_one", "verified", "assumed", "stages", "needs")
+        if document.get(name)
     }
     plans = list(map(_printed, document["plans"]))
     return json.dumps({"plans": plans, **{name: document[name] for name in COUNTS}, **more}, indent=1)
@@ -354,6 +357,7 @@ def _check(document: Mapping[str, Any]) -> None:
         "the document",
     )
     _mapping(document.get("refused"), "refused")
+    _mapping(document.get("one_by_one", {}), "one_by_one")
     for name in ("plans", "front", "why_not", "needs"):
         _check_that(_is_list_of(dict, document.get(name)), f"{name} must be a list of objects")
     answered = [each["plan"] for each in document["why_not"] if each.get("plan") is not None]

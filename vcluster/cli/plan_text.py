@@ -116,7 +116,9 @@ def _search(document: Mapping[str, Any]) -> list[str]:
             WIDTH,
         ),
     ]
-    return lines + [line for reason, number in refused.items() for line in _lines(f"  {number:>8}  ", reason)]
+    alone = {f"simulated one by one: {why}": count for why, count in document.get("one_by_one", {}).items()}
+    counts = [*refused.items(), *alone.items()]
+    return lines + [line for reason, number in counts for line in _lines(f"  {number:>8}  ", reason)]
 
 
 def _table(plans: Sequence[Mapping[str, Any]]) -> list[str]:

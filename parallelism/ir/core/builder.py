@@ -1,6 +1,6 @@
 """A builder collects the inputs and ops of a function that is being written."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count, filterfalse
 from typing import Any
@@ -8,21 +8,27 @@ from typing import Any
 from parallelism.ir.core import regions
 from parallelism.ir.core.derived import checked_op
 from parallelism.ir.core.function import Function, Op, Value, frozen_attributes
+from parallelism.ir.core.lines import Line
 from parallelism.ir.core.table import Attributes, meaning, operator
 from parallelism.ir.core.types import TensorType
 from parallelism.sharding import TensorSharding
 
 
 class Builder:
-    """The inputs and ops so far.  The outputs of ops are named by consecutive numbers."""
+    """The inputs and ops so far.  The outputs of ops are named by consecutive numbers.
 
-    def __init__(self) -> None:
+    ``recorded_line`` says of which line of the user's code an op is that is being added.
+    """
+
+    def __init__(self, recorded_line: Callable[[], Line] | None = None) -> None:
         self.inputs: list[Value] = []
         self.ops: list[Op] = []
         self._names: set[str] = set()
         self._numbers = filterfalse(self._names.__contains__, map(str, count()))
         self._constants: dict[Any, tuple[Value, ...]] = {}
         self._region: str | None = None
+        self._recorded_line = recorded_line
+        self._line: Line | None = None
         self._attributes: Attributes = ()
 
     def input(self, name: str, type: TensorType, layout: TensorSharding | None = None) -> Value:
@@ -44,20 +50,24 @@ class Builder:
         lays = operator(kind).lays
         layout = None if lays is None else lays(**dict(frozen))
         outputs = tuple([Value(next(self._numbers), type, layout) for type in types])
-        self.ops.append(checked_op(kind, inputs, frozen, outputs, self._region))
+        line = self._line if self._recorded_line is None else self._recorded_line()
+        self.ops.append(checked_op(kind, inputs, frozen, outputs, self._region, line))
         if key is not None:
             self._constants[key] = outputs
         return outputs
 
     @contextmanager
-    def region(self, path: str | None) -> Iterator[None]:
-        """Mark the ops added in this context with a region, nested in the current one.  None changes nothing."""
-        before = self._region
-        self._region = regions.joined(before, path)
+    def region(self, path: str | None, line: Line | None = None) -> Iterator[None]:
+        """Mark the ops added in this context with a region, nested in the current one.  None changes nothing.
+
+        ``line`` is that of the op from which they are derived.
+        """
+        before = self._region, self._line
+        self._region, self._line = regions.joined(self._region, path), line or self._line
         try:
             yield
         finally:
-            self._region = before
+            self._region, self._line = before
 
     def copy(self, function: Function) -> None:
         """Add all inputs and ops of ``function`` under their names, and its attributes.

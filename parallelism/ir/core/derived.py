@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from parallelism.ir.core.extents import Extent
 from parallelism.ir.core.function import Function, Op, Source, Value
+from parallelism.ir.core.lines import Line
 from parallelism.ir.core.table import Attributes
 from parallelism.sharding import TensorSharding
 
@@ -52,6 +53,7 @@ def with_values(
                 attributes=given,
                 outputs=outputs,
                 region=path,
+                line=op.line,
                 checked=op.checked,
             )
         ops.append(op)
@@ -88,7 +90,12 @@ def specialized_ops(ops: Iterable[Op], numbers: Mapping[str, Extent]) -> tuple[O
 
 
 def checked_op(
-    kind: str, inputs: Iterable[Value], attributes: Attributes, outputs: Iterable[Value], region: str | None
+    kind: str,
+    inputs: Iterable[Value],
+    attributes: Attributes,
+    outputs: Iterable[Value],
+    region: str | None,
+    line: Line | None = None,
 ) -> Op:
     """An op whose attributes are frozen, and whose outputs have the types that the table of operators says."""
     return _built(
@@ -98,6 +105,7 @@ def checked_op(
         attributes=attributes,
         outputs=tuple(outputs),
         region=region,
+        line=line,
         checked=True,
     )
 
@@ -111,6 +119,7 @@ def repeated_op(op: Op, inputs: Iterable[Value], outputs: Iterable[Value]) -> Op
         attributes=op.attributes,
         outputs=tuple(outputs),
         region=op.region,
+        line=op.line,
         checked=op.checked,
     )
 

@@ -19,6 +19,7 @@ import numpy as np
 from parallelism.ir.core import regions
 from parallelism.ir.core.errors import VerifyError
 from parallelism.ir.core.extents import Expression, Extent, is_negative, names_in, specialized
+from parallelism.ir.core.lines import Line, on_line
 from parallelism.ir.core.printing import names, print_function, print_op, print_value
 from parallelism.ir.core.rules import Rule
 from parallelism.ir.core.table import Attributes, Operator, known_meaning, meaning, operator
@@ -75,6 +76,8 @@ class Op:
     outputs: tuple[Value, ...]
     region: str | None = None
     """The path of the region of the model that the op belongs to, outermost first: ``block.0.attention``."""
+    line: Line | None = field(default=None, repr=False, compare=False)
+    """The line that it was recorded from.  It is no part of the program: text and pickles are without it."""
     checked: bool = field(default=False, init=False, repr=False, compare=False)
     """Whether its outputs were found to be those that the table of operators says: they are, in any function."""
 
@@ -88,6 +91,10 @@ class Op:
     def __getitem__(self, attribute: str) -> Any:
         return dict(self.attributes)[attribute]
 
+    def __getstate__(self) -> list[Any]:
+        """All fields but the line: equal programs of two lines are one program on the devices."""
+        return [self.kind, self.inputs, self.attributes, self.outputs, self.region, None, self.checked]
+
     def with_values(self, inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> Op:
         """The same use of the operator, of other values: neither attributes nor region are checked again."""
         op = object.__new__(Op)
@@ -97,6 +104,7 @@ class Op:
             ("attributes", self.attributes),
             ("outputs", outputs),
             ("region", self.region),
+            ("line", self.line),
             ("checked", False),
         ):
             object.__setattr__(op, name, value)
@@ -318,7 +326,7 @@ def verify(function: Function) -> None:
         try:
             _verify_op(op, known)
         except (ValueError, TypeError) as error:
-            wrong = VerifyError(f"@{function.name}, op {number}, {_short(op)}: {error}")
+            wrong = VerifyError(f"@{function.name}, op {number}, {_short(op)}: {error}{on_line(op.line)}")
             wrong.reason = str(error)
             raise wrong from None
     for value in function.outputs:
@@ -421,7 +429,7 @@ def _specialized_op(op: Op, values: Mapping[Value, Value], numbers: Mapping[str,
     if not any(map(_symbols, op.attributes)):
         return op.with_values(inputs, outputs)
     attributes = tuple((name, _specialized(value, numbers)) for name, value in op.attributes)
-    return Op(op.kind, inputs, attributes, outputs, op.region)
+    return Op(op.kind, inputs, attributes, outputs, op.region, op.line)
 
 
 def _specialized(value: Any, numbers: Mapping[str, Extent]) -> Any:

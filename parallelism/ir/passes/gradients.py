@@ -7,6 +7,7 @@ import numpy as np
 
 from parallelism.dtypes import is_floating
 from parallelism.ir.core import Builder, Function, Op, TensorType, Value
+from parallelism.ir.core.lines import on_line
 from parallelism.ir.operators import layout_text
 from parallelism.ir.tracing import Traced, apply, emit, recording
 from parallelism.sharding import TensorSharding
@@ -85,10 +86,12 @@ class _Backward:
         """Adds the backward of an op."""
         derivative = op.operator.derivative
         if derivative is None:
-            raise ValueError(f"@{self.function.name}: the operator {op.kind} has no derivative: {op}")
+            raise ValueError(
+                f"@{self.function.name}: the operator {op.kind} has no derivative: {op}{on_line(op.line)}"
+            )
         inputs = [self.traced[value] for value in op.inputs]
         outputs = [self.traced[value] for value in op.outputs]
-        with self.builder.region(op.region and f"{MARK}.{op.region}"):
+        with self.builder.region(op.region and f"{MARK}.{op.region}", op.line):
             grads = [self._gradient(value) for value in op.outputs]
             g, y = (grads[0], outputs[0]) if len(op.outputs) == 1 else (tuple(grads), tuple(outputs))
             parts = derivative(g, y, *inputs, **dict(op.attributes))

@@ -142,13 +142,13 @@ class _Parting:
                     if value not in made and value.type.ndim >= behind and value.type.shape[-behind] != 1:
                         made[value] = self._slice(op, value, value.type.ndim - behind, begin, end)
             inputs = [made.get(value, self.new.get(value, value)) for value in op.inputs]
-            with self.builder.region(op.region):
+            with self.builder.region(op.region, op.line):
                 (made[op.outputs[0]],) = self.builder.emit(op.kind, inputs, dict(op.attributes))
         return made[cut.inputs[0]]
 
     def _slice(self, op: Op, value: Value, dim: int, begin: int, end: int) -> Value:
         value = self.new.get(value, value)
-        with self.builder.region(op.region):
+        with self.builder.region(op.region, op.line):
             (part,) = self.builder.emit(
                 "slice", [value], {"axis": dim, "begin": begin, "end": end, "step": 1}
             )

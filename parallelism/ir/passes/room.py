@@ -56,7 +56,7 @@ def _roomy(op: Op, values: dict[str, Value]) -> Op:
         for value, type in zip(op.outputs, made, strict=True)
     )
     values.update((value.name, value) for value in outputs)
-    return Op(op.kind, inputs, attributes, outputs, op.region)
+    return Op(op.kind, inputs, attributes, outputs, op.region, op.line)
 
 
 def _attributes(op: Op) -> Iterator[tuple[str, Any]]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from parallelism.ir.core import Builder, Function, RecordError, SymbolError, TensorType
 from parallelism.ir.tracing import Traced, lift, recording, refuse_symbols
+from parallelism.ir.tracing.refusing import recorded_line
 
 
 def record(function: Callable[..., Any], *types: Any, name: str | None = None) -> Function:
@@ -21,7 +22,7 @@ def record(function: Callable[..., Any], *types: Any, name: str | None = None) -
     program.  `RecordError` names the call and the line of anything that cannot be recorded: code that needs values
     (``if x > 0``, ``float(x)``) or the number of a symbol (``if x.shape[0] > 2``), or functions without an operator.
     """
-    builder = Builder()
+    builder = Builder(recorded_line)
     names = _parameters(function, len(types))
     with recording(builder):
         arguments = [_traced(builder, parameter, type) for parameter, type in zip(names, types, strict=True)]

@@ -31,6 +31,7 @@ from parallelism.ir.core import (
     operator,
     print_type,
 )
+from parallelism.ir.core.lines import Line
 from parallelism.ir.text.lexing import Reader, Token
 from parallelism.sharding import OPS, TensorSharding
 
@@ -46,6 +47,8 @@ class _Parser(Reader):
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self.known: dict[str, Value] = {}
+        self.counted, self.line = 0, 1
+        """How far lines are counted, and the line there."""
 
     def function(self) -> Function:
         self.expect("func")
@@ -122,7 +125,13 @@ class _Parser(Reader):
         if len(results) != len(expected):
             self.fail(f"{kind} returns {len(expected)} values, but {len(results)} are named", start.offset)
         outputs = [self.define(token, *laid) for token, laid in zip(results, results_laid, strict=True)]
-        return Op(kind, tuple(inputs), frozen, tuple(outputs), region)
+        return Op(kind, tuple(inputs), frozen, tuple(outputs), region, self.line_of(start))
+
+    def line_of(self, token: Token) -> Line:
+        """The line of a token that comes after those that were asked for before."""
+        self.line += self.text.count("\n", self.counted, token.offset)
+        self.counted = token.offset
+        return Line("", self.line)
 
     # -- pieces --------------------------------------------------------------------------------------------------------
 

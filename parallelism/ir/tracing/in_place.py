@@ -15,8 +15,9 @@ from weakref import ref
 import numpy as np
 
 from parallelism.ir.core import TensorType, Value
+from parallelism.ir.core.lines import Line
 from parallelism.ir.tracing.memory_order import Order
-from parallelism.ir.tracing.refusing import Line, recorded_line, refuse
+from parallelism.ir.tracing.refusing import recorded_line, refuse
 
 
 class View(NamedTuple):

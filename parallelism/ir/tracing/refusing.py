@@ -1,18 +1,18 @@
 """The error for a call that cannot be recorded, and the warning for a promotion, with the user's line."""
 
-import linecache
 import os
 import re
 import sys
 import warnings
+from functools import cache
 from pathlib import Path
 from traceback import walk_tb
-from types import FrameType
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
 from parallelism.ir.core import PromotionWarning, RecordError, SymbolError
+from parallelism.ir.core.lines import Line, on_line
 
 _OURS = tuple(f"{folder}{os.sep}" for folder in (Path(__file__).parents[1], Path(np.__file__).parent))
 
@@ -35,21 +35,11 @@ CONVERSIONS = {
 """For methods that give a number: what cannot be recorded, and what to write instead."""
 
 
-class Line(NamedTuple):
-    """A line of the user's code."""
-
-    file: str
-    number: int
-    text: str
-
-
 def refuse(what: str, why: str = "", line: Line | None = None) -> NoReturn:
     """Raise `RecordError` with the line of the user's code that made the call, or with another line of it."""
     line = line or recorded_line()
     reason = f": {why}" if why else ""
-    raise RecordError(
-        f"{what} cannot be recorded{reason}\n  {line.file}:{line.number}: {line.text}"
-    ) from None
+    raise RecordError(f"{what} cannot be recorded{reason}{on_line(line)}") from None
 
 
 _MADE_OF_SYMBOLS = {
@@ -69,7 +59,7 @@ def refuse_symbols(error: SymbolError) -> NoReturn:
     frame, number = next(
         (each for each in reversed(frames) if not each[0].f_code.co_filename.startswith(_OURS)), frames[-1]
     )
-    line = _line(frame, number)
+    line = Line(frame.f_code.co_filename, number)
     advice = next(
         (
             f"; or write {text}"
@@ -78,7 +68,7 @@ def refuse_symbols(error: SymbolError) -> NoReturn:
         ),
         "",
     )
-    raise RecordError(f"{error}{advice}\n  {line.file}:{line.number}: {line.text}") from None
+    raise RecordError(f"{error}{advice}{on_line(line)}") from None
 
 
 def warn_of_promotion(
@@ -98,11 +88,11 @@ def warn_of_promotion(
 def recorded_line() -> Line:
     """The line outside of this library's recording and of NumPy that is being recorded."""
     frame = sys._getframe(1)
-    while frame.f_back and frame.f_code.co_filename.startswith(_OURS):
+    while frame.f_back and _is_ours(frame.f_code.co_filename):
         frame = frame.f_back
-    return _line(frame, frame.f_lineno)
+    return Line(frame.f_code.co_filename, frame.f_lineno)
 
 
-def _line(frame: FrameType, number: int) -> Line:
-    name = frame.f_code.co_filename
-    return Line(name, number, linecache.getline(name, number).strip())
+@cache
+def _is_ours(file: str) -> bool:
+    return file.startswith(_OURS)

@@ -96,7 +96,9 @@ def local_program(
             kind, attributes = shards.part(op)
             same = kind == op.kind and attributes is op.attributes
             ops.append(
-                op.with_values(inputs, outputs) if same else Op(kind, inputs, attributes, outputs, op.region)
+                op.with_values(inputs, outputs)
+                if same
+                else Op(kind, inputs, attributes, outputs, op.region, op.line)
             )
             continue
         x, result = values[op.inputs[0].name], op.outputs[0]

@@ -25,6 +25,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
 from parallelism.ir.core import Extent, Function, Op, Value
+from parallelism.ir.core.lines import on_line
 from parallelism.layouts.propagation.annotation import laid_out
 from parallelism.layouts.propagation.conflicts import Conflict, Paths
 from parallelism.layouts.propagation.devices import Axes, Devices
@@ -72,7 +73,9 @@ def _given(function: Function, devices: Devices) -> dict[str, TensorSharding]:
     layouts = {value.name: value.layout for value in function.values if value.layout is not None}
     for op in function.ops:
         if op.kind in COLLECTIVES:
-            raise ValueError(f"@{function.name} has collectives, so it is the program of one device: {op}")
+            raise ValueError(
+                f"@{function.name} has collectives, so it is the program of one device: {op}{on_line(op.line)}"
+            )
         if op.kind == "reshard":
             (value,) = op.outputs
             layouts[value.name] = TensorSharding.parse(op["layout"]).over(value.type.ndim)

@@ -16,8 +16,9 @@ from typing import NamedTuple
 
 from parallelism.ir import Function, Op, Value
 from parallelism.ir.core import Extent
+from parallelism.ir.core.lines import line_of, on_line
 from parallelism.layouts.stages.backwards import needed_ops
-from parallelism.layouts.stages.microbatches import has_rows, is_sum
+from parallelism.layouts.stages.microbatches import has_rows, is_sum, microbatched
 
 
 class Begun(NamedTuple):
@@ -56,6 +57,30 @@ def begun(function: Function, batch: str, trained: Collection[str]) -> Begun:
     )
 
 
+class ByRows(NamedTuple):
+    """A loss of a batch, and its metrics, in parts."""
+
+    function: Function
+    """The program of a microbatch, whose outputs add up (`microbatched`)."""
+    beginning: Function | None
+    """As of `Begun`."""
+    ending: Function | None
+    """As of `Ended`."""
+    results: tuple[str, ...]
+    """As of `Ended`."""
+
+
+def by_rows(function: Function, batch: str, trained: Collection[str]) -> ByRows:
+    """What is computed of each microbatch, and what of the whole batch before the first and after the last one.
+
+    ``ValueError`` names the op that keeps a function from being cut into microbatches, and its line.
+    """
+    given = begun(function, batch, trained)
+    known = [value.name for value in given.beginning.outputs] if given.beginning else []
+    cut = ended(given.function, batch, known)
+    return ByRows(microbatched(cut.function, batch), given.beginning, cut.ending, cut.results)
+
+
 class Ended(NamedTuple):
     """A function of which the metrics are computed after."""
 
@@ -81,10 +106,12 @@ def ended(function: Function, batch: str, known: Collection[str]) -> Ended:
         if has_rows(value, batch):
             raise ValueError(
                 f"@{function.name}: output {value} has rows of the batch {batch}, of which each microbatch has "
-                "some; beside a loss a pipeline returns sums, means and what is computed from these"
+                f"some; beside a loss a pipeline returns sums, means and what is computed from these"
+                f"{on_line(line_of(function, value))}"
             )
-    # Constants are made once more: the loss and a metric may share one.
-    of_loss = {value for op in needed_ops(function.ops, [loss]) if op.inputs for value in op.outputs}
+    # What is computed from the beginning and from constants alone is made once more: the loss and a metric may share it.
+    again = _computed_from(function, known)
+    of_loss = {value for op in needed_ops(function.ops, [loss]) for value in op.outputs} - again
     late = [op for op in function.ops if _is_late(op, batch, of_loss)]
     own = needed_ops(late, metrics)
     made = {value for op in own for value in op.outputs}
@@ -94,6 +121,7 @@ def ended(function: Function, batch: str, known: Collection[str]) -> Ended:
     if weights := [value for value in taken if value in given]:
         raise ValueError(
             f"@{function.name}: a metric is computed from {weights[0]} alone; a pipeline returns metrics of the batch"
+            f"{on_line(next(op.line for op in own if weights[0] in op.inputs) if own else None)}"
         )
     sums = [value for value in taken if value.name not in known and value != loss]
     outputs = (loss, *sums)
@@ -105,6 +133,15 @@ def ended(function: Function, batch: str, known: Collection[str]) -> Ended:
         tuple(value for value in metrics if value in made),
     )
     return Ended(replace(function, ops=tuple(ops), outputs=outputs), ending if own else None, results)
+
+
+def _computed_from(function: Function, known: Collection[str]) -> set[Value]:
+    """The values that are computed from inputs of these names, and from constants, alone."""
+    found = {value for value in function.inputs if value.name in known}
+    for op in function.ops:
+        if found.issuperset(op.inputs):
+            found.update(op.outputs)
+    return found
 
 
 def _is_late(op: Op, batch: str, of_loss: set[Value]) -> bool:

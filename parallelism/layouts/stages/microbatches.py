@@ -16,6 +16,7 @@ from parallelism.dtypes import is_floating
 from parallelism.ir import Expression, Function, Op, TensorType, Value, symbol
 from parallelism.ir.core import Extent, names_in
 from parallelism.ir.core.extents import product, quotient, specialized
+from parallelism.ir.core.lines import line_of, on_line
 from parallelism.ir.core.rules import Dim, Rule
 from parallelism.layouts.localization.local_program import free_name
 
@@ -144,6 +145,7 @@ def _checked_sums(function: Function, batch: str) -> set[Value]:
         if value not in sums:
             raise ValueError(
                 f"@{function.name}: output {value} is not a sum over the rows of the batch {batch}"
+                f"{on_line(line_of(function, value))}"
             )
     return sums
 
@@ -153,7 +155,10 @@ def _naming(what: str, part: Op | Value, check: Callable[[], T]) -> T:
     try:
         return check()
     except ValueError as error:
-        raise ValueError(f"{what.format(part)}: it cannot be cut into microbatches: {error}") from None
+        line = part.line if isinstance(part, Op) else None
+        raise ValueError(
+            f"{what.format(part)}: it cannot be cut into microbatches: {error}{on_line(line)}"
+        ) from None
 
 
 class RowPlace(NamedTuple):
@@ -212,7 +217,8 @@ def is_sum(op: Op, batch: str, sums: set[Value], outside: dict[Value, Extent]) -
             or op.operator.is_linear_in([i for i, is_sum in enumerate(summed) if is_sum], len(summed))
         ):
             raise ValueError(
-                "it is not linear in a sum over all rows; in a training step, sums of data alone may be used in any way"
+                "it is not linear in a sum over all rows, so microbatches do not add up to the batch: a loss may be such a "
+                "sum, or that divided by sums of data alone; return any other function of sums, as a perplexity, behind it"
             )
         return True
     if len(places) > 1 or letters & rule.whole:

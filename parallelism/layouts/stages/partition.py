@@ -12,9 +12,9 @@ from parallelism.ir import Function, Op, Value
 from parallelism.ir.core.derived import specialized_ops
 from parallelism.ir.passes import Form, Renaming
 from parallelism.layouts.stages.backwards import Rewriting, needed_ops, with_backward
-from parallelism.layouts.stages.beginnings import begun, ended
+from parallelism.layouts.stages.beginnings import by_rows
 from parallelism.layouts.stages.cuts import balanced, begun_by
-from parallelism.layouts.stages.microbatches import batch_dim, has_rows, microbatched
+from parallelism.layouts.stages.microbatches import batch_dim, has_rows
 from parallelism.layouts.stages.stages import StageFunctions, Stages
 
 Cost = Callable[[Op], Any]
@@ -79,11 +79,8 @@ def partition(
         )
     weights = [value for value in function.inputs if not has_rows(value, batch)]
     learning = [value.name for value in _trained(function, weights, trained)]
-    given = begun(function, batch, learning)
-    known = [value.name for value in given.beginning.outputs] if given.beginning else []
-    cut = ended(given.function, batch, known)
-    whole = microbatched(cut.function, batch)
-    program = _Program(whole, batch, learning, rewritten)
+    cut = by_rows(function, batch, learning)
+    program = _Program(cut.function, batch, learning, rewritten)
     if isinstance(stages, int):
         one = {batch: 1, f"{batch}_whole": 1, f"{batch}_first": 0}
         cuts = program.balanced_cuts(stages, cost, {**one, **(sizes or {})})
@@ -94,7 +91,7 @@ def partition(
         raise ValueError(f"recompute must name stages 0 to {len(cuts)}, got {sorted(again)}")
     edges = pairwise([0, *cuts, len(program.chain)])
     functions = (program.stage(i, start, end, recompute=i in again) for i, (start, end) in enumerate(edges))
-    return Stages(whole, tuple(functions), batch, given.beginning, cut.ending, cut.results)
+    return Stages(cut.function, tuple(functions), batch, cut.beginning, cut.ending, cut.results)
 
 
 class _Program:

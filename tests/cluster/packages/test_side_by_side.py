@@ -173,7 +173,7 @@ def test_plans_cost_the_same_with_and_without_copies(count: int, tp: Any, monkey
     everything = batch_pricing._share(table, possible, np.arange(len(possible)), np.inf, lambda *_: None)
     two_block_steps.two_block_steps.cache_clear()
     found = batch_pricing.price_plans(task, possible, np.inf, lambda *_: None)
-    together = np.setdiff1d(np.arange(len(possible)), everything.left)
+    together = np.setdiff1d(np.arange(len(possible)), [*everything.left])
     assert len(together)
     assert everything.left
     assert np.array_equal(found.seconds[together], everything.seconds[together])

@@ -96,6 +96,30 @@ def test_gradients_without_an_update_come_with_the_loss_alone():
         PipelinedProgram(partition(function, 1), Pipeline(stages=1, microbatches=2), Mesh(tp=1))
 
 
+@pytest.mark.parametrize("text", ["pp=2 1f1b:2 dp=2", "pp=1 1f1b:3"])
+def test_a_loss_and_its_metrics_share_the_denominator(cluster_of, text):
+    def shared(p, x, classes):
+        with ir.region("one"):
+            counts = classes != 0
+            number = np.maximum(counts.sum(), 1)        # known before: also as a metric, and in one
+        with ir.region("two"):
+            y = np.tanh(x @ p["a"]) @ p["b"]
+            hits = (np.argmax(y, axis=1) == classes) & counts
+            each = np.mean(y * y, axis=1) * counts
+            return np.sum(each) / number, hits.sum() / number, counts.sum(), number, np.sqrt(number)
+
+    f64 = {name: ir.TensorType("f64", shape) for name, shape in WIDTHS.items()}
+    types = ir.TensorType("f64", (B, 3)), ir.TensorType("i64", (B,))
+    step = train_step(ir.record(shared, f64, *types, name="shared"), Adam(0.1))
+    inputs = {name: array for name, array in given(stepped(7), 7).items() if name != "weights"}
+    strategy, mesh = Strategy.parse_on_mesh(text)
+    run = cluster_of(mesh, "thread", compute="modelled", **ON).run(strategy(step), inputs)
+    for found, wanted in zip(run.result[:5], ir.interpret(step, inputs).outputs, strict=False):
+        assert np.asarray(found).dtype == np.asarray(wanted).dtype
+        np.testing.assert_allclose(found, wanted, rtol=1e-11)
+    assert_simulated(simulated(strategy(step), mesh, 7), run.trace)
+
+
 def test_a_metric_by_token_is_whole_where_tokens_are_split(cluster_of):
     def by_token(p, x, targets):
         with ir.region("one"):

@@ -79,7 +79,8 @@ def test_the_denominator_is_one_number_that_the_devices_of_the_last_stage_sum_be
 
 def test_a_denominator_that_depends_on_weights_is_refused_at_its_op():
     with pytest.raises(ValueError, match=r'"divide".*region="two": it cannot be cut into microbatches: it is not linear '
-                                         "in a sum over all rows; in a training step, sums of data alone"):
+                                         "in a sum over all rows, so microbatches do not add up to the batch: a loss may be "
+                                         "such a sum, or that divided by sums of data alone; return any other"):
         Strategy.parse("pp 1f1b:2")(masked(lambda mask, h: np.sum(h))).stages(2)
 
 

@@ -238,7 +238,7 @@ def test_tensor_parallelism_that_leaves_nearly_all_weights_whole_says_which_and_
         Strategy.parse("tp")(stacked(apply, 7, weight))
     assert [str(each.message) for each in caught] == [
         "tp: 7 of the 9 weights that products of @stacked.step read stay whole on each device of 'tp'; "
-        f"%p.a0, %p.a1, %p.a2 and 4 more: {reason}"]
+        f"%p.a0, %p.a1, %p.a2 and 4 more: {reason} ({__file__}:{apply.__code__.co_firstlineno})"]
 
 
 def test_tensor_parallelism_of_a_region_says_nothing_of_others():
@@ -253,4 +253,5 @@ def test_a_command_tells_weights_that_stay_whole_in_one_line(tmp_path, capsys):
     with warnings.catch_warnings(action="default"):
         assert serve("vcluster", main, words) == 0
     told, = [line for line in capsys.readouterr().err.splitlines() if "whole" in line]
-    assert told.startswith("vcluster: tp: 7 of the 9 weights") and told.endswith(" behind it needs its result whole")
+    assert told.startswith("vcluster: tp: 7 of the 9 weights")
+    assert told.endswith(" behind it needs its result whole (line 2 of its text)")

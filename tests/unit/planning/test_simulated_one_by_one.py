@@ -1,0 +1,84 @@
+"""Plans that are not put together from pieces are simulated one by one, for a reason that is told, to the same figures."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pytest
+from transformed import padded
+
+from parallelism import ir, models
+from parallelism.planning import find_plan
+from parallelism.simulation import simulate
+from vcluster.__main__ import main
+from vcluster.cli.command_line import serve
+
+B, = ir.symbols("B")
+PROGRAM = "only the blocks of a TransformerSpec are pieces; a program is simulated as a whole"
+SPEC = models.TransformerSpec(layers=4, width=64, heads=4, vocabulary=64, sequence=16)
+
+
+def test_each_plan_of_a_program_is_simulated_and_the_reason_is_told():
+    plans = find_plan(padded(B), hardware="dgx-h100", devices=2, batch=4, schedule="1f1b")
+    assert plans.timed == len(plans) > 3 and plans.one_by_one == {PROGRAM: len(plans)}
+    assert str(plans).splitlines()[-1] == f"simulated one by one {len(plans)}: {PROGRAM}"
+    for plan in plans:
+        trace = simulate(plan.run.step, "dgx-h100", link_sharing=False, **plan.run.placed)
+        assert trace.makespan_seconds == pytest.approx(plan.bound_seconds, rel=1e-9)
+        assert max(trace.peaks().values()) == plan.peak_bytes
+
+
+def test_settings_without_pieces_are_told_beside_those_with_them():
+    plans = find_plan(SPEC, hardware="dgx-h100", devices=4, batch=8, pp=2, zero=[1, 3], recompute="none", microbatch=2)
+    of_three = np.count_nonzero(plans.choices["zero"] == 3)
+    assert 0 < of_three < len(plans) and plans.one_by_one == {"zero=3 is not put together from pieces": of_three}
+    assert not find_plan(SPEC, hardware="dgx-h100", devices=4, batch=8, pp=2, zero=1, microbatch=2).one_by_one
+
+
+def test_plans_that_a_program_does_not_allow_are_not_among_them():
+    def gated(p, x):
+        with ir.region("block.0"):
+            h = ir.apply("softmax", x @ p["a"], axis=1)
+        with ir.region("block.1"):
+            return np.mean(ir.apply("softmax", h @ p["b"], axis=1) ** 2)
+
+    plans = find_plan(recorded(gated), hardware="dgx-h100", devices=2, batch=4, recompute="none")
+    refused = [each for reason, each in plans.refused.items() if "no weight of @gated.step is left to be split" in reason]
+    assert sum(each.count for each in refused) > 0 and plans.one_by_one == {PROGRAM: len(plans)} and len(plans)
+
+
+def recorded(function):
+    types = {"a": ir.TensorType("f4", (4, 8)), "b": ir.TensorType("f4", (8, 4))}
+    return ir.record(function, types, ir.TensorType("f4", (B, 4)), name=function.__name__)
+
+
+def test_a_program_that_cannot_be_cut_is_refused_before_any_search(monkeypatch, tmp_path, capsys):
+    def perplexity(p, x):
+        with ir.region("block.0"):
+            h = x @ p["a"]
+        with ir.region("block.1"):
+            return np.exp(np.mean(h @ p["b"]))
+
+    monkeypatch.setattr("parallelism.planning.search.price_plans", None)
+    line = perplexity.__code__.co_firstlineno + 4
+    with pytest.raises(ValueError, match=rf'^no plan of @perplexity can be: %\d+ = "exp"(.|\n)*'
+                                         rf'as a perplexity, behind it\n  {re.escape(__file__)}:{line}: return np.exp'):
+        find_plan(recorded(perplexity), hardware="dgx-h100", devices=2, batch=4)
+    file = tmp_path / "loss.mlir"
+    file.write_text(str(recorded(perplexity)))
+    assert serve("vcluster", main, ["plan", f"{file}", "--hardware", "dgx-h100", "--devices", "2", "--batch", "B=4"]) == 2
+    number = next(n for n, text in enumerate(file.read_text().splitlines(), 1) if '"exp"' in text)
+    assert capsys.readouterr().err.endswith(f"as a perplexity, behind it at line {number} of its text\n")
+
+
+def test_commands_tell_them_as_text_and_as_json(tmp_path, capsys):
+    file, saved = tmp_path / "loss.mlir", tmp_path / "plans.json"
+    file.write_text(str(padded(B)))
+    words = [f"{file}", "--hardware", "dgx-h100", "--devices", "2", "--batch", "B=4", "--fix", "schedule=1f1b"]
+    assert main(["plan", *words, "--json", "--save", f"{saved}"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["one_by_one"] == {PROGRAM: found["timed"]}
+    assert main(["plan", "--load", f"{saved}"]) == 0
+    assert f"{found['timed']} simulated one by one: {PROGRAM}" in " ".join(capsys.readouterr().out.split())
