@@ -1,4 +1,4 @@
-"""The loss of a language model, written in plain NumPy, leaves its head split: one number for each row is moved, no logits."""
+"""The loss of a language model in plain NumPy leaves its head split: one number for each row is moved, and no logits."""
 
 from __future__ import annotations
 
