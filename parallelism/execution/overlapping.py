@@ -17,17 +17,24 @@ from parallelism.transforms.overlap import Overlap
 
 
 def order_on_all(localized: Localized, overlap: Overlap | None, *, beside: bool = False) -> Order | None:
-    """The order for a program that was localized; without ``overlap`` and ``beside`` (`beside_products`), None."""
-    if overlap is None and not beside:
+    """The order for a program that was localized; None without ``overlap``, ``beside`` (`beside_products`) and rings."""
+    if overlap is None and not beside and not has_ring(localized.function):
         return None
     programs = [localized.program(each.rank) for each in localized.classes]
     if overlap is None:
-        return beside_products(programs[0])
+        return beside_products(programs[0], products=beside)
     return overlapped(programs[0], overlap, {name for program in programs for name in uneven(program)})
 
 
-def beside_products(program: Function) -> Order:
+def has_ring(function: Function) -> bool:
+    """Whether blocks of keys and values may travel round a ring in a program."""
+    return any(op.kind.startswith(("attention_block", "context_attention")) for op in function.ops)
+
+
+def beside_products(program: Function, *, products: bool = True) -> Order:
     """The order in which the collectives of a backward run beside a product of the same layer.
+
+    Without ``products`` only what travels round a ring runs beside something: the attention to the block before.
 
     The two products of a backward, for the gradients of what was multiplied, read one gradient.  What gathers an input
     of the second starts before the first; a sum of what the first makes starts before the second.  Every other
@@ -36,7 +43,7 @@ def beside_products(program: Function) -> Order:
     """
     starts: dict[int, list[int]] = defaultdict(list)
     """By number of an op: the collectives that start before it."""
-    layer = _Products(program)
+    layer = _Products(program, products=products)
     for number in range(len(program.ops)):
         start = layer.start(number)
         if start is not None:
@@ -56,8 +63,10 @@ def beside_products(program: Function) -> Order:
 class _Products:
     """The products of a program, by number of the op, and what they read."""
 
-    def __init__(self, program: Function) -> None:
-        self.ops = program.ops
+    def __init__(self, program: Function, *, products: bool = True) -> None:
+        self.ops, self.products = program.ops, products
+        self._rings = {op.region for op in self.ops if op.kind.startswith("attention_block")}
+        """The regions in which blocks travel round a ring."""
         self._made = {value.name: number for number, op in enumerate(self.ops) for value in op.outputs}
         self._first_read: dict[str, int] = {}
         self._reads: dict[int, set[str]] = {}
@@ -70,7 +79,9 @@ class _Products:
     def start(self, number: int) -> int | None:
         """Before which op a collective starts, if it runs beside a product; None for other ops."""
         op = self.ops[number]
-        if op.kind not in ASYNCHRONOUS or op["group"] == 1 or inside(op, UPDATE):
+        if op.kind == "permute" and op.region in self._rings:
+            return number
+        if not self.products or op.kind not in ASYNCHRONOUS or op["group"] == 1 or inside(op, UPDATE):
             return None
         there = self._made.get(op.inputs[0].name, -1) + 1
         reader = self._first_read.get(op.outputs[0].name, len(self.ops))

@@ -11,7 +11,7 @@ import numpy as np
 
 from parallelism.execution.chains import whole_number
 from parallelism.execution.device_program import ACTIVATIONS, GRADIENTS, DeviceProgram, Held
-from parallelism.execution.overlapping import arranged, beside_products
+from parallelism.execution.overlapping import arranged, beside_products, has_ring
 from parallelism.ir import Function, TensorType, Value
 from parallelism.ir.core.derived import laid_value
 from parallelism.ir.passes.overlapping import Order, overlapped, uneven
@@ -109,6 +109,11 @@ class StagePrograms:
         """Whether they differ in values at least."""
         return f"{self.batch}_first" in self.functions.symbols
 
+    @cached_property
+    def _has_rings(self) -> bool:
+        """Whether blocks of keys and values travel round a ring in the stage."""
+        return has_ring(self.functions.forward)
+
     def alike(self, part: Part) -> Part:
         """The first of the parts of the batch for which the programs do the same work, and differ in values at most."""
         return part if self._counts_places else (0, part[1])
@@ -156,13 +161,13 @@ class StagePrograms:
 
     def order(self, kind: str, part: Part) -> Order | None:
         """The order of `program`; None: that of the function."""
-        if self.inside is None or (self.overlap is None and not self.overlapping):
+        if self.inside is None or not (self.overlap or self.overlapping or self._has_rings):
             return None
         # One order for all devices of the stage: that of the first class of them.
         first = localize(self.function(kind, part), self.inside).classes[0].rank
         alike, _ = self.local_function(kind, part, place=first)
         if self.overlap is None:
-            return beside_products(alike)
+            return beside_products(alike, products=self.overlapping)
         return overlapped(alike, self.overlap, self.apart(kind, part))
 
     @cached

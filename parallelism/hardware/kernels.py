@@ -91,6 +91,15 @@ def checked_kernels(field: str, values: Any) -> checked.Table[Kernel]:
     return checked.Table(values)
 
 
+_SAME = {
+    "attention_block": "attention",
+    "context_attention": "attention",
+    "attention_block_gradient": "attention_gradient",
+    "context_attention_gradient": "attention_gradient",
+}
+"""Ops that run the kernel of another one: attention to a block of the columns is attention."""
+
+
 def kernel_of(kernels: Mapping[str, Kernel], name: str) -> Kernel | None:
     """The kernel of an op, or of a chain: its own if it is named, else that of its op that takes the longest.
 
@@ -99,6 +108,7 @@ def kernel_of(kernels: Mapping[str, Kernel], name: str) -> Kernel | None:
     (1.5, 0.0, None)
     >>> kernel_of(kernels, "split+add")
     """
+    name = _SAME.get(name, name)
     if name in kernels:
         return kernels[name]
     found, longest = None, 1.0

@@ -35,6 +35,7 @@ from parallelism.ir.operators import (  # noqa: F401
     attention,
     bits,
     collectives,
+    context_attention,
     contractions,
     dispatch,
     elementwise,

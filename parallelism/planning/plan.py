@@ -13,6 +13,7 @@ from parallelism.hardware import Hardware
 from parallelism.ir import Function
 from parallelism.mesh import Mesh
 from parallelism.models import TransformerSpec
+from parallelism.planning.dealing import split_of_sequences
 from parallelism.planning.explanation import Account, Need
 from parallelism.planning.settings import SETTINGS, split_text, transforms_of
 from parallelism.planning.trained import BATCH, TrainedModel
@@ -43,7 +44,10 @@ class Task:
             if axis == "dp" and settings["instances"] > 1:
                 sizes[REPLICA] = settings["instances"]
                 size //= settings["instances"]
-            if size > 1 or axis == "pp":
+            split = split_of_sequences(self.model, settings) if axis == "cp" and size > 1 else None
+            if split is not None:
+                sizes |= {name: number for name, number in split.axes(size).items() if number > 1}
+            elif size > 1 or axis == "pp":
                 sizes[axis] = size
         return Mesh(**sizes)
 

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from parallelism.display import WIDTH, quantities
+from parallelism.planning.dealing import spelled_out
 from parallelism.planning.explanation import (
     SAME_PROGRAM,
     Need,
@@ -25,7 +26,7 @@ from parallelism.planning.explanation import (
     why_not,
 )
 from parallelism.planning.plan import Plan, Task
-from parallelism.planning.settings import SETTINGS, checked_settings, spelled_out
+from parallelism.planning.settings import SETTINGS, checked_settings
 from parallelism.planning.space import Choices, Refused, choices
 from parallelism.training import Figures, figures
 from parallelism.training.training_run import precision_remark

@@ -19,9 +19,9 @@ from parallelism.ir import Function
 from parallelism.layouts.stages.beginnings import by_rows
 from parallelism.models import TransformerSpec
 from parallelism.planning.batch_pricing import price_plans
+from parallelism.planning.dealing import spelled_out
 from parallelism.planning.plan import Plan, Task, step_key
 from parallelism.planning.plans import Plans
-from parallelism.planning.settings import spelled_out
 from parallelism.planning.space import Choices, Refused, choices
 from parallelism.planning.trained import BATCH, TrainedModel
 from parallelism.rarely_collected import rarely_collected

@@ -5,39 +5,41 @@ A new setting is a record here, and the transform that it makes.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import permutations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from parallelism.display.quantities import short_errors
 from parallelism.pipelining.generators import SCHEDULES
+from parallelism.planning.dealing import (
+    Bools,
+    Columns,
+    Ints,
+    Settings,
+    checked_exchange,
+    deals_otherwise,
+    heads_do_not_fit,
+    instances_do_not_fit,
+    replicas,
+    sequences,
+    spelled_out,
+    zero,
+)
 from parallelism.planning.trained import TrainedModel
 from parallelism.spelling import did_you_mean
 from parallelism.training.megatron import overlap_of
+from parallelism.training.sequence_split import TYPES
 from parallelism.transforms import (
-    ContextParallel,
-    DataParallel,
     ExpertParallel,
     Recompute,
     SequenceParallel,
-    Strategy,
     TensorParallel,
     Transform,
-    Zero,
 )
-from parallelism.transforms.words import REPLICA, SHORTHANDS
-
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
-Columns = Mapping[str, Ints]
-"""The settings of many plans: a column for each setting, a row for each plan."""
-Settings = Mapping[str, Any]
-"""The settings of one plan, by name."""
+from parallelism.transforms.words import SHORTHANDS
 
 AXES = ("pp", "dp", "cp", "ep", "tp")
 """The mesh axes of a plan, outermost first in Megatron-LM's order."""
@@ -185,40 +187,6 @@ def checked_settings(fixed: Mapping[str, Any], model: TrainedModel) -> dict[str,
     return {name: _values(SETTINGS[name], value, model) for name, value in fixed.items() if value is not None}
 
 
-def spelled_out(fixed: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings with what ``fsdp=64`` and ``hsdp="8x8"`` mean in their place, as in the text of a strategy.
-
-    ``fsdp=64`` is ``dp=64, zero=3, overlap=True``; ``hsdp="8x4"`` is ``dp=32, instances=8`` and the same.  Another
-    ``overlap`` beside them counts.  ``ValueError`` for one that is written otherwise, or beside a setting that it says.
-    """
-    found = {name: value for name, value in fixed.items() if name not in SHORTHANDS}
-    given = [name for name in SHORTHANDS if fixed.get(name) is not None]
-    for name in given:
-        means = _meaning(name, fixed[name])
-        if both := [each for each in means if found.get(each) is not None]:
-            raise ValueError(f"{name}={fixed[name]!r} says {both[0]}, too; leave one of them out")
-        found |= {"overlap": True, **found, **means}
-    return found
-
-
-def _meaning(name: str, value: Any) -> dict[str, Any]:
-    """The settings that ``fsdp`` or ``hsdp`` with this value stands for, without overlap."""
-    if name == "fsdp":
-        if type(value) is not int:
-            raise ValueError(
-                f"fsdp is the number of devices that share the weights, as fsdp=64; got {value!r}"
-            )
-        return {"dp": value, "zero": 3}
-    extents = re.fullmatch(r"([0-9]{1,9})x([0-9]{1,9})", value) if isinstance(value, str) else None
-    if extents is None:
-        raise ValueError(
-            "hsdp is the number of replicas and that of the devices that share one, as hsdp=8x4; got "
-            f"{value!r}"
-        )
-    outer, inner = map(int, extents.groups())
-    return {"dp": outer * inner, "zero": 3, "instances": outer}
-
-
 def _values(setting: Setting, value: Any, model: TrainedModel) -> list[Any]:
     several = list(value) if isinstance(value, list | tuple | set | range) else [value]
     if not several:
@@ -333,28 +301,6 @@ def _has_replicas(columns: Columns) -> Bools:
     return found
 
 
-def _replicas(model: TrainedModel, settings: Settings) -> Transform | None:
-    """Data parallelism; with several instances of the optimizer, over an axis of these and one inside of each."""
-    if settings["dp"] == 1:
-        return None
-    if settings.get("instances", 1) == 1:  # pieces are laid out without it
-        return DataParallel("dp")
-    return Strategy(DataParallel(REPLICA), DataParallel("dp"))
-
-
-def _instances_do_not_fit(columns: Columns, model: TrainedModel) -> Bools:
-    dp, instances = columns["dp"], columns["instances"]
-    wrong: Bools = (instances > 1) & ((columns["zero"] == 0) | (dp % instances != 0) | (dp <= instances))
-    return wrong
-
-
-def _zero(model: TrainedModel, settings: Settings) -> Transform | None:
-    """ZeRO over the devices that have a parameter: along ``dp`` and ``cp``, and along ``ep`` for what is no expert."""
-    if not settings["zero"]:
-        return None
-    return Zero(settings["zero"], next(axis for axis in ("dp", "ep", "cp") if settings[axis] > 1))
-
-
 def _sp_as_usual(columns: Columns, model: TrainedModel) -> Ints:
     """Sequence parallelism wherever it can be: it moves no more bytes, and saves memory.  A program may have nothing
     that it can split."""
@@ -403,11 +349,11 @@ PIPELINE = ("schedule", "chunks", "microbatch")
 
 SETTINGS = SettingTable(
     _axis("pp", 10, flag="pipeline_model_parallel_size"),
-    _axis("dp", 11, _replicas),
+    _axis("dp", 11, replicas),
     _axis(
         "cp",
         12,
-        lambda model, given: ContextParallel("cp") if given["cp"] > 1 else None,
+        sequences,
         "context_parallel_size",
     ),
     _axis("ep", 12, lambda model, given: ExpertParallel("ep") if given["ep"] > 1 else None),
@@ -468,7 +414,7 @@ SETTINGS = SettingTable(
         lambda model: (0, 1, 2),
         useful=_has_replicas,
         needs="ZeRO needs replicas, dp, ep or cp above 1",
-        transform=_zero,
+        transform=zero,
         words=lambda given: f"zero={given['zero']}" if given["zero"] else "",
         place_in_text=30,
         from_pieces=lambda stage: stage < 3,
@@ -477,10 +423,23 @@ SETTINGS = SettingTable(
         last_resort=3,
     ),
     Setting(
+        "exchange",
+        checked_exchange,
+        lambda model: TYPES[:1],
+        is_text=True,
+        useful=lambda columns: columns["cp"] > 1,
+        conflict=heads_do_not_fit,
+        conflict_reason="cp does not divide the heads of keys and values that exchange=a2a deals out",
+        words=lambda given: f"exchange={given['exchange']}" if deals_otherwise(given) else "",
+        place_in_text=14,
+        flag="cp_comm_type",
+        from_pieces=lambda exchange: exchange == TYPES[0],
+    ),
+    Setting(
         "instances",
         count_of("devices"),
         lambda model: (1,),
-        conflict=_instances_do_not_fit,
+        conflict=instances_do_not_fit,
         conflict_reason="instances need ZeRO, and dp in as many groups of several devices",
         words=lambda given: f"instances={given['instances']}" if given["instances"] > 1 else "",
         place_in_text=31,
@@ -494,7 +453,7 @@ SETTINGS = SettingTable(
         is_switch=True,
         useful=lambda columns: columns["dp"] > 1,
         needs="overlap needs replicas, dp above 1",
-        transform=lambda model, given: overlap_of(given["dp"]) if given["overlap"] else None,
+        transform=lambda model, given: overlap_of(given["dp"] * given["cp"]) if given["overlap"] else None,
         words=lambda given: "overlap" if given["overlap"] else "",
         place_in_text=40,
         flag="overlap_grad_reduce",
@@ -524,6 +483,7 @@ SETTINGS = SettingTable(
         from_pieces=always,
     ),
 )
-"""The settings of a plan: extents of mesh axes, stages on a rank, the schedule of the pipeline, rows of a microbatch,
-what is computed again, the stage of ZeRO, how many groups of devices hold each what it shares out, whether gradients are
-summed over dp during the last backward, sequence parallelism, and the mesh axes, outermost first."""
+"""The settings of a plan: extents of mesh axes, how attention sees sequences that are split, stages on a rank, the schedule
+of the pipeline, rows of a microbatch, what is computed again, the stage of ZeRO, how many groups of devices hold each what
+it shares out, whether gradients are summed over dp during the last backward, sequence parallelism, and the mesh axes,
+outermost first."""

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from parallelism.pipelining.generators import SCHEDULES, ScheduleKind
-from parallelism.planning.settings import AXES, MOST, SETTINGS, Bools, Ints, Setting, checked_settings
+from parallelism.planning.dealing import Bools, Ints
+from parallelism.planning.settings import AXES, MOST, SETTINGS, Setting, checked_settings
 from parallelism.planning.trained import TrainedModel
 
 MOST_CHUNKS = 16
@@ -232,7 +233,8 @@ def _with_option(
     if setting.differs is not None and 0 in numbers:
         table.keep((table[name] == 0) | setting.differs(table.columns, model))
     if setting.conflict is not None:
-        table.refuse(setting.conflict_reason, setting.conflict(table.columns, model))
+        words = {name: np.array(values)[table[name]]} if setting.is_text else {}
+        table.refuse(setting.conflict_reason, setting.conflict({**table.columns, **words}, model))
 
 
 def _tried(setting: Setting, model: TrainedModel) -> Sequence[Any]:

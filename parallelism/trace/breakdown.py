@@ -81,8 +81,13 @@ _OTHER, _COMMUNICATION = map(PARTS.index, ("other", "communication"))
 STEP_PARTS = StepSplit._fields
 _STEP = {name: number for number, name in enumerate(STEP_PARTS)}
 _PRODUCTS = frozenset({"matmul", "einsum"})
-_ATTENTION = frozenset({"attention", "attention_gradient", "attention_weights", "softmax_gradient"})
-_AXIS_PARTS = {"replica": "dp", "dp": "dp", "cp": "cp", "ep": "ep", "tp": "tp"}
+_ATTENTION = frozenset(
+    {
+        *("attention", "attention_gradient", "attention_weights", "softmax_gradient"),
+        *("context_attention", "context_attention_gradient", "attention_block", "attention_block_gradient"),
+    }
+)
+_AXIS_PARTS = {"replica": "dp", "dp": "dp", "cp": "cp", "cp_heads": "cp", "ep": "ep", "tp": "tp"}
 """The part of collectives over an axis."""
 _SPLIT_SUMS = frozenset({"reduce_scatter", "all_gather"})
 

@@ -75,6 +75,8 @@ class FlagValues:
     account_for_loss_in_pipeline_split: bool | None = None
     pipeline_model_parallel_layout: str | None = None
     context_parallel_size: int | None = None
+    cp_comm_type: str | None = None
+    hierarchical_context_parallel_sizes: str | None = None
     expert_model_parallel_size: int | None = None
     expert_tensor_parallel_size: int | None = None
     sequence_parallel: bool | None = None
@@ -138,6 +140,8 @@ class FlagValues:
             if option.field in given:
                 value = given[option.field]
                 words.append(f"--{option.name}")
-                if not option.switch:
+                if option.many:
+                    words += value.split()
+                elif not option.switch:
                     words.append(f"{value:g}" if option.rate or option.amount else str(value))
         return tuple(words)

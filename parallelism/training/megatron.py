@@ -17,6 +17,7 @@ from parallelism.mesh import Mesh
 from parallelism.models import TransformerSpec
 from parallelism.training.megatron_options import OPTIONS
 from parallelism.training.model_flags import ModelFlags
+from parallelism.training.sequence_split import HEADS_AXIS, SequenceSplit
 from parallelism.training.stage_layers import (
     begins_of,
     counts_of,
@@ -73,7 +74,9 @@ class MegatronFlags(ModelFlags):
     of 128, not of 128 times ``tensor_model_parallel_size``: so plans with different sizes train the same model.  Where
     stages cannot have equally many layers, the first and the last have fewer, because they have the embedding and the
     head.  Adam is AdamW; ``optimizer="sgd"`` has a momentum of 0.9 unless ``sgd_momentum`` says otherwise.
-    Gradients are in float32, with ``fp16`` as well, unless ``grad_reduce_in_bf16`` or ``main_grads_dtype`` says otherwise.
+    Attention gathers keys and values over ``context_parallel_size`` unless ``cp_comm_type`` says otherwise; that of
+    Megatron-LM is ``p2p``.  Gradients are in float32, with ``fp16`` as well, unless ``grad_reduce_in_bf16`` or
+    ``main_grads_dtype`` says otherwise.
     They are clipped only if ``clip_grad`` says so, and scaled only if ``loss_scale`` does,
     by this constant.
     """
@@ -183,7 +186,9 @@ class MegatronFlags(ModelFlags):
             )
         schedule = "interleaved_1f1b" if chunks > 1 else "1f1b"
         pipeline = Pipeline("pp", microbatches, schedule, chunks, begins_of(counts))
-        sizes = {"pp": pp, **shared, "cp": cp, "ep": ep, "tp": tp}
+        sequences = SequenceSplit.of(self)
+        sequences.check(spec, cp, tp)
+        sizes = {"pp": pp, **shared, **sequences.axes(cp), "ep": ep, "tp": tp}
         mesh = Mesh(**{axis: size for axis, size in sizes.items() if size > 1 or axis == "pp"})
         return TrainingRun(
             spec,
@@ -260,13 +265,12 @@ class MegatronFlags(ModelFlags):
         gradients = self.gradients
         if not self.fp32:
             yield MixedPrecision("float16" if self.fp16 else "bfloat16", gradients)
-        replicas = prod(mesh.shape.get(axis, 1) for axis in ("dp", REPLICA, "cp"))
+        replicas = prod(mesh.shape.get(axis, 1) for axis in ("dp", REPLICA, "cp", HEADS_AXIS))
         overlap = overlap_of(replicas, self._ahead) if self.overlap_grad_reduce else None
         yield from StateSharding.of(self).transforms(mesh, overlap)
         if "ep" in mesh.axes:
             yield ExpertParallel()
-        if "cp" in mesh.axes:
-            yield ContextParallel()
+        yield from SequenceSplit.of(self).transforms(mesh.shape)
         if "tp" in mesh.axes:
             yield TensorParallel()
             if self.sequence_parallel:
@@ -318,7 +322,14 @@ class MegatronFlags(ModelFlags):
         flags = cls(
             tensor_model_parallel_size=shape.get("tp", 1),
             pipeline_model_parallel_size=shape["pp"],
-            context_parallel_size=shape.get("cp"),
+            **SequenceSplit.flags(
+                {
+                    each.axis: each.exchange
+                    for each in run.strategy.transforms
+                    if isinstance(each, ContextParallel)
+                },
+                shape,
+            ),
             expert_model_parallel_size=shape.get("ep"),
             num_layers_per_virtual_pipeline_stage=layers // stages
             if pipeline.chunks > 1 and layers % stages == 0 and is_even
@@ -407,6 +418,7 @@ _AXES = {
         "pp",
     ),
     "sequence_parallel": "tp",
+    **dict.fromkeys(("cp_comm_type", "hierarchical_context_parallel_sizes"), f"cp {HEADS_AXIS}"),
     "use_distributed_optimizer": "dp ep",
     **dict.fromkeys(_OF_FSDP, "dp ep"),
     "use_megatron_fsdp": "dp ep",

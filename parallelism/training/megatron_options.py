@@ -29,6 +29,8 @@ class Option(NamedTuple):
     """Whether it takes any number of at least 0."""
     text: bool = False
     """Whether it takes any text."""
+    many: bool = False
+    """Whether it takes several words; as a value they are one text."""
 
     @property
     def field(self) -> str:
@@ -143,6 +145,20 @@ OPTIONS: tuple[Option, ...] = (
         text=True,
     ),
     Option("context-parallel-size", "strategy", "devices along cp (1)"),
+    Option(
+        "cp-comm-type",
+        "strategy",
+        "how attention sees whole sequences: all_gather (the default here), p2p, a2a or a2a+p2p",
+        text=True,
+        many=True,
+    ),
+    Option(
+        "hierarchical-context-parallel-sizes",
+        "strategy",
+        "with a2a+p2p: the devices of all_to_alls, and those of a ring around them",
+        text=True,
+        many=True,
+    ),
     Option("expert-model-parallel-size", "strategy", "devices along ep (1)"),
     Option("expert-tensor-parallel-size", "strategy", "devices along tp of experts: as of others, or 1"),
     Option(

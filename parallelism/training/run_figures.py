@@ -19,7 +19,19 @@ from parallelism.training.training_run import TrainingRun
 
 CATEGORIES = ("weights", "gradients", "optimizer", "activations", "other")
 """The categories of memory."""
-_PRODUCTS = frozenset({"matmul", "einsum", "attention", "attention_gradient"})
+_PRODUCTS = frozenset(
+    {
+        *(
+            "matmul",
+            "einsum",
+            "attention",
+            "attention_gradient",
+            "context_attention",
+            "context_attention_gradient",
+        ),
+        *("attention_block", "attention_block_gradient"),
+    }
+)
 
 
 @dataclass(frozen=True)

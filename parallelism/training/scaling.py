@@ -8,8 +8,10 @@ from math import ceil, lcm, prod
 from parallelism.mesh import Mesh
 from parallelism.models import TransformerSpec
 from parallelism.pipelining.generators import SCHEDULES
+from parallelism.training.sequence_split import HEADS_AXIS
 from parallelism.training.training_run import TrainingRun
-from parallelism.transforms import Pipeline, Strategy
+from parallelism.transforms import ContextParallel, Pipeline, Strategy
+from parallelism.transforms.words import REPLICA
 
 MOST_DEVICES = 16
 
@@ -31,15 +33,22 @@ def scaled_down(run: TrainingRun, devices: int = MOST_DEVICES) -> TrainingRun:
     mesh = _folded(run.mesh, devices)
     pipeline = run.pipeline
     tp, cp, pp, dp = (mesh.shape.get(axis, 1) for axis in ("tp", "cp", "pp", "dp"))
+    cp *= mesh.shape.get(HEADS_AXIS, 1)
+    dp *= mesh.shape.get(REPLICA, 1)
+    dealt = prod(
+        mesh.shape[each.axis]
+        for each in run.strategy.transforms
+        if isinstance(each, ContextParallel) and each.exchange == "a2a"
+    )
     chunks = pipeline.chunks if pipeline else 1
     layers = pp * min(chunks, 2)
-    groups = tp if spec.groups < spec.heads else 2 * tp
+    groups = (tp if spec.groups < spec.heads else 2 * tp) * dealt
     small = replace(
         spec,
         layers=layers,
-        heads=2 * tp,
+        heads=2 * tp * dealt,
         key_value_heads=groups,
-        width=8 * lcm(tp, dp),
+        width=8 * lcm(tp * dealt, dp),
         feed_forward=12 * tp * dp,
         vocabulary=8 * tp * dp,
         sequence=4 * tp * cp,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from parallelism.ir.core import Function
+from parallelism.ir.core import Function, Op, Value, frozen_attributes
+from parallelism.layouts.localization.local_program import free_name
 from parallelism.transforms.dims import Place, dims_of, layout
 from parallelism.transforms.parts import Parts
 from parallelism.transforms.words import checked_axis, word
@@ -44,23 +45,46 @@ class DataParallel:
         return word("dp", self.axis)
 
 
+EXCHANGES = {"all_gather": "cp", "p2p": "ring", "a2a": "ulysses"}
+"""How attention sees whole sequences, in the words of Megatron-LM, and the word of a strategy for it."""
+ROWS, HEADS = 1, 2
+"""The dims of queries, keys and values."""
+
+
 @dataclass(frozen=True)
 class ContextParallel:
     """The sequences of the batch are split over ``axis``: each device has some of the tokens of every row.
 
     The dim is one of the inputs that is not that of the rows, and no dim of a weight or of a table
-    (`parallelism.transforms.dims.sequence_class`).  What needs a sequence whole gathers it: attention gathers keys and
-    values, forward and backward, and reduce-scatters their gradients (Dubey et al., *The Llama 3 Herd of Models*, 2024,
-    arXiv:2407.21783, section 3.3.2).  Gradients of parameters are summed over the axis, as in `DataParallel`.
+    (`parallelism.transforms.dims.sequence_class`).  Gradients of parameters are summed over the axis, as in
+    `DataParallel`.  What needs a sequence whole gathers it.  Attention as one operator does so by ``exchange``:
 
-    ``ValueError`` if the sequences are split over ``axis`` already, and if the program has no such dim.
+    - ``all_gather``: it gathers keys and values, forward and backward, and reduce-scatters their gradients (Dubey et al.,
+      *The Llama 3 Herd of Models*, 2024, arXiv:2407.21783, section 3.3.2).  Of n devices with K bytes of keys and as many
+      of values in all, a device receives 2 K (n - 1) / n forward, and twice that backward.
+    - ``p2p``: blocks of keys and values travel round a ring, and each device attends to a block when it arrives (Liu et
+      al., *Ring Attention*, 2023, arXiv:2310.01889): as many bytes, and no more than two blocks at a time.
+    - ``a2a``: an all_to_all each of queries, keys, values and result gives each device all tokens of some heads (Jacobs et
+      al., *DeepSpeed Ulysses*, 2023, arXiv:2309.14509, section 3).  With Q bytes of queries a device receives
+      2 (Q + K) (n - 1) / n^2 forward, and as many backward.
+
+    Over two axes with ``p2p`` and ``a2a`` both go together (Fang and Zhao, *USP*, 2024, arXiv:2405.07719); ``a2a`` is over
+    the inner one.  In each of them the scores that a causal mask leaves count as if they were dealt evenly.
+
+    ``ValueError`` if the sequences are split over ``axis`` already, if the program has no such dim, and for an exchange
+    other than ``all_gather`` if no attention is one operator.
     """
 
     axis: str = "cp"
+    exchange: str = "all_gather"
     phase: ClassVar[int] = 12
 
     def __post_init__(self) -> None:
         checked_axis(self)
+        if self.exchange not in EXCHANGES:
+            raise ValueError(
+                f"the exchange of ContextParallel must be one of {', '.join(EXCHANGES)}, got {self.exchange!r}"
+            )
 
     def __call__(self, function: Function) -> Function:
         parts = Parts.of(function)
@@ -69,10 +93,41 @@ class ContextParallel:
                 f"{self}: the inputs of @{function.name} have no sequence to split: besides the rows "
                 "every dim is that of a weight, or no op has it"
             )
-        return split_class(self, parts, parts.sequence).joined()
+        split = split_class(self, parts, parts.sequence, around=self.exchange != "a2a")
+        if self.exchange == "all_gather":
+            return split.joined()
+        ops = [new for op in split.forward.ops for new in self._exchanged(parts, op)]
+        if [*split.forward.ops] == ops:
+            raise ValueError(
+                f"{self}: no attention of @{function.name} is one operator over a whole sequence; all_gather, written cp, "
+                "splits it"
+            )
+        return replace(split, forward=replace(split.forward, ops=tuple(ops))).joined()
+
+    def _exchanged(self, parts: Parts, op: Op) -> list[Op]:
+        """The ops in place of one: of attention of one sequence to itself, with its rows dealt by this exchange."""
+        if op.kind not in ("attention", "context_attention"):
+            return [op]
+        if any(parts.classes.of(value, ROWS) != parts.sequence for value in op.inputs[:2]):
+            return [op]
+        if self.exchange == "p2p":
+            return [replace(op, kind="context_attention")]
+        names = {value.name for value in parts.forward.values}
+        of_heads = [Value(free_name(f"{value.name}.heads", names), value.type) for value in op.inputs[:3]]
+        mixed, lse = op.outputs
+        inner = Value(free_name(f"{mixed.name}.heads", names), mixed.type)
+        given = [self._deal(op, *pair) for pair in zip(op.inputs, of_heads, strict=False)]
+        attention = op.with_values((*of_heads, *op.inputs[3:]), (inner, lse))
+        return [*given, attention, self._deal(op, inner, mixed, back=True)]
+
+    def _deal(self, op: Op, x: Value, y: Value, *, back: bool = False) -> Op:
+        """The op that deals heads in place of tokens, or tokens in place of heads."""
+        before, after = (HEADS, ROWS) if back else (ROWS, HEADS)
+        attributes = {"axes": (self.axis,), "before": before, "after": after}
+        return Op("deal", (x,), frozen_attributes(attributes), (y,), op.region)
 
     def __str__(self) -> str:
-        return word("cp", self.axis)
+        return word(EXCHANGES[self.exchange], self.axis)
 
 
 def split_class(transform: Any, parts: Parts, chosen: Place, *, around: bool = True) -> Parts:

@@ -280,6 +280,8 @@ _SIZED: dict[str, Callable[[Word], Any]] = {
     "pp": _pipeline,
     "dp": lambda word: DataParallel(word.axis or ""),
     "cp": lambda word: ContextParallel(word.axis or ""),
+    "ring": lambda word: ContextParallel(word.axis or "", "p2p"),
+    "ulysses": lambda word: ContextParallel(word.axis or "", "a2a"),
     "ep": lambda word: ExpertParallel(word.axis or ""),
     "tp": lambda word: TensorParallel(word.axis or "", word.regions),
 }

@@ -15,10 +15,11 @@ DEFAULT_AXIS = {
     "zero": "dp",
     "pp": "pp",
     "cp": "cp",
+    "ring": "cp",
+    "ulysses": "cp",
     "ep": "ep",
     **dict.fromkeys(SHORTHANDS, "dp"),
 }
-
 """The axis that a word is about if it names none."""
 REPLICA = "replica"
 """The axis of whole replicas around the devices that share the state, in hybrid sharding."""

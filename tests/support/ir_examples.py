@@ -228,15 +228,21 @@ example("layer_norm_gradient", (3, 2, 4), (3, 2, 4), (4,), epsilon=1e-5)
 example("rms_norm_gradient", (5, 1), (5, 1), (1,), epsilon=0.5)
 
 
+EXCHANGING = {"context_attention", "context_attention_gradient", "attention_block", "attention_block_gradient", "ring_shift"}
+"""What needs the tiles of others along a dim: `parallelism.layouts.localization.sequences` has them sent."""
+
+
 def attention(kind, batch, rows, columns, heads, groups, width, *, mask="causal", rate=0.0, starts=(0, 0, 0, 0),
-              values=None):
+              values=None, **more):
     """An example of attention, or of its gradient; the rows may be a part of all rows."""
     q, k = (batch, rows, heads, width), (batch, columns, groups, width)
     y, v = ((*each[:3], values or width) for each in (q, k))
-    inputs = (q, k, v) if kind == "attention" else (y, y, (batch, heads, rows), q, k, v)
+    lse = (batch, heads, rows)
+    before = (y, y, lse) if kind.endswith("gradient") else (y, lse) if more.get("number") else ()
+    inputs = (*before, q, k, v)
     whole = tuple(2 * start + extent for start, extent in zip(starts, q, strict=True))
     return Example(kind, (*inputs, *([Ints((), 9)] if rate else [])), {
-        "scale": 0.5, "mask": mask, "rate": rate, "seed": 3, "whole": whole, "starts": starts})
+        "scale": 0.5, "mask": mask, "rate": rate, "seed": 3, "whole": whole, "starts": starts, **more})
 
 
 for _kind in ("attention", "attention_gradient"):
@@ -246,6 +252,17 @@ for _kind in ("attention", "attention_gradient"):
     EXAMPLES.append(attention(_kind, 1, 2, 5, 3, 1, 2, rate=0.25, starts=(1, 3, 3, 0)))
     EXAMPLES.append(attention(_kind, 2, 3, 3, 4, 2, 5, values=3))
     EXAMPLES.append(attention(_kind, 1, 3, 3, 4, 2, 3, mask="causal:2;cap=0.5;alibi=4x0.5"))
+for _kind in ("context_attention", "context_attention_gradient"):
+    EXAMPLES.append(attention(_kind, 2, 3, 3, 2, 2, 2))
+    EXAMPLES.append(attention(_kind, 1, 5, 5, 4, 2, 3, rate=0.5))
+    EXAMPLES.append(attention(_kind, 2, 3, 3, 4, 2, 5, values=3, mask="causal:2;cap=0.5;alibi=4x0.5"))
+for _kind in ("attention_block", "attention_block_gradient"):
+    EXAMPLES.append(attention(_kind, 2, 6, 6, 2, 2, 2, blocks=2, number=0))
+    EXAMPLES.append(attention(_kind, 1, 5, 5, 4, 2, 3, rate=0.5, blocks=5, number=3))
+    EXAMPLES.append(attention(_kind, 1, 6, 6, 3, 1, 1, mask="whole", blocks=3, number=1, values=2))
+for _kind in ((2, 6, 3), (1, 5), (7,)):
+    example("deal", (*_kind, 3), axes=("cp", "x"), before=0, after=len(_kind))
+    example("ring_shift", _kind, axes=("cp",), group=_kind[-1], dim=len(_kind) - 1)
 example("attention_weights", (2, 3, 3), scale=0.5, mask="causal", starts=(0, 0, 0))
 example("attention_weights", (1, 2, 7), scale=2.0, mask="causal:3", starts=(0, 5, 0))
 example("attention_weights", (3, 4), scale=1, mask="whole", starts=(0, 0))

@@ -319,6 +319,27 @@ def _attention(kind, rng):
                      rate=rate, starts=starts, values=int(rng.choice((width, 3))))
 
 
+@maker("context_attention", "context_attention_gradient", "attention_block", "attention_block_gradient")
+def _attention_of_blocks(kind, rng):
+    batch, extent, groups, served, width = (int(n) for n in rng.choice((1, 2, 3), 5))
+    blocks = int(rng.integers(1, 4))
+    more = {"blocks": blocks, "number": int(rng.integers(blocks))} if "block" in kind else {}
+    rows = extent * blocks
+    return attention(kind, batch, rows, rows, groups * served, groups, width, mask=MASKS[rng.integers(3)],
+                     rate=float(rng.choice([0, 0.5])), values=int(rng.choice((width, 3))), **more)
+
+
+@maker("deal")
+def _deal(kind, rng):
+    return Example(kind, (extents(rng, 2),), {"axes": ("cp",), "before": 1, "after": 0})
+
+
+@maker("ring_shift")
+def _ring_shift(kind, rng):
+    shape = extents(rng, 1)
+    return Example(kind, (shape,), {"axes": ("cp",), "group": shape[0], "dim": 0})
+
+
 @maker("attention_weights")
 def _attention_weights(kind, rng):
     shape = (*extents(rng), int(rng.integers(1, 5)))

@@ -234,6 +234,8 @@ def _keywords(option: Option) -> dict[str, Any]:
     if option.choices:
         known = option.choices + option.unmodelled
         return shown | {"type": choice(known), "metavar": "|".join(option.choices)}
+    if option.many:
+        return shown | {"metavar": "TEXT", "nargs": "+"}
     if option.text:
         return shown | {"metavar": "TEXT"}
     if option.rate or option.amount:
@@ -244,7 +246,9 @@ def _keywords(option: Option) -> dict[str, Any]:
 def flags_of(arguments: argparse.Namespace) -> MegatronFlags:
     """The flags of Megatron-LM that were given.  `WrongWords` for wrong ones, and with ``--strict-flags`` for some more."""
     try:
-        flags = MegatronFlags(**{option.field: getattr(arguments, option.field) for option in OPTIONS})
+        given = {option.field: getattr(arguments, option.field) for option in OPTIONS}
+        texts = {name: " ".join(value) for name, value in given.items() if isinstance(value, list)}
+        flags = MegatronFlags(**given | texts)
     except ValueError as error:
         raise WrongWords(str(error)) from None
     if arguments.strict_flags and (left_out := [*_given(arguments, UNMODELLED), *flags.unmodelled]):

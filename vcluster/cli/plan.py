@@ -17,7 +17,7 @@ from parallelism.hardware import sized_hardware
 from parallelism.hardware.fields import shown
 from parallelism.models import TransformerSpec
 from parallelism.planning import SETTINGS, find_plan
-from parallelism.planning.settings import spelled_out
+from parallelism.planning.dealing import spelled_out
 from parallelism.trace import Trace
 from parallelism.training import OPTIONS, MegatronFlags
 from parallelism.training.state_sharding import StateSharding

@@ -16,12 +16,12 @@ split: ``starts`` is the position of the part in an output of shape ``whole``.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from parallelism.ir.core import Extent, Op, Operator, Rule, Shape, TensorType
-from parallelism.ir.core.extents import product, quotient, rounded_up
+from parallelism.ir.core.extents import divided, product, quotient, rounded_up
 from parallelism.ir.core.rules import letters, rule
 from parallelism.ir.core.table import register
 from parallelism.ir.operators.activations import floating
@@ -46,12 +46,12 @@ from parallelism.kernels.attention import finite
 
 
 def _rule(q: TensorType, k: TensorType, v: TensorType, *step: TensorType, **attributes: Any) -> Rule:
-    _check(q, k, step, **attributes)
-    values, result = _of_values(k, v)
+    check_attention(q, k, step, **attributes)
+    values, result = of_values(k, v)
     return rule(
-        f"{_Q},{_K},{values}{',' * len(step)}->{result},{_LSE}",
+        f"{Q},{K},{values}{',' * len(step)}->{result},{LSE}",
         [x.shape for x in (q, k, v, *step)],
-        _served(q, k),
+        served_heads(q, k),
     )
 
 
@@ -65,8 +65,8 @@ def _gradient_rule(
     *more: TensorType,
     **attributes: Any,
 ) -> Rule:
-    step, of_lse = _apart(more)
-    _check(q, k, step, **attributes)
+    step, of_lse = apart(more)
+    check_attention(q, k, step, **attributes)
     if not grad.shape == out.shape == (*q.shape[:3], *v.shape[3:]) or lse.shape != (
         q.shape[0],
         q.shape[2],
@@ -77,24 +77,24 @@ def _gradient_rule(
             f"and {lse}"
         )
     types = (grad, out, lse, q, k, v, *more)
-    values, result = _of_values(k, v)
+    values, result = of_values(k, v)
     return rule(
-        f"{result},{result},{_LSE},{_Q},{_K},{values}{',' * len(step)}{f',{_LSE}' * len(of_lse)}->{_Q},{_K},{values}",
+        f"{result},{result},{LSE},{Q},{K},{values}{',' * len(step)}{f',{LSE}' * len(of_lse)}->{Q},{K},{values}",
         [x.shape for x in types],
-        _served(q, k),
+        served_heads(q, k),
     )
 
 
-def _apart(more: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+def apart(more: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
     """The step, and the gradient of the log-sum-exp, if they are among the inputs of a gradient."""
     return [x for x in more if not x.ndim], [x for x in more if x.ndim]
 
 
-_Q, _K, _LSE = "bq(gr)d!", "bk!gd!", "b(gr)q"
+Q, K, LSE = "bq(gr)d!", "bk!gd!", "b(gr)q"
 """The dims of queries, of keys, and of the log-sum-exp: r heads are served by each of g groups."""
 
 
-def _of_values(k: TensorType, v: TensorType) -> tuple[str, str]:
+def of_values(k: TensorType, v: TensorType) -> tuple[str, str]:
     """The dims of the values and of the result: their width may be another one than that of the keys."""
     width = "d" if v.shape[3:] == k.shape[3:] else "w"
     return f"bk!g{width}!", f"bq(gr){width}!"
@@ -108,14 +108,14 @@ def _products(keys: int, values: int) -> Callable[..., Extent]:
 
     def flops(of: Rule, *, mask: str, whole: Shape, **_: Any) -> Extent:
         known, rows, columns = Scores.parse(mask).mask, whole[1], of.extents["k"]
-        count = _of_scores(of, keys, values) * scores_of_part(known, of.extents["q"], rows, columns)
+        count = of_scores(of, keys, values) * scores_of_part(known, of.extents["q"], rows, columns)
         is_whole = rows == columns and known.window is None
         return count if is_whole else rounded_up(count)
 
     return flops
 
 
-def _of_scores(of: Rule, keys: int, values: int) -> Extent:
+def of_scores(of: Rule, keys: int, values: int) -> Extent:
     """The operations of one score of every head."""
     heads, width = product(of.extents[letter] for letter in "bgr"), of.extents["d"]
     return 2 * heads * (keys * width + values * of.extents.get("w", width))
@@ -123,13 +123,13 @@ def _of_scores(of: Rule, keys: int, values: int) -> Extent:
 
 def hidden_flops(op: Op) -> Extent:
     """The operations that attention does not do because its mask hides scores; 0 for other ops."""
-    if op.kind not in _PRODUCTS_OF:
+    if op.kind not in PRODUCTS_OF:
         return 0
     of = op.rule
-    return _of_scores(of, *_PRODUCTS_OF[op.kind]) * of.extents["q"] * of.extents["k"] - op.flops
+    return of_scores(of, *PRODUCTS_OF[op.kind]) * of.extents["q"] * of.extents["k"] - op.flops
 
 
-def _served(q: TensorType, k: TensorType) -> dict[str, Extent]:
+def served_heads(q: TensorType, k: TensorType) -> dict[str, Extent]:
     """The number of heads that each group of keys and values serves."""
     heads, groups = q.shape[2], k.shape[2]
     served = 1 if heads == groups else quotient((heads,), (groups,)) if groups != 0 else None
@@ -138,7 +138,7 @@ def _served(q: TensorType, k: TensorType) -> dict[str, Extent]:
     return {"r": served}
 
 
-def _check(
+def check_attention(
     q: TensorType,
     k: TensorType,
     step: Sequence[TensorType],
@@ -167,7 +167,14 @@ def _check(
             raise TypeError(f"the step must be a single integer, got {type}")
 
 
-_FIRST_OF: dict[str, int] = {"attention": 0, "attention_gradient": 3}
+_FIRST_OF: dict[str, int] = {
+    "attention": 0,
+    "attention_gradient": 3,
+    "context_attention": 0,
+    "context_attention_gradient": 3,
+    "attention_block": 0,
+    "attention_block_gradient": 3,
+}
 """By kind of op, the place of the queries among its inputs; keys follow them."""
 
 
@@ -179,9 +186,15 @@ def attention_shape(op: Op) -> tuple[Extent, Extent, Extent, Extent, int] | None
     first = _FIRST_OF.get(op.kind)
     if first is None:
         return None
+    number = dict(op.attributes).get("number", 0)
+    if number and first == 0:
+        first = 2  # behind the results of earlier blocks
     batch, rows, heads, width = op.inputs[first].type.shape
     mask = Scores.parse(op["mask"]).mask
-    keys = equal_keys(mask, op["whole"][1], op.inputs[first + 1].type.shape[1])
+    columns = op.inputs[first + 1].type.shape[1]
+    if number:  # half of them in the mean
+        return batch * heads, rows, rounded_up(divided(columns, 2)) if mask.causal else columns, width, 0
+    keys = equal_keys(mask, rows if op.kind.startswith("attention_block") else op["whole"][1], columns)
     return batch * heads, rows, keys, width, int(mask.causal)
 
 
@@ -213,6 +226,13 @@ def _gradient_dtypes(
     return q.dtype, q.dtype, q.dtype
 
 
+class BlockOfScores(NamedTuple):
+    """The columns of a block of keys: the position of the first one, and how many there are in all."""
+
+    first: int
+    all_columns: int
+
+
 class _Part:
     """What all kernels of attention need: the arrays in the dtype of the sums, the mask, and the factors of dropout."""
 
@@ -227,12 +247,15 @@ class _Part:
         seed: int,
         whole: Sequence[int],
         starts: Sequence[int],
+        block: BlockOfScores | None = None,
     ) -> None:
         self.served = [head for head in range(k.shape[2]) for _ in range(q.shape[2] // k.shape[2])]
         self.dtype = sums_dtype(q.dtype)
         self.q = q.astype(self.dtype, copy=False)
         self.k, self.v = (spread_heads(x.astype(self.dtype, copy=False), self.served) for x in (k, v))
-        rows, columns = np.arange(starts[1], starts[1] + q.shape[1]), np.arange(k.shape[1])
+        first, all_columns = (0, k.shape[1]) if block is None else block
+        rows = np.arange(starts[1], starts[1] + q.shape[1])
+        columns = np.arange(first, first + k.shape[1])
         scores = Scores.parse(mask)
         bias = scores.bias(range(starts[2], starts[2] + q.shape[2]), rows, columns)
         self.changes: dict[str, Any] = {
@@ -242,27 +265,27 @@ class _Part:
         self.mask = scores.mask.allowed(rows, columns)
         self.factors = None
         if rate:
-            block = [slice(starts[d], starts[d] + q.shape[d]) for d in (0, 2, 1)]
+            own = [slice(starts[d], starts[d] + q.shape[d]) for d in (0, 2, 1)]
             kept = dropout_mask(
                 rate,
                 seed,
                 int(step[0]),
-                (whole[0], whole[2], whole[1], len(columns)),
-                [*block, slice(0, len(columns))],
+                (whole[0], whole[2], whole[1], all_columns),
+                [*own, slice(first, first + len(columns))],
             )
             self.factors = kept.astype(self.dtype) / (1 - rate)
 
 
-def _attention(q: Any, k: Any, v: Any, *step: Any, scale: float, **options: Any) -> Any:
+def attention_kernel(q: Any, k: Any, v: Any, *step: Any, scale: float, **options: Any) -> Any:
     part = _Part(q, k, v, step, **options)
     out, lse = attend(part.q, part.k, part.v, part.mask, factors=part.factors, scale=scale, **part.changes)
     return out.astype(q.dtype, copy=False), lse
 
 
-def _attention_gradient(
+def attention_gradient_kernel(
     grad: Any, out: Any, lse: Any, q: Any, k: Any, v: Any, *more: Any, scale: float, **options: Any
 ) -> Any:
-    step, of_lse = _apart(more)
+    step, of_lse = apart(more)
     part = _Part(q, k, v, step, **options)
     grad, out = grad.astype(part.dtype, copy=False), out.astype(part.dtype, copy=False)
     delta = row_products(out, grad)
@@ -284,17 +307,35 @@ def _attention_gradient(
     return tuple(x.astype(q.dtype, copy=False) for x in grads)
 
 
-def _derivative(g: Any, y: Any, q: Any, k: Any, v: Any, *step: Any, **attributes: Any) -> list[Any]:
-    grad, of_lse = g
+def derivative_by(
+    gradient: str, of_keys: Callable[[dict[str, Any]], dict[str, Any]] = dict
+) -> Callable[..., Any]:
+    """The derivative of attention whose gradient is the operator ``gradient``.
+
+    Where the log-sum-exp alone has a gradient, plain attention gives it, with the attributes ``of_keys``.
+    """
+
+    def derivative(g: Any, y: Any, q: Any, k: Any, v: Any, *step: Any, **attributes: Any) -> list[Any]:
+        grad, of_lse = g
+        out, lse = y
+        if grad is not None:
+            more = step if of_lse is None else (*step, of_lse)
+            grads = apply(gradient, grad, out, lse, q, k, v, *more, **attributes)
+            return [*grads, *(None for _ in step)]
+        if of_lse is None:
+            return [None] * (3 + len(step))
+        return _slope_of_lse(of_lse, y, q, k, v, step, attributes)
+
+    return derivative
+
+
+def _slope_of_lse(
+    of_lse: Any, y: Any, q: Any, k: Any, v: Any, step: Sequence[Any], attributes: dict[str, Any]
+) -> list[Any]:
+    """The gradients where that of the log-sum-exp is given alone."""
     out, lse = y
-    if grad is not None:
-        more = step if of_lse is None else (*step, of_lse)
-        grads = apply("attention_gradient", grad, out, lse, q, k, v, *more, **attributes)
-        return [*grads, *(None for _ in step)]
-    if of_lse is None:
-        return [None] * (3 + len(step))
     # The slope of the log-sum-exp by the scores is the softmax: that of attention to keys without dropout.
-    attributes |= {"rate": 0, "seed": 0}
+    attributes = attributes | {"rate": 0, "seed": 0}
     weight = of_lse.transpose(0, 2, 1).reshape((*q.shape[:3], 1)).astype(q.dtype)
     if "cap" not in attributes["mask"]:
         mixed, _ = apply("attention", q, k, k, **attributes)
@@ -306,7 +347,7 @@ def _derivative(g: Any, y: Any, q: Any, k: Any, v: Any, *step: Any, **attributes
     return [of_q, of_k, None, *(None for _ in step)]
 
 
-_ATTENTION = {
+ATTENTION = {
     "scale": "a number",
     "mask": "a string",
     "rate": "a number",
@@ -315,7 +356,7 @@ _ATTENTION = {
     "starts": "a shape",
 }
 
-_PRODUCTS_OF = {"attention": (1, 1), "attention_gradient": (3, 2)}
+PRODUCTS_OF = {"attention": (1, 1), "attention_gradient": (3, 2)}
 """By kind of op, its products of queries and keys, and its products with values.  Those of a gradient are five, of which
 one is computed again."""
 
@@ -324,10 +365,10 @@ register(
         "attention",
         _rule,
         _dtypes,
-        _attention,
-        _derivative,
-        _products(*_PRODUCTS_OF["attention"]),
-        _ATTENTION,
+        attention_kernel,
+        derivative_by("attention_gradient"),
+        _products(*PRODUCTS_OF["attention"]),
+        ATTENTION,
     )
 )
 register(
@@ -335,9 +376,9 @@ register(
         "attention_gradient",
         _gradient_rule,
         _gradient_dtypes,
-        _attention_gradient,
-        flops=_products(*_PRODUCTS_OF["attention_gradient"]),
-        attributes=_ATTENTION,
+        attention_gradient_kernel,
+        flops=_products(*PRODUCTS_OF["attention_gradient"]),
+        attributes=ATTENTION,
     )
 )
 

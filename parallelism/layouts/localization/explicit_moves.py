@@ -7,8 +7,10 @@ from parallelism.ir.core import Function, Op, Value
 from parallelism.ir.core.derived import repeated_op
 from parallelism.ir.core.regions import inside
 from parallelism.ir.operators import layout_text
+from parallelism.ir.operators.context_attention import KINDS as CONTEXT
 from parallelism.ir.passes import MARK
 from parallelism.layouts.localization.local_program import layout_of
+from parallelism.layouts.localization.sequences import steps_of
 from parallelism.layouts.propagation import Devices, finite_constants, op_placement
 from parallelism.sharding import TensorSharding
 
@@ -39,7 +41,7 @@ class _Placed:
 
     def function(self) -> Function:
         for number, op in enumerate(self.whole.ops):
-            if op.kind == "reshard":
+            if op.kind in ("reshard", "deal"):
                 self._reshard(op.inputs[0], op.outputs[0], op)
             else:
                 self._place(number, op)
@@ -52,7 +54,10 @@ class _Placed:
         computed = []
         for value, layout in zip(op.outputs, place.outputs, strict=True):
             computed.append(value if layout == value.layout else Value(self._name(value), value.type, layout))
-        self.ops.append(repeated_op(op, inputs, computed))
+        if op.kind in CONTEXT:
+            self.ops += steps_of(op, inputs, computed, self.devices, self._name)
+        else:
+            self.ops.append(repeated_op(op, inputs, computed))
         for value, raw in zip(op.outputs, computed, strict=True):
             if raw is not value:
                 self._reshard(raw, value, op)

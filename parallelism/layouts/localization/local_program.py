@@ -43,6 +43,9 @@ class _Shards:
 
     def part(self, op: Op) -> tuple[str, Attributes]:
         """The kind and the attributes of the op that computes the shards of the outputs of ``op``."""
+        if op.kind == "ring_shift":
+            pairs = tuple((place, (place + 1) % op["group"]) for place in range(op["group"]))
+            return "permute", (("axes", op["axes"]), ("group", op["group"]), ("pairs", pairs))
         if "shape" not in op.operator.attributes and not _has_place(op):
             return op.kind, op.attributes
         output = op.outputs[0]

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from parallelism.ir.core import Attributes, Expression, Extent, TensorType
+from parallelism.ir.core import Attributes, Expression, Extent, Op, TensorType
 from parallelism.ir.core.table import meaning
 from parallelism.layouts.propagation.devices import Axes, Devices
 from parallelism.layouts.propagation.relations import Letters, Relation, relation
@@ -94,6 +94,24 @@ def _placement(
     split = letters_split(of, tensors, devices, kept)
     op = next((layout.op for layout in inputs if layout.partial), "sum") if kept else of.op
     return placement_by(of, split, devices, kept, [bool(layout.partial) for layout in inputs], op)
+
+
+def dealt(op: Op, lies: TensorSharding, devices: Devices) -> Placement:
+    """The placement of a ``deal``: its axes split the dim ``after``, where they split the dim ``before`` of its input.
+
+    ``ValueError`` where the devices do not divide that dim.
+    """
+    dims = [*dims_of(lies)]
+    moved = tuple(axis for axis in op["axes"] if axis in dims[op["before"]])
+    dims[op["before"]] = tuple(axis for axis in dims[op["before"]] if axis not in moved)
+    dims[op["after"]] = (*dims[op["after"]], *moved)
+    extent, count = op.outputs[0].type.shape[op["after"]], devices.along(dims[op["after"]])
+    if isinstance(extent, int) and isinstance(count, int) and extent % count:
+        raise ValueError(
+            f"an all_to_all over {', '.join(moved)} deals a dim of {extent}, such as heads, to {count} devices, which must "
+            "divide it"
+        )
+    return Placement((lies,), (TensorSharding(*dims, partial=lies.partial, op=lies.op),))
 
 
 def placement_by(

@@ -30,7 +30,7 @@ from parallelism.layouts.propagation.annotation import laid_out
 from parallelism.layouts.propagation.conflicts import Conflict, Paths
 from parallelism.layouts.propagation.devices import Axes, Devices
 from parallelism.layouts.propagation.linearity import carries, finite_constants
-from parallelism.layouts.propagation.placement import Placement, dims_of, placement, sharding
+from parallelism.layouts.propagation.placement import Placement, dealt, dims_of, placement, sharding
 from parallelism.layouts.propagation.relations import relation
 from parallelism.mesh import Mesh
 from parallelism.sharding import TensorSharding
@@ -220,6 +220,8 @@ class _Propagation:
     def _placed(self, op: Op, layouts: Mapping[str, TensorSharding], constants: frozenset[str]) -> Placement:
         if op.kind == "reshard":
             return Placement((layouts[op.inputs[0].name],), (layouts[op.outputs[0].name],))
+        if op.kind == "deal":
+            return dealt(op, layouts[op.inputs[0].name], self.devices)
         homes = tuple(
             layouts.get(value.name) or sharding(tuple(self.dims[value.name])) for value in op.outputs
         )

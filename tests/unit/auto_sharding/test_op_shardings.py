@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from ir_examples import EXAMPLES
+from ir_examples import EXAMPLES, EXCHANGING
 from layouts import terms
 from localized_runs import COLLECTIVES, run_everywhere
 
@@ -17,7 +17,7 @@ from parallelism.sharding import TensorSharding
 
 MESH = Mesh(x=2, y=3)
 SPLIT = [each for each in EXAMPLES
-         if each.kind not in COLLECTIVES | {"permute", "reshard", "group_collective", "send", "recv"}]
+         if each.kind not in COLLECTIVES | EXCHANGING | {"permute", "reshard", "group_collective", "send", "recv"}]
 
 
 def check(example, sharding):

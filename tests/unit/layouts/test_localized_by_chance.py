@@ -8,7 +8,7 @@ import warnings
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
-from ir_examples import EXAMPLES
+from ir_examples import EXAMPLES, EXCHANGING
 from ir_random_examples import drawn
 from localized_runs import COLLECTIVES, run_everywhere
 from numpy.testing import assert_allclose, assert_array_equal
@@ -20,7 +20,7 @@ from parallelism.recorder import record
 
 MANY = int(os.environ.get("VCLUSTER_LAYOUTS", "300"))
 MESHES = [Mesh(x=2), Mesh(x=3), Mesh(x=4), Mesh(x=2, y=2), Mesh(x=2, y=3), Mesh(x=1), Mesh(x=1, y=3)]
-KINDS = sorted({example.kind for example in EXAMPLES} - COLLECTIVES - {"permute", "reshard"})
+KINDS = sorted({example.kind for example in EXAMPLES} - COLLECTIVES - {"permute", "reshard", "deal"} - EXCHANGING)
 MODELS = {
     "mlp": models.mlp((6, 5, 7), 5),
     "convolutional": models.convolutional((6, 5, 3), (4, 5), 5, 3),

@@ -169,6 +169,25 @@ def test_words_of_fully_sharded_data_parallelism_stand_for_several_settings() ->
     assert "with hsdp=2x4 " in fsdp.why_not(hsdp="2x4")
 
 
+def test_ways_to_see_whole_sequences_are_a_setting() -> None:
+    spec = replace(SPEC, heads=4, width=16, sequence=12)
+    plans = find_plan(spec, hardware="dgx-h100", devices=8, batch=4, pp=1, cp=4, zero=1,
+                      exchange=["all_gather", "p2p", "a2a", "a2a+p2p"], simulations=None, **FEW)
+    found = {(plan.settings["exchange"], plan.settings["tp"]): plan for plan in plans}
+    assert {key: str(plan) for key, plan in found.items() if key[1] == 1} == {
+        ("all_gather", 1): "dp=2 cp=4 zero=1 pp=1 1f1b:1", ("p2p", 1): "dp=2 ring=4 zero=1 pp=1 1f1b:1",
+        ("a2a", 1): "dp=2 ulysses=4 zero=1 pp=1 1f1b:1",
+        ("a2a+p2p", 1): "dp=2 ring=2 ulysses:cp_heads=2 zero=1 pp=1 1f1b:1"}
+    assert ("a2a", 2) not in found and str(found["p2p", 2].mesh) == str(Mesh(pp=1, cp=4, tp=2))
+    assert plans.refused["cp does not divide the heads of keys and values that exchange=a2a deals out"].count
+    for plan in plans:
+        assert plan.seconds == plan.simulate().makespan_seconds
+        assert plan.peak_bytes == max(plan.simulate().peaks().values())
+    assert found["p2p", 1].split == "dp=2 cp=4 exchange=p2p zero=1 mb=2"
+    small = found["a2a+p2p", 1].scaled_down()
+    assert small.mesh == found["a2a+p2p", 1].mesh and small.step
+
+
 def test_stages_may_have_one_layer_fewer() -> None:
     spec = replace(SPEC, layers=3)
     plan, = find_plan(spec, hardware="dgx-h100", devices=2, batch=4, pp=2, schedule="1f1b", balanced=False, **FEW)
@@ -333,6 +352,7 @@ def test_what_a_program_does_not_allow_is_refused_with_its_reason() -> None:
     ({"fsdp": "8x8"}, "fsdp is the number of devices that share the weights, as fsdp=64; got '8x8'"),
     ({"hsdp": 8}, "hsdp is the number of replicas and that of the devices that share one, as hsdp=8x4; got 8"),
     ({"fsdp": 2, "dp": 2}, "fsdp=2 says dp, too; leave one of them out"),
+    ({"exchange": "ring"}, "exchange must be one of all_gather, p2p, a2a, a2a[+]p2p, got 'ring'"),
     ({"fsdpp": 2}, "a plan has no setting 'fsdpp'; did you mean 'fsdp'?"),
     ({"tp": 0}, "tp must be an integer of at least 1, got 0"),
     ({"tp": []}, "tp must have at least one value"),

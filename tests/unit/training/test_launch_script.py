@@ -40,7 +40,8 @@ def test_every_argument_of_megatron_has_a_class() -> None:
     ("lr", "unchanging"), ("save", "unchanging"), ("init-method-std", "unchanging"), ("moe-aux-loss-coeff", "unchanging"),
     ("num-layers", "modelled"), ("attention-backend", "modelled"),
     ("tp-comm-overlap", "unmodelled"), ("cuda-graph-impl", "unmodelled"), ("optimizer-cpu-offload", "unmodelled"),
-    ("overlap-param-gather", "modelled"), ("use-megatron-fsdp", "modelled"), ("no-rope-fusion", "unmodelled"),
+    ("overlap-param-gather", "modelled"), ("use-megatron-fsdp", "modelled"), ("cp-comm-type", "modelled"),
+    ("no-rope-fusion", "unmodelled"),
 ])
 def test_classes_say_what_changes_time_or_memory(name: str, kind: str) -> None:
     assert ARGUMENTS[name].kind == kind

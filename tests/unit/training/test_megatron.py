@@ -330,6 +330,69 @@ def test_a_sharding_strategy_without_fsdp_changes_nothing() -> None:
     assert str(run.strategy) == "dp pp 1f1b:1" and flags.idle(run.mesh) == ["data_parallel_sharding_strategy"]
 
 
+LONG: dict[str, Any] = WIDE | {"use_flash_attn": True, "attention_dropout": 0.0, "seq_length": 48}
+
+
+@pytest.mark.parametrize(("flags", "text", "mesh"), [
+    ({}, "cp", Mesh(pp=1, cp=6)), ({"cp_comm_type": "all_gather"}, "cp", Mesh(pp=1, cp=6)),
+    ({"cp_comm_type": "p2p"}, "ring", Mesh(pp=1, cp=6)), ({"cp_comm_type": "a2a a2a"}, "ulysses", Mesh(pp=1, cp=6)),
+    ({"cp_comm_type": "a2a+p2p", "hierarchical_context_parallel_sizes": "2 3"}, "ring ulysses:cp_heads",
+     Mesh(pp=1, cp=3, cp_heads=2)),
+    ({"cp_comm_type": "a2a+p2p", "hierarchical_context_parallel_sizes": "3 2", "use_distributed_optimizer": True},
+     "ring ulysses:cp_heads zero:cp=1", Mesh(pp=1, cp=2, cp_heads=3)),
+])
+def test_how_sequences_are_dealt(flags: dict[str, Any], text: str, mesh: Mesh) -> None:
+    run = MegatronFlags(**LONG, **flags, context_parallel_size=6).run(6)
+    assert str(run.strategy) == f"{text} pp 1f1b:1" and run.mesh == mesh and [*run.mesh.shape] == [*mesh.shape]
+    again = MegatronFlags.of(run)
+    assert again is not None and again.run(6, run.model) == run
+
+
+@pytest.mark.parametrize(("flags", "message"), [
+    ({"cp_comm_type": "p2p a2a"}, "--cp-comm-type must be one of .*, a2a.p2p for all layers, got 'p2p a2a'"),
+    ({"cp_comm_type": "ring"}, "--cp-comm-type must be one of .*, got 'ring'"),
+    ({"cp_comm_type": "a2a+p2p"}, "needs two --hierarchical-context-parallel-sizes whose product .*-size, 4; got ''"),
+    ({"cp_comm_type": "a2a+p2p", "hierarchical_context_parallel_sizes": "4 4"}, "whose product is .* 4; got '4 4'"),
+    ({"cp_comm_type": "a2a"}, "deals heads to 4 devices, which must divide the 6 heads of keys and values"),
+    ({"cp_comm_type": "p2p", "attention_backend": "unfused", "use_flash_attn": None}, "needs attention as one kernel"),
+])
+def test_how_sequences_cannot_be_dealt(flags: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        MegatronFlags(**LONG | flags, context_parallel_size=4).run(4)
+
+
+def test_a_flag_about_contexts_changes_nothing_without_them() -> None:
+    flags = MegatronFlags(**LONG, cp_comm_type="p2p")
+    assert flags.idle(flags.run(1).mesh) == ["cp_comm_type"]
+
+
+@pytest.mark.parametrize(("exchange", "times"), [("all_gather", 3 * 2), ("p2p", 3 * 2), ("a2a", 8 / 3)])
+def test_bytes_of_contexts_are_those_of_their_papers(exchange: str, times: float) -> None:
+    """Keys and values, and in the backward these and their gradients: arXiv:2407.21783, 3.3.2; arXiv:2310.01889, 3.  Four
+    all_to_alls of a device's part each way: arXiv:2309.14509, section 3."""
+    flags = MegatronFlags(**LONG, cp_comm_type=exchange, context_parallel_size=3, micro_batch_size=2)
+    run, n = flags.run(3), 3
+    activation = 4 * 2 * 48 * 48  # bytes of a number, rows, tokens, features of keys and values
+    found = sum(event.bytes_received for event in simulate(run.step, "dgx-h100", **run.placed)
+                if event.rank == 1 and event.name in ("all_gather", "reduce_scatter", "all_to_all", "permute"))
+    assert found == times * 12 * activation * (n - 1) / n
+
+
+def test_what_travels_round_a_ring_is_under_way_while_a_device_attends() -> None:
+    run = MegatronFlags(**LONG | {"seq_length": 3072, "hidden_size": 768}, cp_comm_type="p2p", context_parallel_size=4).run(4)
+    trace = simulate(run.step, "dgx-h100", **run.placed)
+    events = [event for event in trace.by_rank()[2] if event.kind in ("compute", "collective")]
+    attended = [event for event in events if event.name.startswith("attention_block")]
+    sent = [event for event in events if event.name == "permute"]
+    assert len(attended) == 12 * 2 * 4 and len(sent) == 12 * 3 * 2 * 3
+    exposed = 0
+    for event in sent:
+        end = event.start_seconds + event.duration_seconds
+        exposed += not any(each.start_seconds < end and event.start_seconds < each.start_seconds + each.duration_seconds
+                           for each in attended)
+    assert exposed == 12 * 2  # of each layer the gradients of keys and of values that come home at the end
+
+
 def test_layers_of_each_stage_that_run_again_are_told_in_flags() -> None:
     flags = MegatronFlags(**WIDE, recompute_granularity="full", recompute_method="block", recompute_num_layers=2,
                           pipeline_model_parallel_size=5)

@@ -1,0 +1,115 @@
+"""How replicas and sequences of a plan are dealt to devices: the rules of the settings about data and context parallelism."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from parallelism.models import TransformerSpec
+from parallelism.planning.trained import TrainedModel
+from parallelism.training.sequence_split import TYPES, SequenceSplit
+from parallelism.transforms import DataParallel, Strategy, Transform, Zero
+from parallelism.transforms.words import REPLICA, SHORTHANDS
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+Columns = Mapping[str, Ints]
+"""The settings of many plans: a column for each setting, a row for each plan."""
+Settings = Mapping[str, Any]
+"""The settings of one plan, by name."""
+
+
+def spelled_out(fixed: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with what ``fsdp=64`` and ``hsdp="8x8"`` mean in their place, as in the text of a strategy.
+
+    ``fsdp=64`` is ``dp=64, zero=3, overlap=True``; ``hsdp="8x4"`` is ``dp=32, instances=8`` and the same.  Another
+    ``overlap`` beside them counts.  ``ValueError`` for one that is written otherwise, or beside a setting that it says.
+    """
+    found = {name: value for name, value in fixed.items() if name not in SHORTHANDS}
+    given = [name for name in SHORTHANDS if fixed.get(name) is not None]
+    for name in given:
+        means = _meaning(name, fixed[name])
+        if both := [each for each in means if found.get(each) is not None]:
+            raise ValueError(f"{name}={fixed[name]!r} says {both[0]}, too; leave one of them out")
+        found |= {"overlap": True, **found, **means}
+    return found
+
+
+def _meaning(name: str, value: Any) -> dict[str, Any]:
+    """The settings that ``fsdp`` or ``hsdp`` with this value stands for, without overlap."""
+    if name == "fsdp":
+        if type(value) is not int:
+            raise ValueError(
+                f"fsdp is the number of devices that share the weights, as fsdp=64; got {value!r}"
+            )
+        return {"dp": value, "zero": 3}
+    extents = re.fullmatch(r"([0-9]{1,9})x([0-9]{1,9})", value) if isinstance(value, str) else None
+    if extents is None:
+        raise ValueError(
+            "hsdp is the number of replicas and that of the devices that share one, as hsdp=8x4; got "
+            f"{value!r}"
+        )
+    outer, inner = map(int, extents.groups())
+    return {"dp": outer * inner, "zero": 3, "instances": outer}
+
+
+def replicas(model: TrainedModel, settings: Settings) -> Transform | None:
+    """Data parallelism; with several instances of the optimizer, over an axis of these and one inside of each."""
+    if settings["dp"] == 1:
+        return None
+    if settings.get("instances", 1) == 1:  # pieces are laid out without it
+        return DataParallel("dp")
+    return Strategy(DataParallel(REPLICA), DataParallel("dp"))
+
+
+def split_of_sequences(model: TrainedModel, settings: Settings) -> SequenceSplit | None:
+    """How the sequences of a plan are dealt to devices; None if its heads do not allow it."""
+    exchange = settings.get("exchange", "all_gather")
+    spec = model.model
+    heads = spec.groups // settings["tp"] if isinstance(spec, TransformerSpec) else 0
+    return SequenceSplit.over(exchange, settings["cp"], heads)
+
+
+def sequences(model: TrainedModel, settings: Settings) -> Transform | None:
+    split = split_of_sequences(model, settings)
+    if settings["cp"] == 1 or split is None:
+        return None
+    return Strategy(*split.transforms(split.axes(settings["cp"])))
+
+
+def checked_exchange(name: str, value: Any, model: TrainedModel) -> str:
+    if value not in TYPES:
+        raise ValueError(f"{name} must be one of {', '.join(TYPES)}, got {value!r}")
+    if value != TYPES[0] and isinstance(model.model, TransformerSpec) and not model.model.fused_attention:
+        raise ValueError(f"{name}={value} needs attention as one kernel, fused_attention=True")
+    return str(value)
+
+
+def heads_do_not_fit(columns: Columns, model: TrainedModel) -> Bools:
+    rows = zip(columns["exchange"].tolist(), columns["cp"].tolist(), columns["tp"].tolist(), strict=True)
+    wrong = [
+        cp > 1 and split_of_sequences(model, {"exchange": exchange, "cp": cp, "tp": tp}) is None
+        for exchange, cp, tp in rows
+    ]
+    return np.array(wrong, np.bool_)
+
+
+def instances_do_not_fit(columns: Columns, model: TrainedModel) -> Bools:
+    dp, instances = columns["dp"], columns["instances"]
+    wrong: Bools = (instances > 1) & ((columns["zero"] == 0) | (dp % instances != 0) | (dp <= instances))
+    return wrong
+
+
+def zero(model: TrainedModel, settings: Settings) -> Transform | None:
+    """ZeRO over the devices that have a parameter: along ``dp`` and ``cp``, and along ``ep`` for what is no expert."""
+    if not settings["zero"]:
+        return None
+    return Zero(settings["zero"], next(axis for axis in ("dp", "ep", "cp") if settings[axis] > 1))
+
+
+def deals_otherwise(settings: Settings) -> bool:
+    return bool(settings["cp"] > 1 and settings["exchange"] != TYPES[0])
