@@ -263,15 +263,18 @@ def _take(kind, rng):
     return Example(kind, (replaced(shape, axis, *places), picked), {"axis": axis, "extent": shape[axis], **part})
 
 
-@maker("take_along", "take_along_gradient")
+@maker("take_along", "take_along_gradient", "take_along_part", "take_along_gradient_part")
 def _take_along(kind, rng):
     shape = extents(rng, 1)
     axis = of_dim(rng, shape)
     places = replaced(shape, axis, int(rng.integers(1, 4)))
-    picked = Ints(places, shape[axis])
-    if kind == "take_along":
-        return Example(kind, (shape, picked), {"axis": axis})
-    return Example(kind, (places, picked), {"axis": axis, "extent": shape[axis]})
+    first, spare = rng.integers(0, 3, 2).tolist() if kind.endswith("part") else (0, 0)
+    whole = first + shape[axis] + spare
+    part = {"first": first, "whole": whole} if kind.endswith("part") else {}
+    picked = Ints(places, whole)
+    if "gradient" not in kind:
+        return Example(kind, (shape, picked), {"axis": axis, **part})
+    return Example(kind, (places, picked), {"axis": axis, "extent": shape[axis], **part})
 
 
 @maker("one_hot")

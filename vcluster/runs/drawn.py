@@ -123,7 +123,7 @@ def _indexed(op: Op) -> tuple[int | None, int]:
     shape: Sequence[Any] = op.inputs[0].type.shape if op.inputs else ()
     if op.kind in ("take", "take_along", "scatter"):
         return 1, int(shape[op["axis"]])
-    if op.kind == "take_part":
+    if op.kind in ("take_part", "take_along_part"):
         return 1, int(op["whole"])
     if op.kind == "one_hot":
         return 0, int(op["extent"])

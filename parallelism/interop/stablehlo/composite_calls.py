@@ -175,6 +175,18 @@ def _take_along_gradient(jax: Any, op: Op, x: list[Any]) -> Any:
     return _gradient(jax, lambda table: jax.numpy.take_along_axis(table, indices, op["axis"]), [table], grad)
 
 
+def _take_along_part(jax: Any, op: Op, x: list[Any]) -> Any:
+    table, indices = x
+    here, place = _places(jax, indices, op["whole"], op["first"], table.shape[op["axis"]])
+    return jax.numpy.where(here, jax.numpy.take_along_axis(table, place, op["axis"], mode="clip"), 0)
+
+
+def _take_along_part_gradient(jax: Any, op: Op, x: list[Any]) -> Any:
+    grad, indices = x
+    table = jax.numpy.zeros(op.outputs[0].type.shape, grad.dtype)
+    return _gradient(jax, lambda table: _take_along_part(jax, op, [table, indices]), [table], grad)
+
+
 COMPOSITES: dict[str, Call] = {
     "layer_norm": lambda jax, op, x: _layer_norm(jax, op)(*x),
     "layer_norm_gradient": _layer_norm_gradient,
@@ -197,5 +209,7 @@ COMPOSITES: dict[str, Call] = {
     "take_part": _take_part,
     "take_gradient_part": _take_part_gradient,
     "take_along_gradient": _take_along_gradient,
+    "take_along_part": _take_along_part,
+    "take_along_gradient_part": _take_along_part_gradient,
 }
 """What these operators are in JAX: ``(jax, op, arrays)`` gives the output, or a tuple of them."""

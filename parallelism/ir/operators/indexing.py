@@ -91,23 +91,42 @@ def _taken_bytes(types: Sequence[TensorType], outputs: Sequence[TensorType]) -> 
     return types[1].nbytes + 2 * outputs[0].nbytes
 
 
-def _take_along_rule(x: TensorType, indices: TensorType, axis: int) -> Rule:
+def _take_along_rule(x: TensorType, indices: TensorType, axis: int, **_: Any) -> Rule:
+    """As of ``take``, a part of the dim ``axis`` gives zeros for elements of other parts."""
     _check_indices(indices)
-    table, picked = terms_along(x.ndim, checked_axis(axis, x.ndim), "z!", "k")
+    table, picked = terms_along(x.ndim, checked_axis(axis, x.ndim), "z", "k")
     return rule(f"{table},{picked}->{picked}", [x.shape, indices.shape])
 
 
-def _take_along_gradient_rule(grad: TensorType, indices: TensorType, axis: int, extent: Extent) -> Rule:
+def _take_along_gradient_rule(
+    grad: TensorType, indices: TensorType, axis: int, extent: Extent, **_: Any
+) -> Rule:
     _check_indices(indices)
-    table, picked = terms_along(grad.ndim, checked_axis(axis, grad.ndim), "z!", "k")
+    table, picked = terms_along(grad.ndim, checked_axis(axis, grad.ndim), "z", "k")
     return rule(f"{picked},{picked}->{table}", [grad.shape, indices.shape], {"z": extent})
 
 
-def _take_along_gradient(grad: Any, indices: Any, axis: int, extent: int) -> Any:
+def _take_along_part(x: Any, indices: Any, axis: int, first: int, whole: int) -> Any:
+    place = places(indices, whole) - first
+    here = (place >= 0) & (place < x.shape[axis])
+    if not x.shape[axis]:
+        return np.zeros((*x.shape[:axis], indices.shape[axis], *x.shape[axis + 1 :]), x.dtype)
+    return np.where(here, np.take_along_axis(x, np.where(here, place, 0), axis), np.zeros((), x.dtype))
+
+
+def _take_along_gradient(
+    grad: Any, indices: Any, axis: int, extent: int, first: int = 0, whole: int | None = None
+) -> Any:
+    place = places(indices, extent if whole is None else whole) - first
     table = np.zeros((*grad.shape[:axis], extent, *grad.shape[axis + 1 :]), grad.dtype)
-    places = list(np.indices(indices.shape, sparse=True))
-    places[axis] = indices
-    np.add.at(table, tuple(places), grad)
+    if whole is not None:
+        here = (place >= 0) & (place < extent)
+        if not extent:
+            return table
+        grad, place = np.where(here, grad, np.zeros((), grad.dtype)), np.where(here, place, 0)
+    where = list(np.indices(place.shape, sparse=True))
+    where[axis] = place
+    np.add.at(table, tuple(where), grad)
     return table
 
 
@@ -202,6 +221,8 @@ register(
         attributes=_AXIS,
         linear=(0,),
         grows=True,
+        indexed="z",
+        part="take_along_part",
     )
 )
 register(
@@ -215,6 +236,41 @@ register(
         _AXIS_OF,
         linear=(0,),
         grows=True,
+        indexed="z",
+        part="take_along_gradient_part",
+    )
+)
+register(
+    Operator(
+        "take_along_part",
+        _take_along_rule,
+        first_dtype,
+        _take_along_part,
+        lambda g, y, x, indices, axis, **part: [
+            apply("take_along_gradient_part", g, indices, axis=axis, extent=x.shape[axis], **part),
+            None,
+        ],
+        attributes={**_AXIS, **_PART},
+        linear=(0,),
+        grows=True,
+        indexed="z",
+    )
+)
+register(
+    Operator(
+        "take_along_gradient_part",
+        _take_along_gradient_rule,
+        first_dtype,
+        _take_along_gradient,
+        lambda g, y, x, indices, axis, extent, first, whole: [
+            apply("take_along_part", g, indices, axis=axis, first=first, whole=whole),
+            None,
+        ],
+        _additions,
+        {**_AXIS_OF, **_PART},
+        linear=(0,),
+        grows=True,
+        indexed="z",
     )
 )
 register(

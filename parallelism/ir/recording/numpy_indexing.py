@@ -156,9 +156,9 @@ def _taken(x: Any, taken: dict[int, Any]) -> tuple[Any, int]:
         ((axis, indices),) = taken.items()
         return apply("take", x, indices, axis=axis), indices.ndim
     axes, arrays = list(taken), list(taken.values())
-    if x.ndim == 2 and _counts(arrays[0], x.shape[0]) and arrays[1].shape == arrays[0].shape:
-        picked = apply("take_along", x, lift(arrays[1]).reshape(-1, 1), axis=1)
-        return reshaped(picked, picked.shape[:1]), 1
+    if _picks_in_rows(x, arrays):
+        picked = apply("take_along", x, lift(arrays[-1]).reshape((*x.shape[:-1], 1)), axis=x.ndim - 1)
+        return reshaped(picked, x.shape[:-1]), x.ndim - 1
     at, places = axes[0], 0
     for axis, k in taken.items():
         places = places * x.shape[axis] + np.where(k < 0, k + x.shape[axis], k)
@@ -167,9 +167,25 @@ def _taken(x: Any, taken: dict[int, Any]) -> tuple[Any, int]:
     return apply("take", flat, places, axis=at), len(common_shape([k.shape for k in arrays]))
 
 
-def _counts(k: Any, extent: Extent) -> bool:
-    """Whether an index array is 0, 1, ..., extent - 1."""
-    return isinstance(k, np.ndarray) and k.shape == (extent,) and bool((k == np.arange(len(k))).all())
+def _picks_in_rows(x: Any, arrays: Sequence[Any]) -> bool:
+    """Whether indices pick one element of each row, as ``x[np.arange(n), picked]`` does."""
+    before = x.shape[:-1]
+    if len(arrays) != x.ndim or arrays[-1].shape != before:
+        return False
+    return all(_counts(k, axis, before) for axis, k in enumerate(arrays[:-1]))
+
+
+def _counts(k: Any, axis: int, shape: Sequence[Extent]) -> bool:
+    """Whether an index array is 0, 1, 2, ... along a dim of this shape, and has the extent 1 in the dims behind it."""
+    if tuple(k.shape) != (*[1] * (k.ndim - len(shape) + axis), shape[axis], *[1] * (len(shape) - axis - 1)):
+        return False
+    if isinstance(k, np.ndarray):
+        return bool((k.reshape(-1) == np.arange(k.size)).all())
+    makers = {value: op for op in k.builder.ops for value in op.outputs}
+    op = makers.get(k.value)
+    while op is not None and op.kind == "reshape":
+        op = makers.get(op.inputs[0])
+    return op is not None and op.kind == "iota" and op["shape"] == (shape[axis],) and op["starts"] == (0,)
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------

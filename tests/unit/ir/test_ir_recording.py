@@ -110,6 +110,11 @@ CALLS = {
     "several arrays": (lambda z, n: (z[n % 2, n], z[np.arange(2), [1, 4]], z[:, [0, -1], [[1], [2]]], z[n % 2, :, n],
                                      z[0, :, [1, 2]], z[0, [1, 2]], z[[0, 1], 1:3, 2], z[n % 2, :, None, n]), Z, N),
     "one of each row": (lambda x: (x[np.arange(4), x.argmax(axis=1)], x[np.arange(4), [5, 0, -1, 2]]), X),
+    "one of each row of rows": (lambda x: (
+        x.reshape(2, 2, 6)[np.arange(2)[:, None], np.arange(2), [[5, 0], [-1, 2]]],
+        x.reshape(2, 2, 6)[[[0], [1]], [[0, 1]], x.reshape(2, 2, 6).argmax(axis=2)],
+        x.reshape(2, 2, 6)[np.arange(2)[::-1, None], np.arange(2), [[5, 0], [-1, 2]]],
+        x.reshape(2, 2, 6)[np.arange(2), np.arange(2)[:, None], [[5, 0], [-1, 2]]]), X),
     "a grid": (lambda x: x[np.ix_([0, 3], [5, 1, 1])], X),
     "bools that are known": (lambda x: (x[np.array([True, False, True, True])], x[:, np.arange(6) % 2 == 0],
                                         x[[True, False, False, True]], x[np.eye(4, 6) > 0], x[[False] * 4],
@@ -357,3 +362,22 @@ def test_arrays_of_two_recordings_do_not_mix():
     ir.record(lambda x: kept.append(x) or x, T("f64", ()))
     with pytest.raises(ir.RecordError, match="an array that belongs to another recording"):
         ir.record(lambda x: x + kept[0], T("f64", ()))
+
+
+def test_one_of_each_of_a_symbolic_number_of_rows_is_picked_row_by_row():
+    rows, = ir.symbols("B")
+
+    def count(n):
+        return ir.apply("iota", dim=0, shape=(n,), starts=(0,), dtype=np.dtype("int64"))
+
+    def picked(x, y, i, j):
+        return x[count(x.shape[0]), i], y[count(x.shape[0])[:, None], np.arange(2), j]
+
+    types = T("f64", (rows, 5)), T("f64", (rows, 2, 5)), T("i64", (rows,)), T("i64", (rows, 2))
+    function = ir.record(picked, *types)
+    assert [op.kind for op in function.ops].count("take_along") == 2 and "take" not in {op.kind for op in function.ops}
+    rng = np.random.default_rng(0)
+    x, y, i, j = rng.random((3, 5)), rng.random((3, 2, 5)), rng.integers(-5, 5, 3), rng.integers(-5, 5, (3, 2))
+    first, second = ir.interpret(function, [x, y, i, j]).outputs
+    np.testing.assert_array_equal(first, x[np.arange(3), i])
+    np.testing.assert_array_equal(second, y[np.arange(3)[:, None], np.arange(2), j])
