@@ -46,7 +46,8 @@ def strategy_words(run: dict[str, str]) -> list[str]:
              "--context-parallel-size", run["cp"], "--micro-batch-size", run["mbs"], "--global-batch-size", run["gbs"]]
     words += ["--num-virtual-stages-per-pipeline-rank", run["vp"]] * (run["vp"] != "1")
     words += ["--sequence-parallel"] * (run["tp"] != "1") + ["--cp-comm-type", "p2p"] * (run["cp"] != "1")
-    words += ["--use-distributed-optimizer"] * (run["zero"] == "1") + ["--overlap-grad-reduce"] * (run["dp_overlap"] == "True")
+    words += ["--use-distributed-optimizer"] * (run["zero"] == "1")
+    words += ["--overlap-grad-reduce"] * (run["dp_overlap"] == "True")
     words += ["--tp-comm-overlap"] * (run["tp_overlap"] == "True")
     return words + ["--recompute-granularity", "selective"] * (run["recompute"] == "selective")
 
