@@ -44,6 +44,8 @@ class Setting:
     hardware: str
     devices: int
     flags: MegatronFlags
+    measured_seconds: float | None = None
+    """The seconds of a step that the source gives for this setting; None if they are not compared."""
 
     @property
     def spec(self) -> TransformerSpec:
@@ -129,7 +131,7 @@ def _of(name: str, one: Mapping[str, Any], hardware: str, row: Mapping[str, Any]
     return Setting(name, one["source"], hardware, row["GPUs"], MegatronFlags(
         num_layers=row["layers"], hidden_size=row["hidden"], num_attention_heads=row["heads"],
         tensor_model_parallel_size=row["TP"], pipeline_model_parallel_size=row["PP"], global_batch_size=row["GBS"],
-        **flags))
+        **flags), row.get("measured_s"))
 
 
 # -- what is found -----------------------------------------------------------------------------------------------------
@@ -148,7 +150,7 @@ def searched(setting: Setting, name: str) -> dict[str, Any]:
     fixed, start = setting.searched(name), process_time()
     try:
         plans = find_plan(setting.spec, hardware=setting.hardware, devices=setting.devices, batch=setting.batch,
-                          optimizer=ADAM_W, **fixed)
+                          reserve=0, optimizer=ADAM_W, **fixed)
     except ValueError as error:
         return {"why": str(error), "space": settings_text(fixed)}
     told = {"space": settings_text(fixed), "timed": plans.timed, "gap": plans.gap,
@@ -167,11 +169,13 @@ def searched(setting: Setting, name: str) -> dict[str, Any]:
 
 def table(found: Mapping[str, Mapping[str, Any]]) -> str:
     """The table of the page, of the rows that were measured."""
-    lines = ["| run | devices | batch | published | the pick | plain DP | ZeRO-3 | the pick under GPipe |",
-             "|---|---|---|---|---|---|---|---|"]
+    lines = [
+        "| run | devices | batch | published, simulated | measured | the pick | plain DP | ZeRO-3 | the pick under GPipe |",
+        "|---|---|---|---|---|---|---|---|---|"]
     for setting in settings():
         if (row := found.get(setting.name)) is not None:
-            cells = [_cell(row.get(name)) for name in ("published", *SEARCHES)]
+            measured = "not compared" if setting.measured_seconds is None else f"{setting.measured_seconds:.2f} s"
+            cells = [_cell(row.get("published")), measured, *(_cell(row.get(name)) for name in SEARCHES)]
             lines.append(f"| {setting.name} | {setting.devices} | {setting.batch} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

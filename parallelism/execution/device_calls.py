@@ -1,13 +1,14 @@
 """The ops that call a method of the device: each alone, or several collectives in one call.
 
-Several collectives of one kind over the same axes are one call if their arrays, one after the other in a buffer, can be
-cut evenly: of a reduce_scatter the buffer has, for each device, its parts of all arrays.
+Several collectives of one kind over the same axes are one call on a buffer with their arrays, one after the other: of a
+reduce_scatter the buffer has, for each device, its parts of all arrays.  Parts are padded to the size of the largest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -17,7 +18,7 @@ from parallelism.arrays import Array
 from parallelism.execution.typed_arrays import ArrayMaker
 from parallelism.ir import Op
 from parallelism.layouts import step_of
-from parallelism.mesh import split_sizes
+from parallelism.mesh import Mesh, split_sizes
 from parallelism.mesh.uneven import starts
 from parallelism.operation import Device, Work
 from parallelism.resharding import run_step
@@ -64,10 +65,10 @@ METHODS: dict[str, Callable[..., Any]] = {
 takes ``async_op=True``, too."""
 
 
-def one_call(ops: Sequence[Op]) -> Op:
-    """The op that some collectives are together, on a flat array; one op is itself."""
+def one_call(ops: Sequence[Op], *, at_once: bool = False) -> Op:
+    """The op that some collectives are together, on a flat array; one op that is not over ``at_once`` is itself."""
     first = ops[0]
-    if len(ops) == 1:
+    if len(ops) == 1 and not at_once:
         return first
     return replace(
         first, attributes=tuple((name, 0 if name == "dim" else value) for name, value in first.attributes)
@@ -78,57 +79,107 @@ def one_call(ops: Sequence[Op]) -> Op:
 class StartedCall:
     """Collectives that were started as one call."""
 
-    work: Work[Any]
+    work: Work[Any] | None
+    """None if they are over."""
     ops: Sequence[Op]
     sent: Array
+    parts: Sequence[PaddedParts]
+    """How each array is cut in a buffer; empty for one array, which is sent as it is."""
+    received: Any = None
+    """What the call gave, if it is over."""
 
     def wait(self) -> list[Array]:
         """Their results: contiguous arrays, which share no memory with the inputs."""
-        found = np.asarray(self.work.wait())
-        if len(self.ops) > 1:
-            return _unpacked(self.ops, found)
+        found = np.asarray(self.received if self.work is None else self.work.wait())
+        if self.parts:
+            return _unpacked(self.ops, self.parts, found)
         if np.may_share_memory(found, self.sent) or not found.flags.c_contiguous:
             found = np.array(found, order="C")
         return [found]
 
 
-def started(device: Device, call: Op, ops: Sequence[Op], inputs: Sequence[Array]) -> StartedCall:
-    """Starts collectives as one ``call`` (`one_call`)."""
-    x = inputs[0] if len(ops) == 1 else _packed(ops, inputs)
-    return StartedCall(METHODS[call.kind](device, call, x, async_op=True), ops, x)
+def started(
+    device: Device, call: Op, ops: Sequence[Op], inputs: Sequence[Array], *, at_once: bool = False
+) -> StartedCall:
+    """Starts collectives as one ``call`` (`one_call`); ``at_once``: returns when they are over."""
+    parts = [PaddedParts.of(op, device.mesh) for op in ops] if len(ops) > 1 or at_once else []
+    x = _packed(call.kind, parts, inputs) if parts else inputs[0]
+    if at_once:
+        return StartedCall(None, ops, x, parts, METHODS[call.kind](device, call, x))
+    return StartedCall(METHODS[call.kind](device, call, x, async_op=True), ops, x, parts)
 
 
-def _packed(ops: Sequence[Op], inputs: Sequence[Array]) -> Array:
+@dataclass(frozen=True)
+class PaddedParts:
+    """How an array of a collective is cut over the devices of a group, along one dim; an all_reduce cuts nothing."""
+
+    shape: tuple[int, ...]
+    """That of the whole array."""
+    dim: int
+    sizes: tuple[int, ...]
+    """The extent of the dim in each part, in the order of the group."""
+
+    @classmethod
+    def of(cls, op: Op, mesh: Mesh) -> PaddedParts:
+        """The parts of a collective: an all_gather puts them together, a reduce_scatter cuts them."""
+        whole = op.outputs[0] if op.kind == "all_gather" else op.inputs[0]
+        shape = tuple(map(int, whole.type.shape))
+        if op.kind == "all_reduce":
+            return cls(shape, 0, ())
+        factors = tuple(mesh.shape[axis] for axis in op["axes"])
+        return cls(shape, op["dim"], split_sizes(shape[op["dim"]], factors))
+
+    @property
+    def padded_size(self) -> int:
+        """The elements of the largest part, as many as each has in the buffer; of an all_reduce those of the array."""
+        return prod(self.part(max(self.sizes))) if self.sizes else prod(self.shape)
+
+    def part(self, extent: int) -> tuple[int, ...]:
+        """The shape of a part with this extent of the dim."""
+        return (*self.shape[: self.dim], extent, *self.shape[self.dim + 1 :])
+
+    def cut(self, x: Array) -> list[Array]:
+        """The parts of the whole array."""
+        places = starts(self.sizes)
+        before = (slice(None),) * self.dim
+        return [x[(*before, slice(start, end))] for start, end in pairwise(places)]
+
+
+def buffer_size(call: Op, ops: Sequence[Op], mesh: Mesh) -> int:
+    """The elements of the buffer that a device gives to a call of several collectives."""
+    padded = sum(PaddedParts.of(op, mesh).padded_size for op in ops)
+    return padded * int(call["group"]) if call.kind == "reduce_scatter" else padded
+
+
+def _packed(kind: str, parts: Sequence[PaddedParts], inputs: Sequence[Array]) -> Array:
     """The arrays in one flat array; of a reduce_scatter, for each device, one after the other, its parts of all."""
-    if ops[0].kind != "reduce_scatter":
+    if kind == "all_reduce":
         return np.concatenate([x.ravel() for x in inputs])
-    group = ops[0]["group"]
-    return np.concatenate(
-        [
-            np.moveaxis(_cut(x, op["dim"], group), 1, 0).reshape(group, -1)
-            for op, x in zip(ops, inputs, strict=True)
-        ],
-        axis=1,
-    ).ravel()
+    rows = len(parts[0].sizes) if kind == "reduce_scatter" else 1
+    packed = np.zeros((rows, sum(each.padded_size for each in parts)), inputs[0].dtype)
+    start = 0
+    for each, x in zip(parts, inputs, strict=True):
+        for row, part in enumerate(each.cut(x) if kind == "reduce_scatter" else [x]):
+            packed[row, start : start + part.size] = part.ravel()
+        start += each.padded_size
+    return packed.ravel()
 
 
-def _unpacked(ops: Sequence[Op], flat: Array) -> list[Array]:
-    gathers = ops[0].kind == "all_gather"
-    rows = flat.reshape(ops[0]["group"] if gathers else 1, -1)
+def _unpacked(ops: Sequence[Op], parts: Sequence[PaddedParts], flat: Array) -> list[Array]:
+    rows = flat.reshape(len(parts[0].sizes) if ops[0].kind == "all_gather" else 1, -1)
     results, start = [], 0
-    for op in ops:
-        own, made = (tuple(map(int, value.type.shape)) for value in (op.inputs[0], op.outputs[0]))
-        end = start + prod(own if gathers else made)
-        part, start = rows[:, start:end], end
-        if gathers:  # the parts of the devices lie side by side along the dim
-            part = np.moveaxis(part.reshape(len(rows), prod(own[: op["dim"]]), -1), 0, 1)
-        results.append(np.array(part.reshape(made), order="C"))
+    for op, each in zip(ops, parts, strict=True):
+        if op.kind == "all_gather":
+            gathered = [
+                row[start : start + prod(each.part(extent))].reshape(each.part(extent))
+                for row, extent in zip(rows, each.sizes, strict=True)
+            ]
+            results.append(np.concatenate(gathered, axis=each.dim))
+        else:
+            made = tuple(map(int, op.outputs[0].type.shape))
+            results.append(np.array(rows[0, start : start + prod(made)].reshape(made), order="C"))
+        start += each.padded_size
     return results
-
-
-def _cut(x: Array, dim: int, group: int) -> Array:
-    """The array as (what is before the dim, the parts of the dim, the rest)."""
-    return x.reshape(prod(x.shape[:dim]), group, -1)
 
 
 # -- results that are waited for later ---------------------------------------------------------------------------------

@@ -195,6 +195,8 @@ class StartStep(NamedTuple):
     ops: tuple[Op, ...]
     held: Held
     """Memory that their outputs take."""
+    at_once: bool = False
+    """Whether they are over when the step is."""
     freed: Held = ()
     freed_later: Held = ()
     """Memory of what nothing reads after them, if another program waits for them: then it is freed."""
@@ -204,7 +206,7 @@ class StartStep(NamedTuple):
         for category, nbytes in self.held:
             run.hold(category, nbytes, **run.places)
         inputs = [run.values[op.inputs[0].name] for op in self.ops]
-        started = run.arrays.start(self.call, self.ops, inputs)
+        started = run.arrays.start(self.call, self.ops, inputs, at_once=self.at_once)
         run.under_way[self.number] = UnderWay(run.arrays, started, self.ops, self.freed_later)
 
 
@@ -255,6 +257,8 @@ class DeviceProgram:
     program takes for an array."""
     given_up: frozenset[str] = frozenset()
     """The names of inputs that the caller does not keep: their memory is free after the last op that reads them."""
+    at_once: bool = False
+    """Whether each of the calls is waited for as soon as it has started."""
 
     def __post_init__(self) -> None:
         if self.function.symbols:
@@ -281,7 +285,7 @@ class DeviceProgram:
         """The ops in their order, with the values that each takes memory for and frees."""
         function, donated = self.function, self.donated
         if self.calls:
-            return in_steps(function, self.calls, donated, self.left, self.given_up)
+            return in_steps(function, self.calls, donated, self.left, self.given_up, at_once=self.at_once)
         memory = (
             taken_by(function, donated),
             freed_after(function, self.given_up),
@@ -302,7 +306,12 @@ class DeviceProgram:
         match step:
             case Start(number, ops):
                 return StartStep(
-                    number, one_call(ops), ops, self._held(step.taken), freed_later=self._held(step.freed)
+                    number,
+                    one_call(ops, at_once=self.at_once),
+                    ops,
+                    self._held(step.taken),
+                    self.at_once,
+                    freed_later=self._held(step.freed),
                 )
             case Wait(number, ops):
                 into = self._into(tuple(op.outputs[0] for op in ops))
@@ -402,7 +411,7 @@ class DeviceProgram:
         own = {value.name: OUTPUTS for value in self.function.outputs} | inputs | dict(self.categories)
         started = {number for call in self.calls for number in call}
         owner = (
-            owners_overlapped(self.function, started, self.donated, self.given_up)
+            owners_overlapped(self.function, started, self.donated, self.given_up, at_once=self.at_once)
             if started
             else owners(self.function, self.donated)
         )
@@ -466,9 +475,11 @@ class KernelArrays:
             array = np.array(array, order="C")
         return (array,)
 
-    def start(self, call: Op, ops: Sequence[Op], inputs: Sequence[Array]) -> StartedCall:
-        """Starts collectives as one call."""
-        return started(self.device, call, ops, inputs)
+    def start(
+        self, call: Op, ops: Sequence[Op], inputs: Sequence[Array], *, at_once: bool = False
+    ) -> StartedCall:
+        """Starts collectives as one call; ``at_once``: returns when they are over."""
+        return started(self.device, call, ops, inputs, at_once=at_once)
 
     def wait(self, work: StartedCall, into: Sequence[Array | None] = ()) -> tuple[Array, ...]:
         """The outputs of the collectives."""

@@ -11,7 +11,7 @@ from parallelism.ir.core.regions import inside
 from parallelism.ir.passes import chained
 from parallelism.ir.passes.fusion import ELEMENTWISE
 from parallelism.ir.passes.gradients import UPDATE
-from parallelism.ir.passes.overlapping import ASYNCHRONOUS, Order, overlapped, uneven
+from parallelism.ir.passes.overlapping import ASYNCHRONOUS, Order, overlapped
 from parallelism.layouts.localization import Localized
 from parallelism.transforms.overlap import Overlap
 
@@ -20,10 +20,8 @@ def order_on_all(localized: Localized, overlap: Overlap | None, *, beside: bool 
     """The order for a program that was localized; None without ``overlap``, ``beside`` (`beside_products`) and rings."""
     if overlap is None and not beside and not has_ring(localized.function):
         return None
-    programs = [localized.program(each.rank) for each in localized.classes]
-    if overlap is None:
-        return beside_products(programs[0], products=beside)
-    return overlapped(programs[0], overlap, {name for program in programs for name in uneven(program)})
+    first = localized.program(localized.classes[0].rank)
+    return beside_products(first, products=beside) if overlap is None else overlapped(first, overlap)
 
 
 def has_ring(function: Function) -> bool:

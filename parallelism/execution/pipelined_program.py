@@ -23,7 +23,7 @@ from parallelism.execution.step_updates import StepUpdates
 from parallelism.execution.whole_batch import Beginning, WholeBatch
 from parallelism.ir import Function, Op, Value
 from parallelism.ir.passes.given_arrays import one_of
-from parallelism.ir.passes.overlapping import overlapped, uneven
+from parallelism.ir.passes.overlapping import overlapped
 from parallelism.layouts.stages import Part, Stages, gradient_layout, rows_of
 from parallelism.layouts.stages.batches import checked, dealt
 from parallelism.layouts.stages.laid_out_stages import laid_out_stages
@@ -392,9 +392,7 @@ class PipelinedProgram(PipelinedOperation):
                     if place.number in self.stages_on(position)
                 )
             )
-            order = overlapped(
-                self._summing(first, kind, part)[0], self.overlap, self.calls_apart(first, kind, part)
-            )
+            order = overlapped(self._summing(first, kind, part)[0], self.overlap)
             function, categories = self._summing(place, kind, part)
             left = {value.name for value in function.outputs if value.name not in categories}
             programs = self._programs_at(place)
@@ -425,14 +423,6 @@ class PipelinedProgram(PipelinedOperation):
             programs.functions.trained,
             self.sums_over_replicas(place),
         ), known
-
-    def calls_apart(self, place: Place, kind: str, part: Part) -> frozenset[str]:
-        """The outputs of collectives of a last backward that are calls of their own."""
-        inside = self._programs_at(place).apart(kind, part)
-        # An all_reduce takes any shape; those of an update may differ.
-        ranks = [] if self.updates is None else self.updates.different_ranks(place, self.places(place.mesh))
-        around = [place._replace(rank=rank) for rank in ranks]
-        return inside.union(*(uneven(self._summing(each, kind, part)[0]) for each in around))
 
     def _programs_at(self, place: Place) -> StagePrograms:
         return self.programs(place.number, dict(place.numbers), place.rows, place.mesh, place.rank)

@@ -14,7 +14,7 @@ from parallelism.execution.device_program import ACTIVATIONS, GRADIENTS, DeviceP
 from parallelism.execution.overlapping import arranged, beside_products, has_ring
 from parallelism.ir import Function, TensorType, Value
 from parallelism.ir.core.derived import laid_value
-from parallelism.ir.passes.overlapping import Order, overlapped, uneven
+from parallelism.ir.passes.overlapping import Order, overlapped
 from parallelism.layouts.localization.localized import localize
 from parallelism.layouts.stages import GRADIENT, Part, StageFunctions, gradient_layout
 from parallelism.layouts.stages.stages import with_numbers
@@ -168,7 +168,7 @@ class StagePrograms:
         alike, _ = self.local_function(kind, part, place=first)
         if self.overlap is None:
             return beside_products(alike, products=self.overlapping)
-        return overlapped(alike, self.overlap, self.apart(kind, part))
+        return overlapped(alike, self.overlap)
 
     @cached
     def local_function(
@@ -202,14 +202,6 @@ class StagePrograms:
     def first_gradient(self, kind: str) -> int:
         """The number of the first output of a B or W that is the gradient of a weight."""
         return len(self.functions.returned) if kind == "B" else 0
-
-    @cached
-    def apart(self, kind: str, part: Part) -> frozenset[str]:
-        """The outputs of collectives inside the stage that are calls of their own."""
-        if self.inside is None:
-            return frozenset()
-        localized = localize(self.function(kind, part), self.inside)
-        return frozenset(name for each in localized.classes for name in uneven(localized.program(each.rank)))
 
     @cached_property
     def sum_types(self) -> tuple[TensorType, ...]:

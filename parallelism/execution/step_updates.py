@@ -18,7 +18,8 @@ from parallelism.execution.last_backward import Place, Sums, gradients_of, sums_
 from parallelism.execution.overlapping import arranged
 from parallelism.ir import Function, Op, TensorType
 from parallelism.ir.passes import Form, Kinds, donations
-from parallelism.ir.passes.overlapping import Order, overlapped, uneven
+from parallelism.ir.passes.joined_calls import joined
+from parallelism.ir.passes.overlapping import Order, overlapped
 from parallelism.layouts.localization import Localized
 from parallelism.layouts.localization.localized import localize
 from parallelism.layouts.stages import GRADIENT, Stages
@@ -148,18 +149,6 @@ class StepUpdates:
         names = {number: update.function.inputs[number].name.removeprefix(GRADIENT) for number in chains}
         return {name: chains[number] for number, name in names.items() if name in trained}
 
-    def different_ranks(self, place: Place, places: Sequence[tuple[int, int]]) -> list[int]:
-        """A rank of each class of devices that have other updates, among those at the position of a stage."""
-        position = self.pipeline.schedule.placement[place.number]
-        localized = self.at(position).localized
-        return [
-            *{
-                localized.class_of(self._rank(rank, position)): rank
-                for rank, (other, _) in enumerate(places)
-                if other == position
-            }.values()
-        ]
-
     # -- a run ---------------------------------------------------------------------------------------------------------
 
     def split_inputs(self, mesh: Mesh, forward: Function, given: Any) -> tuple[list[Array], dict[str, Array]]:
@@ -257,7 +246,7 @@ class Update:
         """The program of the device at a place of the mesh, without the sums that come before it (`sums_before`)."""
         if place not in self.programs:
             alone = self._alone(place)
-            early = dict.fromkeys(self._order.made_early(alone), GRADIENTS) if self._order else {}
+            early = dict.fromkeys(self._order.made_early(alone), GRADIENTS)
             function, calls, chains = arranged(alone, self._order, fused=self.fused)
             known = {value.name for value in function.values}
             self.programs[place] = DeviceProgram(
@@ -269,6 +258,7 @@ class Update:
                 calls=calls,
                 chains=chains,
                 given_up=gradients_of(self.localized.function, function),
+                at_once=self._order.at_once,
             )
         return self.programs[place]
 
@@ -285,10 +275,6 @@ class Update:
         )
 
     @cached_property
-    def _order(self) -> Order | None:
-        if self.overlap is None:
-            return None
-        programs = [self._alone(each.rank) for each in self.localized.classes]
-        return overlapped(
-            programs[0], self.overlap, {name for program in programs for name in uneven(program)}
-        )
+    def _order(self) -> Order:
+        first = self._alone(self.localized.classes[0].rank)
+        return joined(first) if self.overlap is None else overlapped(first, self.overlap)

@@ -33,8 +33,8 @@ class ArrayMaker(Protocol):
         ``into`` has, for each output, the array in whose memory it is to lie, or None; empty: all are None.
         """
 
-    def start(self, call: Op, ops: Sequence[Op], inputs: Sequence[Any]) -> Any:
-        """Starts collectives, each with one input, as one call."""
+    def start(self, call: Op, ops: Sequence[Op], inputs: Sequence[Any], *, at_once: bool = False) -> Any:
+        """Starts collectives, each with one input, as one call; ``at_once``: returns when they are over."""
 
     def wait(self, work: Any, into: Sequence[Any] = ()) -> Sequence[Any]:
         """The outputs of collectives that were started; ``into`` as in `run_op`."""

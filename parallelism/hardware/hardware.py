@@ -31,6 +31,7 @@ from parallelism.hardware.host import VARIABLE, host_file, is_calibrated
 from parallelism.hardware.kernels import AttentionRate, Kernel, checked_kernels
 from parallelism.hardware.links import HostLink, Link, Piece
 from parallelism.hardware.rates import Products, Reached, by_collective
+from parallelism.hardware.reserve import NO_RESERVE, Reserve, checked_reserve
 from parallelism.hardware.stacks import on_stack, refuse_stack, split_name, stack_file
 from parallelism.hardware.validation import Validation
 from parallelism.mesh import Axes, Mesh
@@ -89,6 +90,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "fused": partial(checked.switch, other="elementwise"),
     "overlapping": checked.switch,
     "gradient_buffers": checked.switch,
+    "reserve": checked_reserve,
 }
 
 
@@ -109,6 +111,7 @@ _PARTS: hardware_files.Parts = {
     "kernels": {"": Kernel},
     "rates": [AttentionRate],
     "validation": [Validation],
+    "reserve": Reserve,
 }
 """The descriptions in a file: a kind, a list of one kind, or a table of one kind, by the name of the field."""
 
@@ -145,7 +148,7 @@ class Hardware:
     the gradient of the other one.  With ``gradient_buffers``, a stage adds gradients up in buffers that are there
     during the whole step, also those of a single microbatch.  ``kernels`` has by the names of ops what single kernels
     take.  ``stack`` names the software that these numbers are of, and ``validation`` has the measurements that seconds
-    by them were compared with.
+    by them were compared with.  ``reserve`` is the memory that tensors cannot use: plans leave it free.
 
     Frozen, hashable, picklable.  Raises ``ValueError`` or ``TypeError``, naming the field.
     """
@@ -183,6 +186,7 @@ class Hardware:
     stack: str = ""
     kernels: Mapping[str, Kernel] = checked.Table({})
     validation: tuple[Validation, ...] = ()
+    reserve: Reserve = NO_RESERVE
 
     def __post_init__(self) -> None:
         checked.check(self, **_CHECKS)

@@ -54,7 +54,7 @@ class Forward:
         with region("head"):
             logits = self._logits(parts.norm(x, "norm"))
         with region("loss"):
-            loss = cross_entropy(logits, targets)
+            loss = cross_entropy(logits, targets, fused=spec.fused_cross_entropy)
         if spec.next_tokens:
             loss = loss + next_token_loss(parts, x, targets, self._block, self._logits)
         for more in parts.losses:

@@ -101,14 +101,17 @@ def rotary(x: Any, base: float = 10000.0, *, scaling: str | None = None, width: 
     return apply("rotary", x, **how) if scaling is None else apply("scaled_rotary", x, **how, scaling=scaling)
 
 
-def cross_entropy(logits: Any, classes: Any) -> Any:
+def cross_entropy(logits: Any, classes: Any, *, fused: bool = False) -> Any:
     """The mean over all rows of the cross-entropy of ``classes``, integers, with logits of shape ``(..., classes)``.
 
     It is computed in float32 at least.  The classes may be split over devices: then one maximum and one sum are reduced
-    for each row, and the loss.
+    for each row, and the loss.  If it is ``fused``, no logits and no gradient of them is written in float32: kernels
+    read them as they are, and widen each number.
     """
-    logits = logits.astype(np.result_type(logits.dtype, np.float32))
-    largest = np.max(logits, axis=-1)
+    wide = np.result_type(logits.dtype, np.float32)
+    if not fused:
+        logits = logits.astype(wide)
+    largest = np.max(logits, axis=-1).astype(wide)
     sums = apply("exponential_sums", logits, largest)
     return apply(
         "cross_entropy", logits, classes, largest, sums, rows=classes.size, first=0, whole=logits.shape[-1]

@@ -47,7 +47,9 @@ def next_token_loss(
             with region("head"):
                 logits = head(_known(parts.norm(x, f"{names}norm"), module + 1))
             with region("loss"):
-                total = total + _mean(cross_entropy(logits, _later(targets, module + 1)), logits, module + 1)
+                targets_then = _later(targets, module + 1)
+                loss = cross_entropy(logits, targets_then, fused=spec.fused_cross_entropy)
+                total = total + _mean(loss, logits, module + 1)
     return total * (WEIGHT / spec.next_tokens)
 
 

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from parallelism.display.quantities import short_errors
 from parallelism.ir.core import Extent, Function, TensorType, checked_dtype
+from parallelism.ir.operators.vocabulary import FUSED_LOSS
 from parallelism.ir.recording import record
 from parallelism.kernels import RotaryScaling
 from parallelism.models.block_parts import Parameters
@@ -82,6 +83,8 @@ class TransformerSpec:
     hidden_dropout: float | None = None
     fused_attention: bool = True
     """Whether attention is one operator that never writes its scores."""
+    fused_cross_entropy: bool = False
+    """Whether the loss reads the logits in their own dtype, so that no copy of them is written in float32."""
     epsilon: float = 1e-5
     """What norms add to the variance."""
     rotary_base: float = 10000.0
@@ -346,7 +349,10 @@ class TransformerSpec:
         def loss(p: Parameters, tokens: Any, targets: Any, step: Any = None) -> Any:
             return Forward(self, p, step).loss(tokens, targets)
 
-        return record(loss, weights, places, places, *step, name="transformer")
+        function = record(loss, weights, places, places, *step, name="transformer")
+        if self.fused_cross_entropy:
+            return replace(function, attributes=((FUSED_LOSS, True),))
+        return function
 
 
 def _holds(every: int | tuple[bool, ...] | None, layer: int) -> bool:

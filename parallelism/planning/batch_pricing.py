@@ -67,8 +67,8 @@ def unused_told_before() -> Iterator[None]:
 
 
 @unused_told_before()
-def price_plans(task: Task, possible: Choices, limit: float, told: Told) -> PricedPlans:
-    """The costs of all plans; those that need more memory than ``limit`` are not timed."""
+def price_plans(task: Task, possible: Choices, limits: npt.NDArray[np.float64], told: Told) -> PricedPlans:
+    """The costs of all plans; those that need more memory than their limit, by row, are not timed."""
     start = perf_counter()
     seconds, peaks = np.full(len(possible), np.inf), np.zeros(len(possible), np.int64)
     one_of, number = _programs(possible)
@@ -81,13 +81,13 @@ def price_plans(task: Task, possible: Choices, limit: float, told: Told) -> Pric
         rows = _dealt(one_of, possible, known=table.steps.is_known)
         shares = side_by_side(
             [
-                partial(_share, table, possible, own, limit, _silent if number else told)
+                partial(_share, table, possible, own, limits, _silent if number else told)
                 for number, own in enumerate(rows)
             ]
         )
         if not any(share.fits for share in shares):
             rows = [one_of]
-            shares = [_share(table, possible, rows[0], limit, told, all_peaks=True)]
+            shares = [_share(table, possible, rows[0], limits, told, all_peaks=True)]
         for own, share in zip(rows, shares, strict=True):
             seconds[own], peaks[own] = share.seconds, share.peaks
         left = {row: why for share in shares for row, why in share.left.items()}
@@ -157,16 +157,18 @@ def _share(
     table: PlanCosts,
     possible: Choices,
     rows: npt.NDArray[np.int64],
-    limit: float,
+    limits: npt.NDArray[np.float64],
     told: Told,
     *,
     all_peaks: bool = False,
 ) -> _Share:
     """The costs of some rows.  The peaks of those that do not fit are those of their actions only if ``all_peaks``."""
     seconds, peaks = np.full(len(possible), np.inf), np.zeros(len(possible), np.int64)
-    groups, left = _prepared(table, rows.tolist(), np.inf if all_peaks else limit, peaks, told)
+    groups, left = _prepared(
+        table, rows.tolist(), np.full(len(possible), np.inf) if all_peaks else limits, peaks, told
+    )
     for shape in list(groups):
-        groups[shape] = [row for row in groups[shape] if peaks[row] <= limit]
+        groups[shape] = [row for row in groups[shape] if peaks[row] <= limits[row]]
     fits = any(groups.values())
     left |= table.price(groups)
     start = perf_counter()
@@ -176,12 +178,16 @@ def _share(
 
 
 def _prepared(
-    table: PlanCosts, rows: list[int], limit: float, peaks: npt.NDArray[np.int64], told: Told
+    table: PlanCosts,
+    rows: list[int],
+    limits: npt.NDArray[np.float64],
+    peaks: npt.NDArray[np.int64],
+    told: Told,
 ) -> tuple[dict[Shape, list[int]], dict[int, str]]:
     """Those of the rows whose pieces are known, by the shape of their pipeline, and the others with the
     reasons; and their ``peaks``.
 
-    A row that holds more than ``limit`` during the whole step is in neither, since it cannot fit: then its peak is what
+    A row that holds more than its limit during the whole step is in neither, since it cannot fit: then its peak is what
     it holds, and its actions are not laid out.
     """
     groups: dict[Shape, list[int]] = defaultdict(list)
@@ -191,7 +197,7 @@ def _prepared(
             told("prepared", done, len(rows))
         try:
             peaks[row] = table.held(row)
-            if peaks[row] <= limit:
+            if peaks[row] <= limits[row]:
                 table.prepare(row)
                 groups[table.shape(row)].append(row)
         except Unpriceable as error:

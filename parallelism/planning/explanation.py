@@ -104,8 +104,11 @@ def longer_text(plan: Account, first: Account) -> str:
     return text + (f": {told}" if told else "")
 
 
-def need_text(needs: Sequence[Need], memory: float) -> str:
-    """The memory that the smallest plan needs, by category, of the ``memory`` of a device; and what needs less."""
+def need_text(needs: Sequence[Need], memory: float, reserved: str = "") -> str:
+    """The memory that the smallest plan needs, by category, of the ``memory`` of a device; and what needs less.
+
+    ``reserved`` says what tensors cannot use of the memory.
+    """
     least, *others = needs
     parts = ", ".join(
         f"{name} {decimal_bytes(nbytes)}"
@@ -113,8 +116,8 @@ def need_text(needs: Sequence[Need], memory: float) -> str:
         if nbytes
     )
     text = (
-        f"the smallest ({least.split}) needs {decimal_bytes(least.nbytes)} of {decimal_bytes(memory)} on stage "
-        f"{least.stage}: {parts}"
+        f"the smallest ({least.split}) needs {decimal_bytes(least.nbytes)} of {decimal_bytes(memory)}"
+        f"{reserved and f', which are reserved in part ({reserved}),'} on stage {least.stage}: {parts}"
     )
     return text + "".join(
         f"; with {settings_text(each.setting)}: {decimal_bytes(each.nbytes)}"

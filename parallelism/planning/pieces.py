@@ -30,6 +30,7 @@ from parallelism.ir.core import symbol
 from parallelism.ir.core.derived import checked_op
 from parallelism.ir.core.extents import names_in, rounded_up
 from parallelism.ir.passes import Kinds, donations
+from parallelism.ir.passes.joined_calls import joined
 from parallelism.layouts import Devices, Localized, localize
 from parallelism.layouts.stages.laid_out_stages import laid_out_stages
 from parallelism.memoized import memoized
@@ -189,7 +190,8 @@ class Updates:
     def program(self) -> SymbolicProgram:
         """The update of all parameters on the first device."""
         whole = self.laid_out.function
-        function, calls, chains = arranged(self.local, None, fused=self.fused)
+        order = joined(self.local)
+        function, calls, chains = arranged(self.local, order, fused=self.fused)
         known = {value.name for value in function.values}
         kinds = Kinds(
             *([(value.type, value.layout) for value in side] for side in (whole.inputs, whole.outputs))
@@ -201,6 +203,7 @@ class Updates:
             calls=calls,
             chains=chains,
             given_up=gradients_of(whole, function),
+            at_once=order.at_once,
         )
 
     @memoized

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from parallelism.display import WIDTH, quantities
+from parallelism.hardware import Reserve
 from parallelism.planning.dealing import spelled_out
 from parallelism.planning.explanation import (
     SAME_PROGRAM,
@@ -58,7 +59,9 @@ class Plans(Sequence[Plan]):
     full: Mapping[int, float]
     """The seconds of the full simulation, by the row of the plan, where it was simulated."""
     memory: float
-    """The bytes of a device that may be used."""
+    """The bytes of a device that may be used, for tensors and for what is reserved."""
+    reserve: Reserve
+    """What tensors cannot use of it."""
     considered: int
     """The combinations of settings that were looked at."""
     refused: Mapping[str, Refused]
@@ -93,7 +96,10 @@ class Plans(Sequence[Plan]):
         if not len(self):
             needs = self.needs()
             raise NoPlanFits(
-                f"no plan fits: {need_text(needs, self.memory)}" if needs else self.refusals, self
+                f"no plan fits: {need_text(needs, self.memory, self.reserve.text)}"
+                if needs
+                else self.refusals,
+                self,
             )
         return self[0]
 
@@ -171,7 +177,10 @@ class Plans(Sequence[Plan]):
             if len(found):
                 return found[0], ""
             if found.tightest is not None:
-                return None, f"no plan with {asked} fits: {need_text(found.needs(), self.memory)}"
+                return (
+                    None,
+                    f"no plan with {asked} fits: {need_text(found.needs(), self.memory, self.reserve.text)}",
+                )
             refused = found.refused  # also what the program does not allow
         reasons = ", ".join(f"{reason} ({each.count})" for reason, each in refused.items())
         return None, f"no plan has {asked}: {reasons}"

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from parallelism.auto_sharding import AutoPlans, auto_plans
 from parallelism.display.quantities import bytes_in, short_errors
-from parallelism.hardware import Hardware, sized_hardware
+from parallelism.hardware import Hardware, Reserve, sized_hardware
 from parallelism.ir import Function
 from parallelism.layouts.stages.beginnings import by_rows
 from parallelism.models import TransformerSpec
@@ -22,6 +22,7 @@ from parallelism.planning.batch_pricing import price_plans, unused_told_before
 from parallelism.planning.dealing import spelled_out
 from parallelism.planning.plan import Plan, Task, step_key
 from parallelism.planning.plans import Plans
+from parallelism.planning.settings import AXES
 from parallelism.planning.space import Choices, Refused, choices
 from parallelism.planning.trained import BATCH, TrainedModel
 from parallelism.rarely_collected import rarely_collected
@@ -63,6 +64,7 @@ def find_plan(
     batch: int,
     devices: int | None = ...,
     memory: float | str | None = ...,
+    reserve: Reserve | float | str | None = ...,
     optimizer: SGD | Adam | None = ...,
     gradients: npt.DTypeLike = ...,
     simulations: int | None = ...,
@@ -80,6 +82,7 @@ def find_plan(
     batch: int,
     devices: int | None = None,
     memory: float | str | None = None,
+    reserve: Reserve | float | str | None = None,
     optimizer: SGD | Adam | None = None,
     gradients: npt.DTypeLike = "float32",
     simulations: int | None = 8,
@@ -95,6 +98,8 @@ def find_plan(
     as it is: ``replace(spec, dtype="bfloat16")`` is in mixed precision.  ``hardware`` is a `Hardware`, a file, a preset
     with the number of its nodes (``dgx-h100:8`` has 64 GPUs), or a preset alone with the number of ``devices``.
     ``memory`` limits the bytes of a device, as a number or a text such as ``72GB``; None is all of its memory.
+    ``reserve`` is what tensors cannot use of it: a `Reserve`, or bytes as for ``memory``; None is that of the hardware,
+    or nothing if ``memory`` says what may be used.
     ``fixed`` has one value, or a list, of any of `parallelism.planning.SETTINGS`: ``tp=8``, ``zero=[0, 1]``,
     ``schedule="gpipe"``; ``fsdp=64`` and ``hsdp="8x8"`` stand for several.  ``optimizer`` is AdamW unless another is
     given; ``gradients`` is the dtype in which gradients are added up, over microbatches and devices, where precision
@@ -123,8 +128,10 @@ def find_plan(
     possible = choices(task.model, count, batch, fixed)
     _check_microbatches(task.model)
     told = progress or logged
-    possible, seconds, peaks, timed, setup, timing, one_by_one = price_plans(task, possible, limit, told)
-    fits = peaks <= limit
+    kept = reserve_of(reserve, memory, found)
+    limits = usable_bytes(kept, limit, possible)
+    possible, seconds, peaks, timed, setup, timing, one_by_one = price_plans(task, possible, limits, told)
+    fits = peaks <= usable_bytes(kept, limit, possible)
     refused = dict(possible.refused)
     if not fits.all():
         first = int(np.flatnonzero(~fits)[0])
@@ -143,6 +150,7 @@ def find_plan(
         peaks[rows],
         {number: full[row] for number, row in enumerate(rows.tolist()) if row in full},
         limit,
+        kept,
         sum(each.count for each in possible.refused.values()) + len(possible),
         refused,
         timed,
@@ -158,6 +166,7 @@ def find_plan(
             devices=count,
             batch=batch,
             memory=limit,
+            reserve=kept,
             optimizer=optimizer,
             progress=progress,
         ),
@@ -262,20 +271,43 @@ def machine_of(hardware: Hardware | str | PathLike[str], devices: int | None) ->
 @short_errors
 def memory_of(memory: float | str | None, hardware: Hardware) -> float:
     """The bytes of memory of a device: a number, a text such as ``72GB`` or ``64GiB``, or None for the hardware's."""
-    if memory is None:
-        return hardware.memory_bytes
+    return hardware.memory_bytes if memory is None else _bytes_of("memory", memory)
+
+
+def reserve_of(
+    reserve: Reserve | float | str | None, memory: float | str | None, hardware: Hardware
+) -> Reserve:
+    """What is reserved: as said, or that of the hardware where ``memory`` does not say what may be used."""
+    if isinstance(reserve, Reserve):
+        return reserve
+    if reserve is None:
+        return hardware.reserve if memory is None else Reserve()
+    return Reserve(_bytes_of("reserve", reserve) if reserve not in (0, "0") else 0.0)
+
+
+def usable_bytes(reserve: Reserve, memory: float, possible: Choices) -> npt.NDArray[np.float64]:
+    """By plan, the bytes that its tensors may use on a device."""
+    communicators = np.zeros(len(possible))
+    for axis in AXES:
+        communicators += possible.columns[axis] > 1
+    found: npt.NDArray[np.float64] = reserve.usable_bytes(memory, communicators)
+    return found
+
+
+@short_errors
+def _bytes_of(name: str, memory: float | str) -> float:
     if isinstance(memory, str):
         text = memory
         try:
             memory = bytes_in(text)
         except ValueError:
             raise ValueError(
-                f"memory must be a number of bytes, or a text such as 72GB or 64GiB; got {text!r}"
+                f"{name} must be a number of bytes, or a text such as 72GB or 64GiB; got {text!r}"
             ) from None
         if text.strip().isdigit() and memory < LEAST_BYTES:
             raise ValueError(
-                f"memory must have a unit, such as {text.strip()}GB; got {text!r}, which is bytes"
+                f"{name} must have a unit, such as {text.strip()}GB; got {text!r}, which is bytes"
             )
     if isinstance(memory, bool) or not isinstance(memory, int | float) or not 0 < memory < float("inf"):
-        raise ValueError(f"memory must be above 0 bytes and finite; got {memory!r}")
+        raise ValueError(f"{name} must be above 0 bytes and finite; got {memory!r}")
     return memory

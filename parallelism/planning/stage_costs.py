@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -117,7 +117,23 @@ class StageCosts:
             name: _beside(self.symbolic.kinds[at], self._each[at], seconds[at], share)
             for name, at in self._with_waits.items()
         }
-        return StageSeconds(found)
+        return StageSeconds(
+            found, self._joined, lambda kind, payload: prices.collective(kind, payload, layout)
+        )
+
+    @cached_property
+    def _joined(self) -> Mapping[Any, Mapping[EventKind, float]]:
+        """By section, the payload of each call of several collectives."""
+        found: dict[Any, dict[EventKind, float]] = {}
+        for name, events in self.symbolic.sections.items():
+            payloads: dict[EventKind, float] = {}
+            for event in range(events.start, events.stop):
+                kind = self.symbolic.kinds[event]
+                if kind.joined:
+                    payloads[kind] = payloads.get(kind, 0.0) + float(self.events.numbers[event, 0])
+            if payloads:
+                found[name] = payloads
+        return found
 
     def _first(self, what: str) -> Ints:
         """Of the events of a sort the first of those that are alike."""
@@ -127,9 +143,12 @@ class StageCosts:
 
     @cached_property
     def _collectives(self) -> tuple[Ints, list[tuple[EventKind, float]], list[int]]:
-        """The collectives, the first of those that are alike; the different ones; and for each collective its number
-        among them."""
-        events = self._first(COLLECTIVE)
+        """The collectives that are calls of their own, the first of those that are alike; the different ones; and for
+        each collective its number among them."""
+        events = np.array(
+            [event for event in self._first(COLLECTIVE).tolist() if not self.symbolic.kinds[event].joined],
+            np.int64,
+        )
         different: dict[tuple[EventKind, float], int] = {}
         payloads = self.events.numbers[events, 0].astype(np.float64).tolist()
         number = [
@@ -185,6 +204,10 @@ class StageSeconds:
     """The seconds of the actions, and of the end, of stages on a mesh."""
 
     sums: Mapping[Any, float]
+    joined: Mapping[Any, Mapping[EventKind, float]]
+    """By section, the payloads of calls of several collectives, whose seconds are not in the sums."""
+    price: Callable[[EventKind, float], float]
+    """The seconds of such a call, by its payload."""
 
     def action(self, place: int, kind: str, blocks: int) -> float:
         """Of an action of a stage of so many blocks; of a backward with what is computed again."""
@@ -194,7 +217,17 @@ class StageSeconds:
 
     def end(self, place: int, blocks: int) -> tuple[float, float]:
         """Of the end of a device, before its gradients are exchanged, and after."""
-        return self.sums[(place, 1), "before"], self._grown(place, "end", blocks)
+        return self.sums[(place, 1), "before"], self._grown(place, "end", blocks) + self._calls(place, blocks)
+
+    @memoized
+    def _calls(self, place: int, blocks: int) -> float:
+        """Of the calls of several collectives at the end of a device, to which every block adds the same payload."""
+        one, two = (self.joined.get(((place, laid_out), "end"), {}) for laid_out in (1, 2))
+        payloads = {
+            kind: one.get(kind, 0.0) + (blocks - 1) * (payload - one.get(kind, 0.0))
+            for kind, payload in two.items()
+        }
+        return sum(self.price(kind, payload) for kind, payload in payloads.items())
 
     def _grown(self, place: int, section: str, blocks: int) -> float:
         one = self.sums[(place, 1), section]

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from parallelism.execution.chains import DeclaredCost, declared_cost
+from parallelism.execution.chains import Chain, DeclaredCost, declared_cost, in_chains
 from parallelism.execution.device_program import (
     ACTIVATIONS,
     DeviceProgram,
@@ -30,6 +30,7 @@ from parallelism.ir import Expression, Op, TensorType, Value
 from parallelism.ir.core import Attributes, Extent, meaning, specialized
 from parallelism.ir.passes import freed_after
 from parallelism.ir.passes.donation import owners
+from parallelism.ir.passes.waiting import Run as RunStep, Start, Wait, owners_overlapped
 from parallelism.layouts import Devices
 from parallelism.memoized import memoized
 
@@ -66,6 +67,8 @@ class EventKind(NamedTuple):
     later: int = 0
     """Of a collective, 1 if it is waited for later; of such a wait, for which: 1 for the last that started before it,
     2 for the one before."""
+    joined: bool = False
+    """Whether a collective is a part of a call: those of one kind in a section are one, with all payloads together."""
 
 
 class Unpriceable(ValueError):
@@ -273,22 +276,68 @@ class SymbolicProgram(DeviceProgram):
         """The events of some of the ops, by their numbers: those of a program that has no others.  ``blocks`` are those
         of all ops."""
         later = self._freed_early(wanted)
-        for events, ops in zip(self._events(devices), self._numbers, strict=True):
-            if wanted[ops[-1]]:
-                yield from of_block(events, blocks[ops[-1]])
-                for op in ops:
-                    yield from later.get(op, ())
+        for parts, ops in zip(self._parts_of_steps(devices), self._numbers, strict=True):
+            for number, events in parts:
+                if wanted[number]:
+                    yield from of_block(events, blocks[number])
+            for number in ops:
+                if wanted[ops[-1]] or len(parts) > 1:
+                    yield from later.get(number, ())
 
     @memoized
-    def _events(self, devices: Devices | None) -> list[list[Event]]:
-        """The events of each step."""
-        return list(events_by_step(self.steps, devices))
+    def _parts_of_steps(self, devices: Devices | None) -> list[list[tuple[int, list[Event]]]]:
+        """The events of each step, by the number of the op to which they belong: of a chain, its last one."""
+        found = []
+        steps = zip(self._steps_with_calls, events_by_step(self.steps, devices), self._numbers, strict=True)
+        for step, events, ops in steps:
+            if isinstance(step, Start | Wait):
+                found.append(list(self._parts_of_call(step, devices)))
+            else:
+                found.append([(ops[-1], events)])
+        return found
+
+    def _parts_of_call(
+        self, step: Start | Wait, devices: Devices | None
+    ) -> Iterator[tuple[int, list[Event]]]:
+        """The events of a call, or of the wait for it, by the number of the collective that they are of."""
+        number = {op.outputs: place for place, op in enumerate(self.function.ops)}
+        member = {self._memory[op.inputs[0]]: op for op in step.ops}
+        values = step.taken if isinstance(step, Start) else step.freed
+        sign = 1 if isinstance(step, Start) else -1
+        for value in values:
+            op = member.get(value) or next(op for op in step.ops if value in op.outputs)
+            for category, nbytes in self._held([value]):
+                yield number[op.outputs], [Event(EventKind(MEMORY, category), [sign * nbytes])]
+        if isinstance(step, Start):
+            for op in step.ops:
+                yield number[op.outputs], list(_call(op, devices, joined=True))
+
+    @cached_property
+    def _memory(self) -> Mapping[Value, Value]:
+        """For each value, the value in whose memory it lies."""
+        started = {number for call in self.calls for number in call}
+        return owners_overlapped(self.function, started, self.donated, self.given_up, at_once=self.at_once)
+
+    @cached_property
+    def _steps_with_calls(self) -> Sequence[Chain | Start | Wait]:
+        """The steps, with the values that each takes memory for and frees."""
+        if self.chains:
+            return in_chains(self._steps_of_values, self.chains)
+        return [[each] if isinstance(each, RunStep) else each for each in self._steps_of_values]
 
     @cached_property
     def _numbers(self) -> list[range]:
-        """The numbers of the ops of each step."""
-        ends = list(accumulate(len(step.before) + 1 for step in self.steps if isinstance(step, ProgramStep)))
-        return [range(start, end) for start, end in pairwise([0, *ends])]
+        """The numbers of the ops of each step; a wait has none."""
+        counts = []
+        for step in self.steps:
+            match step:
+                case ProgramStep(before=before):
+                    counts.append(len(before) + 1)
+                case StartStep(ops=ops):
+                    counts.append(len(ops))
+                case _:
+                    counts.append(0)
+        return [range(end - count, end) for count, end in zip(counts, accumulate(counts), strict=True)]
 
     def _freed_early(self, wanted: Sequence[bool]) -> dict[int, list[Event]]:
         """By the last op of those that are wanted, the memory of values that others use after it."""
@@ -378,12 +427,18 @@ def _compute(step: ProgramStep) -> Iterator[Event]:
         yield Event(kind, [nbytes, flops, *(size for _, size in others), *(shape or ())])
 
 
-def _call(op: Op, devices: Devices | None) -> Iterator[Event]:
-    """A collective.  Its payload is what a member gives, or of an all_gather what it gets."""
+def _call(op: Op, devices: Devices | None, *, joined: bool = False) -> Iterator[Event]:
+    """A collective.  Its payload is what a member gives, or of an all_gather what it gets.  In a `joined` call all parts
+    of an array that is cut have the size of the first, which is the largest."""
     if op.kind not in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
         raise ValueError(f"{op.kind} has no price of its own")
     assert devices is not None
     over = tuple(axis for axis in op["axes"] if devices.shape[axis] != 1)
-    nbytes = (op.outputs if op.kind == "all_gather" else op.inputs)[0].type.nbytes
+    nbytes: Any = (op.outputs if op.kind == "all_gather" else op.inputs)[0].type.nbytes
+    if joined and op.kind != "all_reduce":
+        part = op.inputs[0] if op.kind == "all_gather" else op.outputs[0]
+        nbytes = prod((devices.shape[axis] for axis in over), start=part.type.nbytes)
     if over:
-        yield Event(EventKind(COLLECTIVE, op.kind, op.inputs[0].type.dtype.name, over), [nbytes])
+        yield Event(
+            EventKind(COLLECTIVE, op.kind, op.inputs[0].type.dtype.name, over, joined=joined), [nbytes]
+        )

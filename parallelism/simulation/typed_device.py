@@ -19,6 +19,7 @@ from parallelism.algorithms import Pairs, kind_of
 from parallelism.collectives import MemberCall
 from parallelism.dtypes import as_dtype
 from parallelism.execution import METHODS, TypedArray
+from parallelism.execution.device_calls import buffer_size
 from parallelism.execution.device_program import communicates
 from parallelism.ir import Op
 from parallelism.layouts import step_of
@@ -153,10 +154,18 @@ class TypedDevice:
             self._communicate(op, inputs)
         return [TypedArray.of(value.type) for value in op.outputs]
 
-    def start(self, call: Op, ops: Sequence[Op], inputs: Sequence[TypedArray]) -> TypedWork:
-        """Records collectives as one call."""
-        x = inputs[0] if len(ops) == 1 else TypedArray((sum(each.size for each in inputs),), inputs[0].dtype)
-        work = METHODS[call.kind](self.device, call, cast(Any, x), async_op=True)
+    def start(
+        self, call: Op, ops: Sequence[Op], inputs: Sequence[TypedArray], *, at_once: bool = False
+    ) -> TypedWork:
+        """Records collectives as one call, which may be over ``at_once``."""
+        x = inputs[0]
+        if len(ops) > 1 or at_once:
+            x = TypedArray((buffer_size(call, ops, self.mesh),), x.dtype)
+        if at_once:
+            METHODS[call.kind](self.device, call, cast(Any, x))
+            work = TypedWork(self.events, call.kind, None)
+        else:
+            work = METHODS[call.kind](self.device, call, cast(Any, x), async_op=True)
         assert isinstance(work, TypedWork)
         work.received = [TypedArray.of(op.outputs[0].type) for op in ops]
         return work

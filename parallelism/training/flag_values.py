@@ -39,6 +39,7 @@ class FlagValues:
     attention_backend: str | None = None
     transformer_impl: str | None = None
     use_mcore_models: bool | None = None
+    cross_entropy_loss_fusion: bool | None = None
     attention_dropout: float | None = None
     hidden_dropout: float | None = None
     squared_relu: bool | None = None

@@ -85,6 +85,12 @@ OPTIONS: tuple[Option, ...] = (
         unmodelled=("inference_optimized",),
     ),
     Option("use-mcore-models", "model", "the same as --transformer-impl transformer_engine", switch=True),
+    Option(
+        "cross-entropy-loss-fusion",
+        "model",
+        "the loss reads logits in 16 bits, and writes none in float32",
+        switch=True,
+    ),
     Option("attention-dropout", "model", "rate of dropout of attention weights (0.1)", rate=True),
     Option("hidden-dropout", "model", "rate of dropout of hidden values (0.1)", rate=True),
     Option("squared-relu", "model", "the square of relu in the feed-forward block", switch=True),

@@ -62,6 +62,7 @@ class ModelFlags(FlagValues):
             "attention_dropout": self.attention_dropout,
             "hidden_dropout": self.hidden_dropout,
             "fused_attention": self._fused_attention,
+            "fused_cross_entropy": True if self.cross_entropy_loss_fusion else None,
             "query_key_norm": True if self.qk_layernorm and not self.multi_latent_attention else None,
             "head_width": None if self.multi_latent_attention else self.kv_channels,
             "attention": self._latent_attention,

@@ -40,7 +40,8 @@ class Overlap:
 
     With a `Pipeline` the sums over replicas start in the last backward of each stage.
 
-    **Communication**: that of the program without `Overlap`, in fewer calls.  Every result has the same bits.
+    **Communication**: that of the program without `Overlap`, in fewer calls; arrays of one call that cannot be cut evenly
+    are padded.  Every result has the same bits.
 
     ``ValueError`` for a program that is overlapped already.
     """

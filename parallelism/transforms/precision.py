@@ -13,6 +13,7 @@ import numpy.typing as npt
 from parallelism.dtypes import is_floating
 from parallelism.ir.core import Builder, Function, Op, TensorType, Value, checked_dtype, dtype_text
 from parallelism.ir.core.derived import renamed_value, with_values
+from parallelism.ir.operators.vocabulary import FUSED_LOSS, READING_LOGITS
 from parallelism.layouts.localization.local_program import free_name
 from parallelism.layouts.propagation.annotation import laid_out
 from parallelism.transforms.parts import NEXT, UPDATE, Parts
@@ -90,7 +91,7 @@ class _Narrowed:
 
     def __init__(self, parts: Parts, narrow: np.dtype[Any], wide: np.dtype[Any]) -> None:
         self.forward, self.narrow, self.wide = parts.forward, narrow, wide
-        self.parameters = {*parts.parameters}
+        self.parameters, self.attributes = {*parts.parameters}, parts.attributes
         self.builder = Builder()
         self.values: dict[Value, Value] = {}
         self.constants = {op.outputs[0]: op for op in self.forward.ops if op.kind == "constant"}
@@ -102,12 +103,15 @@ class _Narrowed:
             type = TensorType(self.narrow, value.type.shape) if value in self.parameters else value.type
             self.values[value] = self.builder.input(value.name, type, value.layout)
         before_loss = self._before_loss()
+        fused = FUSED_LOSS in dict(self.attributes)
         for op in forward.ops:
             if op.kind == "constant":
                 continue  # made in the dtype in which it is used
             dtype = self.narrow if op in before_loss else self.wide
             with self.builder.region(op.region, op.line):
                 inputs = [self._as(value, dtype) for value in op.inputs]
+                if fused and op not in before_loss and op.kind in READING_LOGITS:
+                    inputs[0] = self.values[op.inputs[0]]
                 outputs = self.builder.emit(op.kind, inputs, self._attributes(op, dtype))
             self.values.update(zip(op.outputs, outputs, strict=True))
         results = [self._as(value, self.wide) for value in forward.outputs]

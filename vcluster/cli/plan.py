@@ -97,6 +97,11 @@ OWN: Arguments = {
         "help": "the value of another symbol of a program in a file; may be repeated",
     },
     "--memory": {"metavar": "72GB", "help": "the memory of a device that may be used (default: all)"},
+    "--reserve": {
+        "metavar": "4GB",
+        "help": "what a process needs of it besides its tensors: contexts, buffers of NCCL, waste (default: that of "
+        "the hardware; 0 with --memory)",
+    },
     "--top": {"type": whole(), "default": 5, "metavar": "N", "help": "how many plans to tell (default: 5)"},
     "--again": {
         "action": "store_true",
@@ -312,6 +317,7 @@ def _searched(program: str, arguments: argparse.Namespace) -> tuple[dict[str, An
                 devices=arguments.devices,
                 batch=batch,
                 memory=arguments.memory,
+                reserve=arguments.reserve,
                 optimizer=optimizer,
                 gradients=flags.gradients,
                 simulations=arguments.simulations,

@@ -107,6 +107,7 @@ def document_of(
         "hardware": plans.task.hardware.name,
         "validation": validation_json(plans.task.hardware.validation),
         "memory_bytes": plans.memory,
+        "reserve": plans.reserve.json(),
         "prefix": shlex.join(asked.prefix),
         "plans": rows,
         "front": front,
@@ -279,6 +280,8 @@ def printed_json(document: Mapping[str, Any], *, again: bool = False) -> str:
         for name in ("one_by_one", "verified", "assumed", "stages", "needs")
         if document.get(name)
     }
+    reserve = document.get("reserve", {})
+    more |= {"reserve": reserve} if any(reserve.values()) else {}
     plans = list(map(_printed, document["plans"]))
     return json.dumps({"plans": plans, **{name: document[name] for name in COUNTS}, **more}, indent=1)
 
@@ -357,6 +360,7 @@ def _check(document: Mapping[str, Any]) -> None:
         "the document",
     )
     _mapping(document.get("refused"), "refused")
+    _mapping(document.get("reserve", {}), "reserve")
     _mapping(document.get("one_by_one", {}), "one_by_one")
     for name in ("plans", "front", "why_not", "needs"):
         _check_that(_is_list_of(dict, document.get(name)), f"{name} must be a list of objects")

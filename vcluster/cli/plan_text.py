@@ -9,6 +9,7 @@ from typing import Any
 
 from parallelism.display import WIDTH, in_columns
 from parallelism.display.quantities import count, fit, seconds
+from parallelism.hardware import Reserve
 from parallelism.planning.explanation import SAME_PROGRAM, Need, need_text, why
 from parallelism.trace import Trace
 from vcluster.cli.plan_document import account, why_not_text
@@ -90,6 +91,8 @@ def _heading(document: Mapping[str, Any]) -> list[str]:
         f"step on {document['devices']} devices of {document['hardware']}, "
         f"{gigabytes(document['memory_bytes'])} GB each"
     )
+    reserve = _reserve(document)
+    text += f", with a reserve of {reserve.text}" if reserve else ""
     lines = [text, *([f"assumed: {document['assumed']}"] if "assumed" in document else [])]
     return [
         *lines,
@@ -289,7 +292,12 @@ def needs_text(document: Mapping[str, Any]) -> str:
     needs = [
         Need(each["split"], each["stage"], each["memory"], each["setting"]) for each in document["needs"]
     ]
-    return f"no plan fits: {need_text(needs, document['memory_bytes'])}"
+    return f"no plan fits: {need_text(needs, document['memory_bytes'], _reserve(document).text)}"
+
+
+def _reserve(document: Mapping[str, Any]) -> Reserve:
+    """What tensors cannot use; nothing in a document from before there was a reserve."""
+    return Reserve(**document.get("reserve", {}))
 
 
 # -- the page ----------------------------------------------------------------------------------------------------------

@@ -136,6 +136,7 @@ def _places(jax: Any, classes: Any, whole: int, first: int, count: int) -> tuple
 
 def _cross_entropy(jax: Any, op: Op, x: list[Any]) -> Any:
     logits, classes, largest, sums = x
+    logits = logits.astype(largest.dtype)
     here, place = _places(jax, classes, op["whole"], op["first"], logits.shape[-1])
     target = (logits * jax.nn.one_hot(place, logits.shape[-1], dtype=logits.dtype)).sum(-1)
     each = jax.numpy.log(jax.numpy.maximum(sums, 1)) + largest - target
@@ -143,10 +144,12 @@ def _cross_entropy(jax: Any, op: Op, x: list[Any]) -> Any:
 
 
 def _cross_entropy_gradient(jax: Any, op: Op, x: list[Any]) -> Any:
-    grad, logits, classes, largest, sums = x
+    grad, given, classes, largest, sums = x
+    logits = given.astype(largest.dtype)
     _, place = _places(jax, classes, op["whole"], op["first"], logits.shape[-1])
     shares = jax.numpy.exp(logits - largest[..., None]) / jax.numpy.maximum(sums, 1)[..., None]
-    return grad / op["rows"] * (shares - jax.nn.one_hot(place, logits.shape[-1], dtype=logits.dtype))
+    found = grad / op["rows"] * (shares - jax.nn.one_hot(place, logits.shape[-1], dtype=logits.dtype))
+    return found.astype(given.dtype)
 
 
 def _softmax_cross_entropy(jax: Any, op: Op, x: list[Any]) -> Any:

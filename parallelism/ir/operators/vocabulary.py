@@ -27,6 +27,11 @@ from parallelism.ir.operators.indexing import places
 from parallelism.ir.tracing.tracing import apply
 from parallelism.kernels import cross_entropy_backward, exponentials, target_logits
 
+FUSED_LOSS = "fused_cross_entropy"
+"""The attribute of a program whose loss reads logits in their own dtype, also where all else of it is in a wider one."""
+READING_LOGITS = frozenset(("max", "exponential_sums", "cross_entropy"))
+"""The operators of the loss that read logits, their first input."""
+
 
 def _rows(logits: TensorType) -> str:
     if not logits.ndim:
@@ -74,7 +79,7 @@ def _loss(logits: Any, classes: Any, largest: Any, sums: Any, rows: int, first: 
     place = places(classes, whole)
     here = (place >= first) & (place < first + logits.shape[-1])
     each = np.log(_at_least_1(sums)) + largest - target_logits(logits, place, first)
-    return np.asarray(np.sum(each, where=here) / rows, logits.dtype)
+    return np.asarray(np.sum(each, where=here) / rows, np.result_type(logits, largest))
 
 
 def _gradient_rule(
@@ -99,7 +104,8 @@ def _gradient(
     flat, place = logits.reshape(classes.size, logits.shape[-1]), places(classes, whole).reshape(-1)
     powers = exponentials(flat, largest.reshape(-1))
     sums = _at_least_1(sums.reshape(-1))
-    return cross_entropy_backward(powers, sums, place, grad / rows, first).reshape(logits.shape)
+    found = cross_entropy_backward(powers, sums, place, grad / rows, first)
+    return found.reshape(logits.shape).astype(logits.dtype, copy=False)
 
 
 def _derivative(g: Any, y: Any, *inputs: Any, **attributes: Any) -> list[Any]:
@@ -114,8 +120,23 @@ def _loss_bytes(types: Sequence[TensorType], outputs: Sequence[TensorType]) -> E
     return picked + sum((type.nbytes for type in (*others, *outputs)), 0)
 
 
-def _loss_dtype(logits: TensorType, classes: TensorType, *sums: TensorType, **_: Any) -> np.dtype[Any]:
-    return floating(logits, *sums)
+def _dtype_of_rows(logits: TensorType, *rows: TensorType) -> np.dtype[Any]:
+    """That of what there is of each row.  Logits may be narrower: then each is widened where it is read."""
+    floating(logits)
+    dtype = floating(*rows)
+    if dtype.itemsize < logits.dtype.itemsize:
+        raise TypeError(f"what there is of each row must be as wide as logits, {logits.dtype}; got {dtype}")
+    return dtype
+
+
+def _loss_dtype(logits: TensorType, classes: TensorType, *rows: TensorType, **_: Any) -> np.dtype[Any]:
+    return _dtype_of_rows(logits, *rows)
+
+
+def _gradient_dtype(grad: TensorType, logits: TensorType, *others: TensorType, **_: Any) -> np.dtype[Any]:
+    """That of the logits, of which it is the gradient."""
+    _loss_dtype(logits, *others)
+    return logits.dtype
 
 
 _PART = {"rows": "an extent", "first": "an extent", "whole": "an extent"}
@@ -124,7 +145,7 @@ register(
     Operator(
         "exponential_sums",
         _sums_rule,
-        lambda logits, largest: floating(logits, largest),
+        _dtype_of_rows,
         lambda logits, largest: exponentials(logits, largest).sum(axis=-1),
         _sums_derivative,
         3,
@@ -147,7 +168,7 @@ register(
     Operator(
         "cross_entropy_gradient",
         _gradient_rule,
-        lambda grad, *types, **_: _loss_dtype(*types),
+        _gradient_dtype,
         _gradient,
         flops=4,
         attributes=_PART,

@@ -6,8 +6,9 @@ do not matter.  Where a device waits for a collective follows from the order (`p
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple, Protocol
 
@@ -46,15 +47,6 @@ def said(function: Function) -> SaidSizes | None:
     return SaidSizes(told[BUCKET_BYTES], told[AHEAD]) if BUCKET_BYTES in told and AHEAD in told else None
 
 
-def joins(op: Op) -> bool:
-    """Whether a collective can be one call with others: its array can be cut evenly, if it is cut."""
-    if op.kind not in ("reduce_scatter", "all_gather"):
-        return op.kind == "all_reduce"
-    given, made = (value.type.shape[op["dim"]] for value in (op.inputs[0], op.outputs[0]))
-    small, large = (given, made) if op.kind == "all_gather" else (made, given)
-    return bool(small * op["group"] == large)
-
-
 class Order(NamedTuple):
     """An order of the ops of a program."""
 
@@ -64,6 +56,8 @@ class Order(NamedTuple):
     """The collectives that start and are waited for later: their places in ``ops``, those of one call together."""
     early: frozenset[int] = frozenset()
     """The numbers of the ops of the update that run in the backward: they make of a gradient what is summed."""
+    at_once: bool = False
+    """Whether each call is waited for as soon as it has started."""
 
     def of(self, function: Function) -> Function:
         """The function with its ops in this order, in which it computes the same."""
@@ -75,25 +69,17 @@ class Order(NamedTuple):
         return [value.name for op in made if op.inputs for value in op.outputs]
 
 
-def overlapped(program: Function, overlap: Sizes, apart: Collection[str] = ()) -> Order:
+def overlapped(program: Function, overlap: Sizes) -> Order:
     """The order for the programs of all devices, by the ``program`` of one of them.
 
-    The ops of all programs differ in shapes and places only.  ``apart`` has the outputs of collectives that are calls
-    of their own, because on some device their arrays cannot be cut evenly (`uneven`).
+    The ops of all programs differ in shapes and places only.
     """
-    return _Ordering(program, overlap, apart).order()
-
-
-def uneven(program: Function) -> Iterator[str]:
-    """The outputs of the collectives whose arrays cannot be cut evenly."""
-    for op in program.ops:
-        if op.kind in ("reduce_scatter", "all_gather") and not joins(op):
-            yield op.outputs[0].name
+    return _Ordering(program, overlap).order()
 
 
 class _Ordering:
-    def __init__(self, program: Function, overlap: Sizes, apart: Collection[str]) -> None:
-        self.overlap, self.apart = overlap, apart
+    def __init__(self, program: Function, overlap: Sizes) -> None:
+        self.overlap = overlap
         self.ops, self.count = program.ops, len(program.ops)
         self.made = {value.name: number for number, op in enumerate(self.ops) for value in op.outputs}
         """The number of the op that makes a value; an input is not in it."""
@@ -121,7 +107,12 @@ class _Ordering:
     def order(self) -> Order:
         slots: dict[int, list[tuple[int, ...]]] = defaultdict(list)
         """By number of an op: the calls that start before it."""
-        for slot, call in (*self._buckets(), *self._gathers(), *self._others()):
+        for slot, call in (
+            *self._buckets(),
+            *self._gathers(),
+            *self._updated_gathers,
+            *self._others(),
+        ):
             slots[slot].append(call)
         moved: dict[int, list[int]] = defaultdict(list)
         """By number of an op: the early and the late ops that run before it."""
@@ -206,15 +197,11 @@ class _Ordering:
 
         for slot, number in ready:
             op = self.ops[number]
-            key = (
-                (op.kind, op["axes"], op.inputs[0].type.dtype, self._chained(number))
-                if self._joins(number)
-                else None
-            )
+            key = op.kind, op["axes"], op.inputs[0].type.dtype, self._chained(number)
             _, members = open_.get(key, (0, []))
             open_[key] = slot, [*members, number]
             nbytes = sum(int(self.ops[each].inputs[0].type.nbytes) for each in open_[key][1])
-            if key is None or nbytes >= self.overlap.bucket_bytes:
+            if nbytes >= self.overlap.bucket_bytes:
                 close(key)
         for unfilled in [*open_]:
             close(unfilled)
@@ -233,15 +220,12 @@ class _Ordering:
         made = (self.made.get(value.name, -1) for each in early for value in self.ops[each].inputs)
         return 1 + max((each for each in made if each not in early and each < self.update), default=-1)
 
-    def _joins(self, number: int) -> bool:
-        return joins(self.ops[number]) and self.ops[number].outputs[0].name not in self.apart
-
     # -- gathers -------------------------------------------------------------------------------------------------------
 
     def _gathers(self) -> list[tuple[int, tuple[int, ...]]]:
         """The gathers of parameters, each with the number of the op before which it starts.
 
-        Those that follow each other in one layer start together, as one call if they can be (`joins`), as in FSDP (Zhao
+        Those that follow each other in one layer start together, as one call, as in FSDP (Zhao
         et al., *PyTorch FSDP*, 2023, arXiv:2304.11277, section 4.2.1).  A gather in no region is a layer of its own.  The
         views that are gathered are made where their gather starts.
         """
@@ -266,8 +250,7 @@ class _Ordering:
         calls: dict[object, list[int]] = defaultdict(list)
         for number in layer:
             op = self.ops[number]
-            joined = op.kind == "all_gather" and self._joins(number)
-            calls[(op["axes"], op.inputs[0].type.dtype) if joined else number].append(number)
+            calls[(op["axes"], op.inputs[0].type.dtype) if op.kind == "all_gather" else number].append(number)
         return [*map(tuple, calls.values())]
 
     def _of_parameter(self, number: int) -> bool:
@@ -290,15 +273,42 @@ class _Ordering:
         """The other collectives: each starts where the one before it is needed, if its input is there."""
         calls: list[tuple[int, tuple[int, ...]]] = []
         before = -1
+        updated = {number for _, call in self._updated_gathers for number in call}
         for number in self.collectives:
             if number in self.sums:
                 continue
-            if not self._of_parameter(number):
+            if number not in updated and not self._of_parameter(number):
                 made = self._made(number)
                 late = made in self.started or made in self.late
                 calls.append((number if late else max(made, before) + 1, (number,)))
             before = number
         return calls
+
+    @cached_property
+    def _updated_gathers(self) -> list[tuple[int, tuple[int, ...]]]:
+        """The gathers of what the update returns, in buckets as sums are: each starts where the last of it is ready."""
+        calls: list[tuple[int, tuple[int, ...]]] = []
+        open_: dict[object, list[int]] = {}
+        for number in self.collectives:
+            op = self.ops[number]
+            if op.kind != "all_gather" or not inside(op, UPDATE) or not self._is_returned(number):
+                continue
+            key = op["axes"], op.inputs[0].type.dtype
+            bucket = open_.setdefault(key, [])
+            bucket.append(number)
+            nbytes = sum(int(self.ops[each].outputs[0].type.nbytes) for each in bucket)
+            if nbytes >= self.overlap.bucket_bytes:
+                calls.append((self._made(bucket[-1]) + 1, tuple(open_.pop(key))))
+        calls += [(self._made(bucket[-1]) + 1, tuple(bucket)) for bucket in open_.values()]
+        return calls
+
+    def _is_returned(self, number: int) -> bool:
+        """Whether what a gather makes is only returned: no op but a view or a cast reads it."""
+        behind = self._after(number)
+        return all(
+            self.ops[each].operator.view or (self.ops[each].kind == "convert" and self._is_returned(each))
+            for each in behind
+        )
 
     # -- the program ---------------------------------------------------------------------------------------------------
 

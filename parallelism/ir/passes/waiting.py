@@ -57,14 +57,18 @@ def in_steps(
     donated: Donated,
     left: Collection[str] = (),
     given_up: Collection[str] = (),
+    *,
+    at_once: bool = False,
 ) -> list[Step]:
-    """The steps of a function; ``calls`` are the numbers of the ops that start together and are waited for later.
+    """The steps of a function; ``calls`` are the numbers of the ops that start together and are waited for later, or
+    ``at_once``.
 
     Calls whose outputs are all ``left``, by name, are under way at the end.  The caller keeps the inputs, except those
     ``given_up``, by name.
     """
-    owner = owners_overlapped(function, {number for call in calls for number in call}, donated, given_up)
-    steps = _with_waits(function, calls, owner, left)
+    started = {number for call in calls for number in call}
+    owner = owners_overlapped(function, started, donated, given_up, at_once=at_once)
+    steps = _with_waits(function, calls, owner, left, at_once=at_once)
     last: dict[Value, int] = {}
     """By owner: the last step that uses its memory."""
     last_read: dict[Value, int] = {}
@@ -93,7 +97,12 @@ def in_steps(
 
 
 def _with_waits(
-    function: Function, calls: Sequence[Sequence[int]], owner: Mapping[Value, Value], left: Collection[str]
+    function: Function,
+    calls: Sequence[Sequence[int]],
+    owner: Mapping[Value, Value],
+    left: Collection[str],
+    *,
+    at_once: bool,
 ) -> list[Step]:
     call_of = {number: which for which, call in enumerate(calls) for number in call}
     waits = _Waits(owner)
@@ -109,6 +118,8 @@ def _with_waits(
             waits.steps.append(Run(op))
         elif number == calls[which][0]:
             waits.start(which, tuple(function.ops[each] for each in calls[which]))
+            if at_once:
+                waits.wait(which)
     for which, ops in [*waits.under_way.items()]:
         if not all(value.name in left for op in ops for value in op.outputs):
             waits.wait(which)
@@ -149,13 +160,20 @@ class _Waits:
 
 
 def owners_overlapped(
-    function: Function, started: Collection[int], donated: Donated, given_up: Collection[str] = ()
+    function: Function,
+    started: Collection[int],
+    donated: Donated,
+    given_up: Collection[str] = (),
+    *,
+    at_once: bool = False,
 ) -> dict[Value, Value]:
     """For each value, the value in whose memory it lies: itself, or an earlier one.
 
     A started all_reduce takes the memory of its input if nothing else uses that later, and if the caller does not keep
-    it, as it keeps inputs that are not ``given_up``.
+    it, as it keeps inputs that are not ``given_up``.  So does a reduce_scatter that is waited for ``at_once``: what it
+    makes is a part of the buffer that it sums, as in Megatron-LM.
     """
+    in_place = ("all_reduce", "reduce_scatter") if at_once else ("all_reduce",)
     read: dict[Value, int] = {value: number for number, op in enumerate(function.ops) for value in op.inputs}
     read |= dict.fromkeys(function.outputs, len(function.ops))
     owner = {value: value for value in function.inputs}
@@ -170,7 +188,7 @@ def owners_overlapped(
                 own -= {place} if op.operator.reuses else set()
             elif value in donated:
                 place = donated[value]
-            elif op.kind == "all_reduce" and number in started:
+            elif op.kind in in_place and number in started:
                 there = owner[op.inputs[0]]
                 if there not in own and all(read.get(each, -1) <= number for each in inside[there]):
                     place = there

@@ -170,9 +170,10 @@ def test_plans_cost_the_same_with_and_without_copies(count: int, tp: Any, monkey
     assert len(batch_pricing._dealt(np.arange(len(possible)), possible, known=False)) == 2
     two_block_steps.two_block_steps.cache_clear()
     table = batch_pricing.PlanCosts(task, possible)
-    everything = batch_pricing._share(table, possible, np.arange(len(possible)), np.inf, lambda *_: None)
+    no_limit = np.full(len(possible), np.inf)
+    everything = batch_pricing._share(table, possible, np.arange(len(possible)), no_limit, lambda *_: None)
     two_block_steps.two_block_steps.cache_clear()
-    found = batch_pricing.price_plans(task, possible, np.inf, lambda *_: None)
+    found = batch_pricing.price_plans(task, possible, no_limit, lambda *_: None)
     together = np.setdiff1d(np.arange(len(possible)), [*everything.left])
     assert len(together)
     assert everything.left
@@ -184,6 +185,6 @@ def test_plans_cost_the_same_with_and_without_copies(count: int, tp: Any, monkey
         trace = task.simulate(possible.settings(row), link_sharing=False)
         assert found.seconds[row] == trace.makespan_seconds
         assert found.peaks[row] == max(trace.peaks().values())
-    none = batch_pricing.price_plans(task, possible, 0, lambda *_: None)
+    none = batch_pricing.price_plans(task, possible, np.zeros(len(possible)), lambda *_: None)
     assert np.array_equal(none.peaks, found.peaks)
     assert np.isinf(none.seconds[together]).all()

@@ -56,7 +56,7 @@ def test_the_last_backward_of_a_stage_sums_over_replicas(cluster_of, model, rows
     mesh = Strategy.parse_on_mesh(text)[1]
     steps = 1 if model == "mlp" else 2
     _, after = check(
-        cluster_of(mesh, backend, compute="modelled", **ON), model, rows, text, Overlap(200), rule, steps=steps)
+        cluster_of(mesh, backend, compute="modelled", **ON), model, rows, text, Overlap(64), rule, steps=steps)
     backwards = {}
     for event in after:
         if event.kind == "compute" and event.phase in ("B", "W"):

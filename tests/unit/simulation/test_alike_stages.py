@@ -120,10 +120,10 @@ def test_devices_differ_on_the_stages_only_whose_shards_differ() -> None:
 
 
 def test_replicas_whose_sums_differ_by_an_element_are_one_class() -> None:
-    """An array of 8 x 8 elements cannot be cut in 3 equal pieces, so the first replica receives more in an all_reduce.
+    """The gradients of a stage cannot be cut in 3 equal pieces, so the first replica receives more in their all_reduce.
     It does not take longer for that."""
     strategy, mesh = Strategy.parse_on_mesh("pp=2 1f1b:2 dp=3")
-    step = strategy(train_step(models.gpt(13, 8, 2, 2, 3, ir.symbol("B"), dtype=np.float32), Adam(0.1)))
+    step = strategy(train_step(models.gpt(14, 8, 2, 2, 3, ir.symbol("B"), dtype=np.float32), Adam(0.1)))
     folded, whole = (simulate(step, "dgx-h100", mesh=mesh, batch=6, fold=fold) for fold in (True, False))
     sums = [event for event in whole if event.kind == "collective" and event.axes == ("dp",)]
     received = [[event.bytes_received for event in sums if event.rank == rank] for rank in (0, 1)]

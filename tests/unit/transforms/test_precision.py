@@ -204,3 +204,25 @@ def test_the_text_of_a_precision():
     assert str(MixedPrecision()) == "precision=bf16" and Strategy.parse("precision=bf16") == Strategy(MixedPrecision())
     assert str(MixedPrecision("f16", "f16")) == "precision=f16,f16"
     assert Strategy.parse("precision=f8e5m2,bf16") == Strategy(MixedPrecision("float8_e5m2", "bfloat16"))
+
+
+@pytest.mark.parametrize("text", ["precision=bf16", "tp=2 sp precision=bf16", "dp=2 tp=3 precision=bf16"])
+def test_a_fused_loss_reads_narrow_logits_and_gives_the_same_bits(text):
+    """No array of the logits' shape is in float32, and each number is widened as before, so nothing else changes."""
+    found = []
+    for fused in (False, True):
+        spec = models.TransformerSpec(
+            layers=1, width=12, heads=3, vocabulary=18, sequence=6, dtype="float32", fused_cross_entropy=fused)
+        strategy, mesh = Strategy.parse_on_mesh(text if "=2" in text else f"dp=1 {text}")
+        step = strategy(train_step(spec.function(4), SGD(0.1)))
+        logits = [value for value in step.values if value.type.shape == (4, 6, 18)]
+        assert {str(value.type.dtype) for value in logits} == ({"bfloat16"} if fused else {"bfloat16", "float32"})
+        rng = np.random.default_rng(7)
+        given = first_state(step, {f"p.{name}": 0.3 * rng.standard_normal(shape).astype("f4")
+                                   for name, shape in spec.weights.items()})
+        given |= {name: rng.integers(18, size=(4, 6)) for name in ("tokens", "targets")}
+        localized = localize(step, mesh)
+        found.append(run_everywhere(localized, [np.asarray(given[value.name]) for value in step.inputs]))
+    for plain, fused in zip(*found, strict=True):
+        assert plain.dtype == fused.dtype
+        assert_array_equal(plain, fused)

@@ -74,11 +74,13 @@ def check(seed):
     (*words, dp), (plain, piped) = drawn(seed)
     ours, theirs = peak_of_update(*plain), peak_of_update_in_a_pipeline(*piped)
     # Without a pipeline the loss is there, too.  And a gradient may be scaled before it is summed, not after: while it
-    # is summed, there are two arrays of the largest weight.
+    # is summed, there are two arrays of the largest weight.  In a pipeline all gradients are one buffer while they are
+    # summed, and a part of it is free when its weight is updated; so what this update makes comes on top.
     largest = max(int(value.type.nbytes) for value in piped[0].parts.gradients) if dp > 1 else 0
-    assert abs(ours - theirs) <= (largest if words[1] in RULES[:2] else 0) + 64, (words, ours, theirs)
+    more = 2 * largest if "zero=1" in words[-1] else largest if words[1] in RULES[:2] else 0
+    assert abs(ours - theirs) <= more + 64, (words, ours, theirs)
     ours, theirs = peak(*plain), peak(*piped)
-    assert abs(ours - theirs) <= 0.03 * ours + largest, (words, ours, theirs)
+    assert abs(ours - theirs) <= 0.03 * ours + max(largest, more), (words, ours, theirs)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)

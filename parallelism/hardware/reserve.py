@@ -1,0 +1,80 @@
+"""`Reserve`: the memory of a device that tensors cannot use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from parallelism.display.quantities import decimal_bytes
+from parallelism.hardware import fields as checked
+
+
+@dataclass(frozen=True)
+class Reserve:
+    """What a process of training needs on a device besides its tensors.
+
+    >>> from parallelism import Hardware
+    >>> reserve = Hardware.preset("dgx-h100").reserve
+    >>> reserve.usable_bytes(80e9, communicators=3) < 80e9
+    True
+    """
+
+    context_bytes: float = 0.0
+    """Of a process: the context, the code of kernels, the workspaces of libraries."""
+    communicator_bytes: float = 0.0
+    """The buffers of each group that the device communicates in; it has one along each axis with several devices."""
+    waste: float = 0.0
+    """What the allocator holds and no tensor uses, as a part of what tensors hold."""
+
+    def __post_init__(self) -> None:
+        checked.check(
+            self,
+            context_bytes=_nbytes,
+            communicator_bytes=_nbytes,
+            waste=_part,
+        )
+
+    def __bool__(self) -> bool:
+        return self != NO_RESERVE
+
+    def usable_bytes(self, memory_bytes: float, communicators: Any) -> Any:
+        """The bytes that tensors may use of the memory of a device in so many groups, which may be an array."""
+        left = memory_bytes - self.context_bytes - self.communicator_bytes * communicators
+        return left / (1 + self.waste)
+
+    @property
+    def text(self) -> str:
+        """What is reserved, in words; empty if nothing is."""
+        parts = [
+            f"{decimal_bytes(self.context_bytes)} a process" if self.context_bytes else "",
+            f"{decimal_bytes(self.communicator_bytes)} a communicator" if self.communicator_bytes else "",
+            f"{100 * self.waste:.3g} % of what tensors hold" if self.waste else "",
+        ]
+        return ", ".join(part for part in parts if part)
+
+    def json(self) -> dict[str, float]:
+        """The fields by name."""
+        return {
+            "context_bytes": self.context_bytes,
+            "communicator_bytes": self.communicator_bytes,
+            "waste": self.waste,
+        }
+
+
+def _nbytes(field: str, value: Any) -> float:
+    return checked.number(field, value, "of bytes")
+
+
+def _part(field: str, value: Any) -> float:
+    return checked.number(field, value, most=1)
+
+
+NO_RESERVE = Reserve()
+"""Of hardware that nothing is known of, and of hosts."""
+
+
+def checked_reserve(field: str, value: Any) -> Reserve:
+    """A `Reserve`; ``TypeError`` for anything else."""
+    if not isinstance(value, Reserve):
+        raise TypeError(f"{field} must be a Reserve; got {checked.shown(value)}")
+    return value
