@@ -67,6 +67,7 @@ def find_plan(
     reserve: Reserve | float | str | None = ...,
     optimizer: SGD | Adam | None = ...,
     gradients: npt.DTypeLike = ...,
+    state: Mapping[str, npt.DTypeLike] | None = ...,
     simulations: int | None = ...,
     progress: Progress | None = ...,
     strategies: None = ...,
@@ -85,6 +86,7 @@ def find_plan(
     reserve: Reserve | float | str | None = None,
     optimizer: SGD | Adam | None = None,
     gradients: npt.DTypeLike = "float32",
+    state: Mapping[str, npt.DTypeLike] | None = None,
     simulations: int | None = 8,
     progress: Progress | None = None,
     strategies: str | None = None,
@@ -103,7 +105,7 @@ def find_plan(
     ``fixed`` has one value, or a list, of any of `parallelism.planning.SETTINGS`: ``tp=8``, ``zero=[0, 1]``,
     ``schedule="gpipe"``; ``fsdp=64`` and ``hsdp="8x8"`` stand for several.  ``optimizer`` is AdamW unless another is
     given; ``gradients`` is the dtype in which gradients are added up, over microbatches and devices, where precision
-    is mixed.
+    is mixed; ``state`` has those in which ``main`` copies, and the ``mean`` and ``square`` of Adam, are kept.
 
     Every plan is timed as if nothing shared links, which is a lower bound of its time.  Then plans are simulated fully
     in the order of these bounds, until no other can be better: the first plan is then the best of all by the full
@@ -124,7 +126,7 @@ def find_plan(
     if strategies is not None:
         step = _step_of_auto(model, optimizer, strategies, batch, fixed)
         return auto_plans(step, found, devices=count, limit_bytes=int(limit), progress=progress)
-    task = Task(TrainedModel.of(model, optimizer, gradients), batch, found, count)
+    task = Task(TrainedModel.of(model, optimizer, gradients, state), batch, found, count)
     possible = choices(task.model, count, batch, fixed)
     _check_microbatches(task.model)
     told = progress or logged
@@ -168,6 +170,8 @@ def find_plan(
             memory=limit,
             reserve=kept,
             optimizer=optimizer,
+            gradients=gradients,
+            state=state,
             progress=progress,
         ),
         known=known,

@@ -48,6 +48,7 @@ class TrainedModel:
         model: TransformerSpec | Function | str,
         optimizer: SGD | Adam,
         gradients: npt.DTypeLike = "float32",
+        state: Mapping[str, npt.DTypeLike] | None = None,
     ) -> TrainedModel:
         """The step of a model: of a spec, of the name of a published one, or of the program of a loss.
 
@@ -55,21 +56,21 @@ class TrainedModel:
         commands.  A spec is taken as it is.
 
         A spec in a dtype of 16 bits is trained in mixed precision: its main copy and the state of the optimizer are in
-        float32, and its ``gradients`` in the dtype that is given (`parallelism.transforms.MixedPrecision`).  A program is
-        trained in the dtypes that it has.
+        float32, and its ``gradients`` in the dtype that is given, as is the ``state`` whose dtypes are
+        (`parallelism.transforms.MixedPrecision`).  A program is trained in the dtypes that it has.
 
         ``TypeError`` for another kind of value; ``ValueError`` for a program without the symbol `BATCH`, or with
-        others; and for ``gradients`` in another dtype than float32 where precision is not mixed.
+        others; and for ``gradients`` in another dtype than float32, or ``state``, where precision is not mixed.
         """
         if isinstance(model, str):
             model = replace(transformer(model).padded(), dtype="bfloat16")
         if isinstance(model, TransformerSpec):
-            return cls._of_spec(model, optimizer, gradients)
+            return cls._of_spec(model, optimizer, gradients, state or {})
         if not isinstance(model, Function):
             raise TypeError(
                 f"a plan is for a TransformerSpec, its name, or a Function; got {type(model).__name__}"
             )
-        _check_gradients(gradients, "a program")
+        _check_dtypes(gradients, state, "a program")
         if model.symbols != {BATCH}:
             has = ", ".join(sorted(model.symbols)) or "no symbol"
             raise ValueError(
@@ -80,12 +81,18 @@ class TrainedModel:
         return cls(model, frozenset(model.regions), prefix, blocks, (), None, None, optimizer)
 
     @classmethod
-    def _of_spec(cls, spec: TransformerSpec, optimizer: SGD | Adam, gradients: npt.DTypeLike) -> TrainedModel:
+    def _of_spec(
+        cls,
+        spec: TransformerSpec,
+        optimizer: SGD | Adam,
+        gradients: npt.DTypeLike,
+        state: Mapping[str, npt.DTypeLike],
+    ) -> TrainedModel:
         dtype: Any = spec.dtype
         narrow = is_floating(dtype) and dtype.itemsize < 4
         wide = replace(spec, dtype="float32") if narrow else spec
         if not narrow:
-            _check_gradients(gradients, f"a model in {dtype}")
+            _check_dtypes(gradients, state, f"a model in {dtype}")
         (rows,) = symbols(BATCH)
         regions = frozenset(replace(wide, layers=1).function(rows).regions)
         return cls(
@@ -95,7 +102,7 @@ class TrainedModel:
             spec.layers,
             _split_by_tp(spec),
             spec.sequence,
-            MixedPrecision(dtype.name, gradients) if narrow else None,
+            MixedPrecision(dtype.name, gradients, **state) if narrow else None,
             optimizer,
         )
 
@@ -138,7 +145,13 @@ class TrainedModel:
         gradients = (
             "" if self.precision.gradients == "float32" else f", gradients in {self.precision.gradients}"
         )
-        return f"{self.dtype} with main copies in float32{gradients}"
+        main = self.precision.main or "float32"
+        moments = ", ".join(
+            f"{name}s in {kept}"
+            for name in ("mean", "square")
+            if (kept := getattr(self.precision, name)) is not None
+        )
+        return f"{self.dtype} with main copies in {main}{gradients}{moments and f', {moments}'}"
 
     @property
     def load(self) -> str:
@@ -191,8 +204,12 @@ class TrainedModel:
         return begins_of(self.layers_of(stages, balanced=balanced), self.prefix)
 
 
-def _check_gradients(gradients: npt.DTypeLike, what: str) -> None:
-    """``ValueError`` for gradients in a dtype of their own where precision is not mixed."""
+def _check_dtypes(gradients: npt.DTypeLike, state: Mapping[str, npt.DTypeLike] | None, what: str) -> None:
+    """``ValueError`` for gradients or state in dtypes of their own where precision is not mixed."""
+    if state:
+        raise ValueError(
+            f"state={dict(state)} is for mixed precision, a TransformerSpec whose dtype has 16 bits; got {what}"
+        )
     if (found := checked_dtype(gradients)) != "float32":
         raise ValueError(
             f"gradients={found.name} is for mixed precision, a TransformerSpec whose dtype has 16 bits; got {what}"

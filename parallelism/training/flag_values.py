@@ -99,6 +99,9 @@ class FlagValues:
     grad_reduce_in_bf16: bool | None = None
     main_grads_dtype: str | None = None
     use_precision_aware_optimizer: bool | None = None
+    main_params_dtype: str | None = None
+    exp_avg_dtype: str | None = None
+    exp_avg_sq_dtype: str | None = None
     micro_batch_size: int | None = None
     global_batch_size: int | None = None
     optimizer: str | None = None

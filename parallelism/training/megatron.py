@@ -17,6 +17,12 @@ from parallelism.mesh import Mesh
 from parallelism.models import TransformerSpec
 from parallelism.training.megatron_options import OPTIONS
 from parallelism.training.model_flags import ModelFlags
+from parallelism.training.precision_flags import (
+    gradients_of,
+    left_out as of_precision,
+    precision_flags,
+    precision_of,
+)
 from parallelism.training.sequence_split import HEADS_AXIS, SequenceSplit
 from parallelism.training.stage_layers import (
     begins_of,
@@ -89,7 +95,7 @@ class MegatronFlags(ModelFlags):
             for option in OPTIONS
             if getattr(self, option.field) in option.unmodelled
         ]
-        left_out += ["--use-precision-aware-optimizer"] * bool(self.use_precision_aware_optimizer)
+        left_out += of_precision(self)
         left_out += ["--overlap-param-gather"] * bool(self.overlap_param_gather and not self._gathers_ahead)
         other = self.expert_tensor_parallel_size not in (None, self.tensor_model_parallel_size or 1)
         return left_out + [f"--expert-tensor-parallel-size {self.expert_tensor_parallel_size}"] * other
@@ -118,18 +124,7 @@ class MegatronFlags(ModelFlags):
 
         ``ValueError`` for flags that exclude each other, as in Megatron-LM.
         """
-        in_main = self.main_grads_dtype == "bf16"
-        if not (self.grad_reduce_in_bf16 or in_main):
-            return "float32"
-        narrow = "--grad-reduce-in-bf16" if self.grad_reduce_in_bf16 else "--main-grads-dtype bf16"
-        if self.accumulate_allreduce_grads_in_fp32:
-            raise ValueError(f"{narrow} and --accumulate-allreduce-grads-in-fp32 exclude each other")
-        if self.fp16 or self.fp32:
-            other = "--fp16" if self.fp16 else "--fp32"
-            raise ValueError(f"{narrow} needs weights in bfloat16; leave out {other}")
-        if in_main and not self.use_precision_aware_optimizer:
-            raise ValueError("--main-grads-dtype bf16 needs --use-precision-aware-optimizer")
-        return "bfloat16"
+        return gradients_of(self)
 
     @property
     def _gathers_ahead(self) -> bool:
@@ -262,9 +257,9 @@ class MegatronFlags(ModelFlags):
         return [f"--{name.replace('_', '-')}" for name in given if name is not None]
 
     def _transforms(self, mesh: Mesh, counts: tuple[int, ...]) -> Iterator[Transform]:
-        gradients = self.gradients
-        if not self.fp32:
-            yield MixedPrecision("float16" if self.fp16 else "bfloat16", gradients)
+        precision = precision_of(self)
+        if precision is not None:
+            yield precision
         replicas = prod(mesh.shape.get(axis, 1) for axis in ("dp", REPLICA, "cp", HEADS_AXIS))
         overlap = overlap_of(replicas, self._ahead) if self.overlap_grad_reduce else None
         yield from StateSharding.of(self).transforms(mesh, overlap)
@@ -348,10 +343,7 @@ class MegatronFlags(ModelFlags):
             else "full",
             recompute_method="block" if most else None,
             recompute_num_layers=most,
-            fp16=precision == MixedPrecision("float16"),
-            bf16=precision is not None and precision.dtype == "bfloat16",
-            grad_reduce_in_bf16=precision == MixedPrecision("bfloat16", "bfloat16"),
-            fp32=precision is None,
+            **precision_flags(precision),
             micro_batch_size=run.microbatch // shape.get("ep", 1),
             global_batch_size=run.batch,
             clip_grad=run.clip,

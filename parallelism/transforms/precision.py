@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, ClassVar
@@ -17,8 +17,11 @@ from parallelism.ir.operators.vocabulary import FUSED_LOSS, READING_LOGITS
 from parallelism.layouts.localization.local_program import free_name
 from parallelism.layouts.propagation.annotation import laid_out
 from parallelism.transforms.parts import NEXT, UPDATE, Parts
-from parallelism.transforms.training import MAIN
+from parallelism.transforms.training import MAIN, MEAN, SQUARE
 from parallelism.transforms.words import word
+
+STATE = {"main": MAIN, "mean": MEAN, "square": SQUARE}
+"""The parts of the state that have dtypes of their own, and the prefixes of their names."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +33,15 @@ class MixedPrecision:
     microbatches of a pipeline, and over devices.  The program has one more array of state for each parameter p,
     ``main.p``.
 
+    ``main``, ``mean`` and ``square`` are the dtypes in which main copies and the means and squares of `Adam` are kept from
+    one step to the next; None is their dtype of before, in which the optimizer computes in any case.  A step goes on with
+    what it keeps.  No scale is kept with them: in float16 squares below 6e-8 become 0.
+
     Memory of float32 models under Adam, for each parameter: 2 + 4 + 12 = 18 bytes for bfloat16 and gradients in
     float32, as in Megatron-LM; 2 + 2 + 12 = 16 bytes with gradients in bfloat16 (Rajbhandari et al., *ZeRO*, 2020,
-    arXiv:1910.02054, section 3.1; Micikevicius et al., *Mixed Precision Training*, 2018, arXiv:1710.03740).
+    arXiv:1910.02054, section 3.1; Micikevicius et al., *Mixed Precision Training*, 2018, arXiv:1710.03740).  With means and
+    squares in bfloat16 4 bytes less: 2 + 4 + 8 (DeepSeek-AI, *DeepSeek-V3 Technical Report*, 2024, arXiv:2412.19437, section
+    3.3.3).
 
     ``ValueError`` for a program without an update, or with layouts on activations or state, and for a ``dtype`` that
     is not narrower than that of the parameters.
@@ -40,14 +49,41 @@ class MixedPrecision:
 
     dtype: npt.DTypeLike = "bfloat16"
     gradients: npt.DTypeLike = "float32"
+    main: npt.DTypeLike | None = None
+    mean: npt.DTypeLike | None = None
+    square: npt.DTypeLike | None = None
     phase: ClassVar[int] = 5
 
     def __post_init__(self) -> None:
-        for name in ("dtype", "gradients"):
+        for name in ("dtype", "gradients", *STATE):
+            if name in STATE and getattr(self, name) is None:
+                continue
             dtype = checked_dtype(getattr(self, name))
             if not is_floating(dtype):
                 raise ValueError(f"the {name} of MixedPrecision must be floating-point, got {dtype}")
             object.__setattr__(self, name, dtype.name)
+
+    @classmethod
+    def parse(cls, text: str) -> MixedPrecision:
+        """From the value of its word: ``bf16``, ``bf16,f32``, ``bf16,mean:bf16,square:bf16``."""
+        plain = [part for part in text.split(",") if ":" not in part]
+        named = [part.partition(":") for part in text.split(",") if ":" in part]
+        if not 1 <= len(plain) <= 2:
+            raise ValueError(f"precision is followed by one dtype, or by two with a comma, got {len(plain)}")
+        if wrong := [name for name, _, _ in named if name not in STATE]:
+            raise ValueError(
+                f"behind the dtypes of precision stand {', '.join(STATE)}, as mean:bf16; got {wrong[0]!r}"
+            )
+        state: dict[str, Any] = {name: dtype for name, _, dtype in named}
+        if len(state) < len(named):
+            raise ValueError(f"precision names a part of the state twice: {text!r}")
+        return cls(*plain, **state)
+
+    def of_state(self, name: str, before: np.dtype[Any]) -> np.dtype[Any]:
+        """The dtype in which an array of the optimizer's state is kept, by its name."""
+        part = next((part for part, prefix in STATE.items() if name.startswith(prefix)), None)
+        kept = None if part is None else getattr(self, part)
+        return before if kept is None else checked_dtype(kept)
 
     def __call__(self, function: Function) -> Function:
         parts = Parts.of(function)
@@ -71,7 +107,7 @@ class MixedPrecision:
                 f"{self}: %{laid[0].name} of @{function.name} has a layout; {self} comes before "
                 "SequenceParallel and Zero, or all in one Strategy"
             )
-        narrow, gradients = checked_dtype(self.dtype), checked_dtype(self.gradients)
+        narrow = checked_dtype(self.dtype)
         wide = {value.type.dtype for value in parts.parameters}
         if len(wide) > 1 or min(dtype.itemsize for dtype in wide) <= narrow.itemsize:
             raise ValueError(
@@ -79,11 +115,16 @@ class MixedPrecision:
                 f"got {' and '.join(sorted(map(str, wide)))}"
             )
         forward = _Narrowed(parts, narrow, wide.pop()).function()
-        return replace(parts, forward=forward, update=_on_main_copies(parts, forward, gradients)).joined()
+        return replace(parts, forward=forward, update=_on_main_copies(parts, forward, self)).joined()
 
     def __str__(self) -> str:
-        names = [dtype_text(checked_dtype(name)) or "" for name in (self.dtype, self.gradients)]
-        return word("precision", value=",".join(names[: 1 if self.gradients == "float32" else 2]))
+        texts = [dtype_text(checked_dtype(self.dtype)) or ""]
+        if self.gradients != "float32":
+            texts.append(dtype_text(checked_dtype(self.gradients)) or "")
+        for name in STATE:
+            if getattr(self, name) is not None:
+                texts.append(f"{name}:{dtype_text(checked_dtype(getattr(self, name)))}")
+        return word("precision", value=",".join(texts))
 
 
 class _Narrowed:
@@ -151,42 +192,119 @@ class _Narrowed:
         }
 
 
-def _on_main_copies(parts: Parts, forward: Function, gradients: np.dtype[Any]) -> Function:
+def _on_main_copies(parts: Parts, forward: Function, precision: MixedPrecision) -> Function:
     """The update with a main copy in place of each parameter; the parameter is rounded from that."""
     assert parts.update is not None
     narrow = {value.name: value for value in forward.inputs}
     mains = {value.name: Value(f"{MAIN}{value.name}", value.type) for value in parts.parameters}
+    kept = _Kept(precision, {value.name: value for value in parts.update.values})
     gradient_names = {value.name for value in parts.gradients}
-    inputs, before = [], list[Op]()
-    values = {value.name: value for value in parts.update.values} | mains
+    inputs = []
     for value in parts.update.inputs:
         if value.name in mains:
             inputs.append(narrow[value.name])
-        elif value.name in gradient_names and value.type.dtype != gradients:
-            given = Value(value.name, TensorType(gradients, value.type.shape))
-            values[value.name] = Value(f"wide.{value.name}", value.type)
-            before.append(_convert(given, values[value.name]))
-            inputs.append(given)
+        elif value.name in gradient_names:
+            inputs.append(kept.read(value, checked_dtype(precision.gradients), is_state=False))
         else:
-            inputs.append(value)
+            inputs.append(kept.read(value, precision.of_state(value.name, value.type.dtype)))
+    own = {
+        name: kept.read(main, precision.of_state(main.name, main.type.dtype)) for name, main in mains.items()
+    }
+    kept.values |= {name: kept.values.get(main.name, main) for name, main in mains.items()}
     nexts = {value.name: value for value in parts.update.outputs}
-    rounded, after = dict[str, Value](), list[Op]()
-    for name, main in mains.items():
-        old = nexts[f"{NEXT}{name}"]
-        values[old.name] = renamed_value(old, f"{NEXT}{main.name}")
-        rounded[old.name] = Value(old.name, narrow[name].type)
-        after.append(_convert(values[old.name], rounded[old.name]))
-    update = with_values(parts.update, values)
-    outputs = [
-        *(rounded.get(name, value) for name, value in nexts.items()),
-        *(values[f"{NEXT}{name}"] for name in mains),
-    ]
-    whole = Function(UPDATE, (*inputs, *mains.values()), (*before, *update.ops, *after), tuple(outputs))
-    if not before:
+    outputs = dict(nexts)
+    for name in nexts:
+        owner = name.removeprefix(NEXT)
+        if owner in mains:
+            outputs[f"{NEXT}{MAIN}{owner}"] = kept.write(
+                nexts[name], f"{NEXT}{MAIN}{owner}", own[owner].type.dtype
+            )
+            outputs[name] = kept.rounded(nexts[name], Value(name, narrow[owner].type))
+        else:
+            outputs[name] = kept.write(nexts[name], name, precision.of_state(owner, nexts[name].type.dtype))
+    update = with_values(parts.update, kept.values)
+    ops = (*kept.before, *kept.going_on(update.ops), *kept.after)
+    named = {value.name: value for value in update.outputs}
+    whole = Function(
+        UPDATE,
+        (*inputs, *own.values()),
+        ops,
+        tuple(named.get(name, value) for name, value in outputs.items()),
+    )
+    if not kept.before and not kept.state:
         return whole
     owners = {value.name: parts.owner(value) for value in (*parts.gradients, *parts.state)}
     owners |= {name: name for name in mains} | {main.name: name for name, main in mains.items()}
     return _one_by_one(whole, owners)
+
+
+class _Kept:
+    """The values of an update of which some are kept in other dtypes than those in which it computes."""
+
+    def __init__(self, precision: MixedPrecision, values: dict[str, Value]) -> None:
+        self.precision, self.values = precision, values
+        self.before: list[Op] = []
+        self.after: list[Op] = []
+        self.stored: dict[Value, tuple[Value, Value]] = {}
+        """By value that is kept in another dtype: it as it is kept, and that in the dtype of before."""
+        self.state: dict[Value, tuple[Value, int]] = {}
+        """By array of the state in the dtype of before: it as it was kept, and how often it was widened."""
+
+    def read(self, value: Value, dtype: np.dtype[Any], *, is_state: bool = True) -> Value:
+        """The input in place of ``value``, kept in ``dtype``."""
+        if value.type.dtype == dtype:
+            self.values[value.name] = value
+            return value
+        given = Value(value.name, TensorType(dtype, value.type.shape))
+        wide = self.values[value.name] = Value(f"wide.{value.name}", value.type)
+        if is_state:
+            self.state[wide] = given, 0
+        else:
+            self.before.append(_convert(given, wide))
+        return given
+
+    def write(self, old: Value, name: str, dtype: np.dtype[Any]) -> Value:
+        """The output ``name`` in place of ``old``, kept in ``dtype``."""
+        if old.type.dtype == dtype:
+            self.values[old.name] = renamed_value(old, name)
+            return self.values[old.name]
+        self.values[old.name] = renamed_value(old, f"wide.{name}")
+        made = Value(name, TensorType(dtype, old.type.shape))
+        self.stored[self.values[old.name]] = made, renamed_value(old, f"kept.{name}")
+        return made
+
+    def going_on(self, ops: Iterable[Op]) -> Iterator[Op]:
+        """The ops of the update: what is kept in another dtype is rounded where it is made, and used as rounded.
+
+        Each op that reads such an array of the state widens it for itself, so that nothing wide lies between kernels.
+        """
+        used: dict[Value, Value] = {}
+        for op in ops:
+            inputs = list[Value]()
+            for value in op.inputs:
+                if value in self.state:
+                    yield from self._widened(value, inputs)
+                else:
+                    inputs.append(used.get(value, value))
+            yield op.with_values(tuple(inputs), op.outputs)
+            for value in op.outputs:
+                if value in self.stored:
+                    made, used[value] = self.stored[value]
+                    yield _convert(value, made)
+                    yield _convert(made, used[value])
+
+    def _widened(self, value: Value, inputs: list[Value]) -> Iterator[Op]:
+        """The op that widens an array of the state once more, whose result is the next of the ``inputs``."""
+        given, count = self.state[value]
+        self.state[value] = given, count + 1
+        inputs.append(renamed_value(value, f"{value.name}.{count}") if count else value)
+        yield _convert(given, inputs[-1])
+
+    def rounded(self, old: Value, made: Value) -> Value:
+        """The output that is rounded from ``old``."""
+        value = self.values[old.name]
+        self.after.append(_convert(self.stored[value][1] if value in self.stored else value, made))
+        return made
 
 
 def _one_by_one(update: Function, owners: Mapping[str, str | None]) -> Function:

@@ -246,14 +246,6 @@ def _mesh(text: str) -> Mesh:
     return Mesh(**{axis: int(size) for axis, size in pairs})
 
 
-def _precision(dtype: str, *gradients: str) -> MixedPrecision:
-    if len(gradients) > 1:
-        raise ValueError(
-            f"precision is followed by one dtype, or by two with a comma, got {len(gradients) + 1}"
-        )
-    return MixedPrecision(dtype, *gradients)
-
-
 def _recompute(patterns: Iterable[str]) -> Recompute:
     """Patterns; those of regions to keep have a - in front."""
     given = [*patterns]
@@ -290,7 +282,7 @@ _OTHER: dict[str, Callable[[Word], Any]] = {
     "fused": lambda word: Fused(),
     "local": lambda word: LocalLayers((word.value or "").split(",")),
     "sp": lambda word: SequenceParallel(word.axis or ""),
-    "precision": lambda word: _precision(*(word.value or "").split(",")),
+    "precision": lambda word: MixedPrecision.parse(word.value or ""),
     "recompute": lambda word: _recompute((word.value or "").split(",")),
     "zero": lambda word: Zero(_number(word.value), word.axis or ""),
     "overlap": lambda word: Overlap.parse(word.value),

@@ -20,6 +20,7 @@ from parallelism.planning import SETTINGS, find_plan
 from parallelism.planning.dealing import spelled_out
 from parallelism.trace import Trace
 from parallelism.training import OPTIONS, MegatronFlags
+from parallelism.training.precision_flags import STATE, state_of
 from parallelism.training.state_sharding import StateSharding
 from parallelism.training.training_run import ADAM_W, ROWS
 from parallelism.transforms import SGD, Adam
@@ -59,6 +60,7 @@ _DTYPES = (
     "grad_reduce_in_bf16",
     "main_grads_dtype",
     "use_precision_aware_optimizer",
+    *STATE.values(),
 )
 """The flags about dtypes."""
 _OTHER = (
@@ -320,6 +322,7 @@ def _searched(program: str, arguments: argparse.Namespace) -> tuple[dict[str, An
                 reserve=arguments.reserve,
                 optimizer=optimizer,
                 gradients=flags.gradients,
+                state=state_of(flags),
                 simulations=arguments.simulations,
                 progress=told,
                 **fixed,

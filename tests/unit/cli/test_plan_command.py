@@ -582,7 +582,7 @@ def test_a_preset_without_a_number_says_how_many_devices_it_is(capsys: pytest.Ca
 
 
 @pytest.mark.parametrize(("words", "context", "told"), [
-    ((), 1.07e9, "80.0 GB each, with a reserve of 1.07 GB a process, 300 MB a communicator, 4 % of what tensors hold"),
+    ((), 1.07e9, "80.0 GB each, with a reserve of 1.07 GB a process, 300 MB a communicator, 8 % of what tensors hold"),
     (("--reserve", "4GB"), 4e9, "80.0 GB each, with a reserve of 4 GB a process"), (("--memory", "70GB"), 0, "70.0 GB each"),
     (("--memory", "70GB", "--reserve", "1GB"), 1e9, "70.0 GB each, with a reserve of 1 GB a process")])
 def test_the_reserve_is_told(

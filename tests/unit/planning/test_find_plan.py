@@ -317,6 +317,22 @@ def test_gradients_are_planned_in_the_dtype_that_is_said() -> None:
             find_plan(model, hardware="dgx-h100", devices=2, batch=4, gradients="bfloat16")
 
 
+def test_state_is_planned_in_the_dtypes_that_are_said() -> None:
+    spec, fixed = replace(SPEC, dtype="bfloat16"), {"pp": 1, "microbatch": 1, "recompute": "none", "zero": 1, "dp": 2}
+    state = {"main": "float16", "mean": "bfloat16", "square": "bfloat16"}
+    wide, narrow = (find_plan(spec, hardware="dgx-h100", devices=2, batch=4, state=kept, **fixed).best
+                    for kept in (None, state))
+    kept = [plan.figures.memory[0]["optimizer"] for plan in (wide, narrow)]
+    assert kept[0] - kept[1] == 6 * spec.parameters // 2
+    assert "precision=bf16,main:f16,mean:bf16,square:bf16" in str(narrow.strategy)
+    assert narrow.peak_bytes == max(narrow.simulate().peaks().values())
+    assert narrow.seconds == pytest.approx(narrow.bound_seconds, rel=1e-12)
+    assert narrow.task.model.dtypes == "bfloat16 with main copies in float16, means in bfloat16, squares in bfloat16"
+    for model, what in ((replace(SPEC, dtype="float32"), "a model in float32"), (MODEL, "a program")):
+        with pytest.raises(ValueError, match=rf"^state=.* is for mixed precision, .* 16 bits; got {what}"):
+            find_plan(model, hardware="dgx-h100", devices=2, batch=4, state=state)
+
+
 MODEL = models.mlp((6, 8, 3), ir.symbol("B"))
 
 

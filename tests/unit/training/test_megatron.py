@@ -260,6 +260,44 @@ def test_gradients_in_16_bits_take_half_of_the_bytes_kept_and_sent() -> None:
     assert MegatronFlags(use_precision_aware_optimizer=True).unmodelled == ["--use-precision-aware-optimizer"]
 
 
+AWARE: dict[str, Any] = {"use_precision_aware_optimizer": True}
+
+
+@pytest.mark.parametrize(("flags", "text", "nbytes"), [
+    ({"exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16"}, "bf16,mean:bf16,square:bf16", 4 + 2 + 2),
+    ({"main_params_dtype": "fp16"}, "bf16,main:f16", 2 + 4 + 4),
+    ({"exp_avg_dtype": "fp16", "exp_avg_sq_dtype": "fp32", "fp16": True}, "f16,mean:f16", 4 + 2 + 4),
+    ({"main_params_dtype": "fp16", "exp_avg_sq_dtype": "bf16", "main_grads_dtype": "bf16"}, "bf16,bf16,main:f16,square:bf16",
+     2 + 4 + 2),
+])
+def test_state_in_16_bits_takes_fewer_bytes(flags: dict[str, Any], text: str, nbytes: int) -> None:
+    """4 bytes a parameter for the main copy and 8 for the moments, or 2 for each that has 16 bits; 4 devices share them."""
+    given = MegatronFlags(**SMALL, **AWARE, **flags, use_distributed_optimizer=True)
+    run = given.run(4)
+    assert str(run.strategy) == f"precision={text} dp zero=1 pp 1f1b:1"
+    held = figures(run, "dgx-a100").trace.peaks("optimizer")[0]
+    assert held == nbytes * given.spec().parameters / 4 + 8
+    again = MegatronFlags.of(run)
+    assert again is not None and again.run(4, run.model) == run
+
+
+@pytest.mark.parametrize(("flags", "message"), [
+    ({"exp_avg_dtype": "bf16"}, "--exp-avg-dtype bf16 needs --use-precision-aware-optimizer"),
+    (AWARE | {"main_params_dtype": "fp16", "fp32": True}, "--main-params-dtype fp16 needs weights of 16 bits; leave out"),
+    (AWARE | {"exp_avg_sq_dtype": "fp16", "optimizer": "sgd"}, "--exp-avg-sq-dtype fp16 needs --optimizer adam"),
+])
+def test_state_in_16_bits_that_cannot_be(flags: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        MegatronFlags(**SMALL, **flags).run(1)
+
+
+def test_what_a_precision_aware_optimizer_does_besides_is_told() -> None:
+    """With main copies in float32 it keeps those of their bits that weights in bfloat16 lack; and it knows 8 bits."""
+    assert MegatronFlags(**AWARE, main_params_dtype="fp16").unmodelled == []
+    assert MegatronFlags(**AWARE, fp16=True, exp_avg_dtype="fp8").unmodelled == ["--exp-avg-dtype fp8"]
+    assert str(MegatronFlags(**SMALL, **AWARE, exp_avg_dtype="fp8").run(1).strategy) == "precision=bf16 pp 1f1b:1"
+
+
 FSDP: dict[str, Any] = {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": "optim_grads_params"}
 
 

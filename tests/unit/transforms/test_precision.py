@@ -17,6 +17,7 @@ from parallelism.simulation import simulate
 from parallelism.transforms import (
     SGD,
     Adam,
+    AdamW,
     MixedPrecision,
     Parts,
     Strategy,
@@ -84,6 +85,75 @@ def test_a_parameter_takes_18_or_16_bytes(gradients, expected):
                    if (op.region or "").startswith("block") and value.type.ndim == 3}
     assert activations == {BF16, np.dtype(np.float32)}          # float32: the log-sum-exp of attention
     assert Parts.of(step).forward.outputs[0].type.dtype == np.float32
+
+
+@pytest.mark.parametrize("words", ["mean:bf16,square:bf16", "main:f16", "square:f16", "f32,mean:f16", "bf16,main:bf16"])
+def test_dtypes_of_the_state_read_back_as_they_are_written(words):
+    strategy = Strategy.parse(f"precision=bf16,{words}")
+    assert Strategy.parse(str(strategy)) == strategy != Strategy.parse("precision=bf16")
+    assert str(strategy) == f"precision=bf16,{words.removeprefix('f32,')}" and eval(repr(strategy)) == strategy
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    ("bf16,bf16,bf16", "precision is followed by one dtype, or by two with a comma, got 3"), ("mean:bf16", ".* got 0"),
+    ("bf16,velocity:bf16", "behind the dtypes of precision stand main, mean, square, as mean:bf16; got 'velocity'"),
+    ("bf16,mean:bf16,mean:f16", "precision names a part of the state twice"),
+    ("bf16,mean:i32", "the mean of MixedPrecision must be floating-point"),
+])
+def test_dtypes_of_the_state_that_cannot_be(words, message):
+    with pytest.raises(ValueError, match=message):
+        Strategy.parse(f"precision={words}")
+
+
+@pytest.mark.parametrize(("words", "expected"), [
+    ("mean:bf16,square:bf16", 4 + 2 + 2), ("main:f16", 2 + 4 + 4), ("square:f16", 4 + 4 + 2),
+    ("main:f16,mean:bf16,square:bf16", 2 + 2 + 2),
+])
+def test_state_in_16_bits_takes_2_bytes_of_a_parameter(words, expected):
+    # DeepSeek-AI 2024, arXiv:2412.19437, section 3.3.3, is the first: means and squares in bfloat16, 2 + 4 + 8 bytes.
+    spec = models.TransformerSpec(layers=1, width=16, heads=4, vocabulary=10, sequence=6)
+    for text, shares in ((f"precision=bf16,{words}", 1), (f"dp=2 zero=1 precision=bf16,{words}", 2)):
+        strategy, mesh = (Strategy.parse(text), Mesh(one=1)) if shares == 1 else Strategy.parse_on_mesh(text)
+        held = bytes_by_category(strategy(train_step(spec.function(4), Adam())), mesh)
+        assert held["weights"] == 2 * spec.parameters and held["gradients"] == 4 * spec.parameters
+        assert held["optimizer"] == expected * spec.parameters // shares + 8
+
+
+def test_a_step_goes_on_with_what_it_keeps():
+    """AdamW by hand, with means, squares and main copies rounded to 16 bits after each step."""
+    loss = ir.record(lambda p, x: np.sum(x @ p["w"]), {"w": ir.TensorType("f32", (3, 2))}, ir.TensorType("f32", (4, 3)))
+    optimizer = AdamW(0.1)
+    step = Strategy.parse("precision=bf16,main:f16,mean:bf16,square:bf16")(train_step(loss, optimizer))
+    rng, f16 = np.random.default_rng(3), np.dtype(np.float16)
+    first, x = rng.normal(size=(3, 2)), rng.integers(-3, 4, (4, 3)).astype("f4")
+    inputs = first_state(step, {"p.w": first}) | {"x": x}
+    types = {value.name: value.type.dtype for value in step.inputs}
+    assert types == {"p.w": BF16, "x": np.dtype("f4"), "main.p.w": f16, "mean.p.w": BF16, "square.p.w": BF16,
+                     "updates": np.dtype("i8")}
+    main, mean, square = first.astype("f2"), np.zeros((3, 2), BF16), np.zeros((3, 2), BF16)
+    gradient = np.repeat(x.sum(0), 2).reshape(3, 2)
+    for count in (1, 2, 3):
+        found = following(step, ir.interpret(step, [inputs[value.name] for value in step.inputs]).outputs)
+        inputs = found | {"x": x}
+        mean = (np.float32(0.9) * mean.astype("f4") + np.float32(0.1) * gradient).astype(BF16)
+        square = (np.float32(0.999) * square.astype("f4") + np.float32(0.001) * gradient**2).astype(BF16)
+        root = np.sqrt(square.astype("f4") / (1 - 0.999**count))
+        change = mean.astype("f4") / (1 - 0.9**count) / (root + optimizer.epsilon)
+        wide = main.astype("f4")
+        main = (wide - 0.1 * (change + optimizer.weight_decay * wide)).astype("f2")
+        for name, wanted in (("mean.p.w", mean), ("square.p.w", square), ("main.p.w", main), ("p.w", main.astype(BF16))):
+            assert found[name].dtype == wanted.dtype
+            np.testing.assert_allclose(found[name].astype("f4"), wanted.astype("f4"), rtol=2**-7, err_msg=name)
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("text", ["dp=2 zero=1", "dp=2 tp=2 sp zero=3", "dp=3 zero=2"])
+def test_state_in_16_bits_is_split_as_any_other(text):
+    alone = Strategy.parse("precision=bf16,mean:bf16,square:bf16")(model_step("llama", 6, Adam(0.01), clip=1.0))
+    strategy, mesh = Strategy.parse_on_mesh(f"{text} precision=bf16,mean:bf16,square:bf16")
+    localized = localize(strategy(model_step("llama", 6, Adam(0.01), clip=1.0)), mesh)
+    found = trained(alone, lambda inputs: run_everywhere(localized, inputs))
+    assert_trained(found, interpreted(alone), tolerance=0.1)
 
 
 @pytest.mark.sampled(6)

@@ -1,0 +1,91 @@
+"""The dtypes of a training run, as Megatron-LM's flags say them: of weights, gradients, main copies and moments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from parallelism.training.flag_values import FlagValues
+from parallelism.transforms import MixedPrecision
+
+DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+"""Words of Megatron-LM for dtypes."""
+STATE = {"main": "main_params_dtype", "mean": "exp_avg_dtype", "square": "exp_avg_sq_dtype"}
+"""The fields of the flags about state, by the fields of `MixedPrecision`."""
+
+
+def gradients_of(flags: FlagValues) -> str:
+    """The dtype in which gradients are added up, over microbatches and devices, and given to the optimizer.
+
+    ``ValueError`` for flags that exclude each other, as in Megatron-LM.
+    """
+    in_main = flags.main_grads_dtype == "bf16"
+    if not (flags.grad_reduce_in_bf16 or in_main):
+        return "float32"
+    narrow = "--grad-reduce-in-bf16" if flags.grad_reduce_in_bf16 else "--main-grads-dtype bf16"
+    if flags.accumulate_allreduce_grads_in_fp32:
+        raise ValueError(f"{narrow} and --accumulate-allreduce-grads-in-fp32 exclude each other")
+    if flags.fp16 or flags.fp32:
+        other = "--fp16" if flags.fp16 else "--fp32"
+        raise ValueError(f"{narrow} needs weights in bfloat16; leave out {other}")
+    if in_main and not flags.use_precision_aware_optimizer:
+        raise ValueError("--main-grads-dtype bf16 needs --use-precision-aware-optimizer")
+    return "bfloat16"
+
+
+def state_of(flags: FlagValues) -> dict[str, str]:
+    """The dtypes in which parts of the state are kept, by the fields of `MixedPrecision`; those in float32 are left out.
+
+    ``ValueError`` for flags that need others, as in Megatron-LM.
+    """
+    found: dict[str, str] = {}
+    for part, field in STATE.items():
+        word = getattr(flags, field)
+        dtype = DTYPES.get(word or "", "float32")  # a word that is not modelled says nothing here
+        if dtype == "float32":
+            continue
+        flag = f"--{field.replace('_', '-')} {word}"
+        if not flags.use_precision_aware_optimizer:
+            raise ValueError(f"{flag} needs --use-precision-aware-optimizer")
+        if flags.fp32:
+            raise ValueError(f"{flag} needs weights of 16 bits; leave out --fp32")
+        if flags.optimizer == "sgd":
+            raise ValueError(f"{flag} needs --optimizer adam")
+        found[part] = dtype
+    return found
+
+
+def precision_of(flags: FlagValues) -> MixedPrecision | None:
+    """The precision that the flags say; None for float32 throughout.  ``ValueError`` as of the functions above."""
+    gradients, state = gradients_of(flags), state_of(flags)
+    if flags.fp32:
+        return None
+    return MixedPrecision("float16" if flags.fp16 else "bfloat16", gradients, **state)
+
+
+def precision_flags(precision: MixedPrecision | None) -> dict[str, Any]:
+    """The flags of a precision, by field.  They may say another one: then there are no flags for it."""
+    if precision is None:
+        return {"fp32": True}
+    words = {dtype: word for word, dtype in DTYPES.items()}
+    state = {
+        field: words.get(str(getattr(precision, part)))
+        for part, field in STATE.items()
+        if getattr(precision, part)
+    }
+    return {
+        "fp16": precision.dtype == "float16",
+        "bf16": precision.dtype == "bfloat16",
+        "grad_reduce_in_bf16": precision.gradients == "bfloat16",
+        "use_precision_aware_optimizer": True if state else None,
+        **state,
+    }
+
+
+def left_out(flags: FlagValues) -> list[str]:
+    """What a precision-aware optimizer does that is not modelled, as words.
+
+    With weights in bfloat16 and main copies in float32 it keeps only the 16 bits of these that the weights lack.
+    """
+    is_plain = flags.main_params_dtype in (None, "fp32") and not flags.fp16
+    remainders = bool(flags.use_precision_aware_optimizer and is_plain)
+    return ["--use-precision-aware-optimizer"] * remainders
