@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
@@ -20,6 +22,7 @@ from parallelism.planning.settings import SETTINGS
 from parallelism.planning.space import Choices, Refused
 from parallelism.planning.symbolic_events import Unpriceable
 from parallelism.side_by_side import side_by_side
+from parallelism.transforms import UnusedParameters
 
 Told = Callable[[str, int, int], None]
 
@@ -56,6 +59,14 @@ class _Share(NamedTuple):
     timing_seconds: float
 
 
+@contextmanager
+def unused_told_before() -> Iterator[None]:
+    """`UnusedParameters` are told once of a search, not by each plan."""
+    with warnings.catch_warnings(action="ignore", category=UnusedParameters):
+        yield
+
+
+@unused_told_before()
 def price_plans(task: Task, possible: Choices, limits: npt.NDArray[np.float64], told: Told) -> PricedPlans:
     """The costs of all plans; those that need more memory than their limit, by row, are not timed."""
     start = perf_counter()

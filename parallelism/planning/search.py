@@ -18,7 +18,7 @@ from parallelism.hardware import Hardware, Reserve, sized_hardware
 from parallelism.ir import Function
 from parallelism.layouts.stages.beginnings import by_rows
 from parallelism.models import TransformerSpec
-from parallelism.planning.batch_pricing import price_plans
+from parallelism.planning.batch_pricing import price_plans, unused_told_before
 from parallelism.planning.dealing import spelled_out
 from parallelism.planning.plan import Plan, Task, step_key
 from parallelism.planning.plans import Plans
@@ -29,6 +29,7 @@ from parallelism.rarely_collected import rarely_collected
 from parallelism.training import Figures, figures
 from parallelism.training.training_run import ADAM_W
 from parallelism.transforms import SGD, Adam, Parts
+from parallelism.transforms.pipelines import warn_of_unused
 
 _log = logging.getLogger("parallelism")
 LEAST_BYTES = 1e6
@@ -196,6 +197,7 @@ def _check_microbatches(model: TrainedModel) -> None:
     """``ValueError`` for a program that cannot be cut into microbatches, as every plan does, with the op and its line."""
     if isinstance(model.model, Function):
         parts = Parts.of(model.step)
+        warn_of_unused(parts, stacklevel=5)
         try:
             by_rows(parts.forward, BATCH, [value.name for value in parts.parameters])
         except ValueError as error:
@@ -219,6 +221,7 @@ def _step_of_auto(
     return TrainedModel.of(model, optimizer).step.specialize(**{BATCH: batch})
 
 
+@unused_told_before()
 def _best_first(
     task: Task,
     possible: Choices,

@@ -21,6 +21,7 @@ from parallelism.hardware import Software
 from parallelism.ir import Function, TensorType
 from parallelism.ir.passes import Form
 from parallelism.ir.passes.given_arrays import with_numbers, without_number
+from parallelism.layouts import localize
 from parallelism.layouts.stages import Part
 from parallelism.layouts.stages.messages import packed
 from parallelism.mesh import Mesh
@@ -117,7 +118,7 @@ class PipelinedStep:
         """The first rank of each class of devices that have the same events, and the class of each rank."""
         if self.program.own is not None:
             return tuple(range(self.mesh.size)), np.arange(self.mesh.size)
-        even = list(map(self._even_inside, range(self.program.pipeline.ranks)))
+        inside = list(map(self._classes_inside, range(self.program.pipeline.ranks)))
         updates, first = self.program.updates, dict[Any, int]()
         parts: dict[Any, int] = {}
         dealt = [parts.setdefault(each, len(parts)) for each in self._alike]
@@ -126,7 +127,7 @@ class PipelinedStep:
                 (
                     position,
                     dealt[replica],
-                    even[position] or self.program.place(self.mesh, rank),
+                    inside[position][self.program.place(self.mesh, rank)] if inside[position] else 0,
                     updates and updates.class_in_time(rank, position),
                     self._class_at_beginning(rank, position),
                 ),
@@ -275,6 +276,24 @@ class PipelinedStep:
         return self.program.mesh_inside is None or all(
             self._is_even(self.programs(stage, 0).first) for stage in self.program.stages_on(position)
         )
+
+    def _classes_inside(self, position: int) -> list[tuple[int, ...]]:
+        """For each device inside the stages of a position, what tells those apart that have other shapes in a program.
+
+        Empty if no two devices differ.
+        """
+        inside = self.program.mesh_inside
+        if inside is None or self._even_inside(position):
+            return []
+        found: list[tuple[int, ...]] = [()] * inside.size
+        for stage in self.program.stages_on(position):
+            programs = self.programs(stage, 0).first
+            kinds = ("F", "B", *(("R",) if programs.functions.recompute else ()))
+            for part in dict.fromkeys(map(programs.alike, chain.from_iterable(self._alike))):
+                for kind in kinds:
+                    localized = localize(programs.function(kind, part), inside)
+                    found = [(*before, localized.class_in_time(place)) for place, before in enumerate(found)]
+        return found
 
     def _is_even(self, programs: StagePrograms) -> bool:
         if programs not in self._even:

@@ -42,6 +42,21 @@ class UnusedParameters(UserWarning):
     """A pipeline trains parameters that the loss does not depend on."""
 
 
+def warn_of_unused(parts: Parts, stacklevel: int) -> None:
+    """Gives `UnusedParameters` if the loss of a step depends on some of its parameters in no way."""
+    forward = parts.forward
+    read = {value for op in needed(forward.ops, forward.outputs[:1]) for value in op.inputs}
+    unused = [value.name for value in parts.parameters if value not in read]
+    if unused:
+        more = f" and {len(unused) - NAMED} more" if len(unused) > NAMED else ""
+        warnings.warn(
+            f"the loss of @{parts.name} does not depend on %{', %'.join(unused[:NAMED])}{more}: a pipeline updates "
+            "unused parameters with gradients of zero, as one device does",
+            UnusedParameters,
+            stacklevel=stacklevel,
+        )
+
+
 @dataclass(frozen=True)
 class Pipeline:
     """The step is cut into stages on ``axis``, which work on ``microbatches`` parts of the batch by a ``schedule``.
@@ -232,22 +247,8 @@ class Step:
 
     def warned(self) -> Step:
         """The step itself.  Gives `UnusedParameters` at the line that has a transform called."""
-        if unused := self.unused:
-            warnings.warn(
-                f"{self.pipeline}: the loss of @{self.function.name} does not depend on %{', %'.join(unused[:NAMED])}"
-                f"{f' and {len(unused) - NAMED} more' if len(unused) > NAMED else ''}: they are updated with gradients "
-                "of zero, as without a pipeline",
-                UnusedParameters,
-                stacklevel=3,
-            )
+        warn_of_unused(self.parts, stacklevel=4)
         return self
-
-    @property
-    def unused(self) -> tuple[str, ...]:
-        """The names of the parameters that the loss does not depend on."""
-        forward = self.parts.forward
-        read = {value for op in needed(forward.ops, forward.outputs[:1]) for value in op.inputs}
-        return tuple(value.name for value in self.parts.parameters if value not in read)
 
     @property
     def sum_dtypes(self) -> dict[str, np.dtype[Any]]:

@@ -277,11 +277,19 @@ def writable(path: Path, option: str = "") -> Path:
 
 
 def _in_one_line(
-    usual: Callable[..., None], program: str, message: Warning | str, category: type[Warning], *place: Any
+    usual: Callable[..., None],
+    program: str,
+    told: set[str],
+    message: Warning | str,
+    category: type[Warning],
+    *place: Any,
 ) -> None:
-    """Shows a warning about a transform in one line, because its place is in the library; any other as ``usual``."""
+    """Shows a warning about a transform in one line, because its place is in the library, and once, although several
+    plans may give it; any other as ``usual``."""
     if category.__module__.startswith("parallelism.transforms."):
-        print(f"{program}: {message}", file=sys.stderr)
+        if f"{message}" not in told:
+            told.add(f"{message}")
+            print(f"{program}: {message}", file=sys.stderr)
     else:
         usual(message, category, *place)
 
@@ -293,7 +301,7 @@ def serve(program: str, main: Callable[[Sequence[str]], int], words: Sequence[st
             stream.reconfigure(errors="replace", line_buffering=True)
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = partial(_in_one_line, warnings.showwarning, program)
+            warnings.showwarning = partial(_in_one_line, warnings.showwarning, program, set[str]())
             return main(sys.argv[1:] if words is None else words)
     except WrongWords as error:
         print(

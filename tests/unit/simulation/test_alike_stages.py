@@ -131,3 +131,26 @@ def test_replicas_whose_sums_differ_by_an_element_are_one_class() -> None:
     assert folded.ranks == (0, 3)
     assert folded.makespan_seconds == pytest.approx(whole.makespan_seconds, rel=1e-12)
     assert {rank: folded.peaks()[rank // 3 * 3] for rank in range(6)} == whole.peaks()
+
+
+@pytest.mark.sampled(4, 2)
+@pytest.mark.parametrize(("text", "classes"), [
+    ("pp=2 1f1b:2 dp=3 zero=3", 4), ("pp=2 1f1b:2 dp=5 tp=2 sp zero=3", 4), ("pp=2 1f1b:2 tp=3", 4),
+    ("pp=1 1f1b:2 dp=2 tp=3 zero=3 recompute=block.*", 4)])
+def test_devices_whose_shards_are_uneven_are_as_many_classes_as_they_have_shapes(text: str, classes: int) -> None:
+    """A vocabulary of 23 words over 3 devices: those that have 8 words are one class, though each has other words."""
+    strategy, mesh = Strategy.parse_on_mesh(text)
+    spec = models.TransformerSpec(layers=2, width=20, heads=4, vocabulary=23, sequence=6, dtype="float64")
+    step = strategy(train_step(spec.function(ir.symbol("B")), Adam(0.1)))
+    folded, whole = (simulate(step, "dgx-h100", mesh=mesh, batch=30, fold=fold) for fold in (True, False))
+    assert len(folded.ranks) == classes <= mesh.size
+    assert folded.makespan_seconds == pytest.approx(whole.makespan_seconds, rel=1e-12)
+    assert set(folded.peaks().values()) == set(whole.peaks().values())
+    assert {rank: folded.peaks()[rank] for rank in folded.ranks} == {rank: whole.peaks()[rank] for rank in folded.ranks}
+
+
+def test_a_vocabulary_that_512_devices_share_unevenly_is_folded_into_a_few() -> None:
+    spec = models.TransformerSpec(layers=1, width=1024, heads=8, vocabulary=50432, sequence=8, dtype="float32")
+    strategy, mesh = Strategy.parse_on_mesh("pp=1 1f1b:1 dp=512 zero=3 overlap precision=bf16")
+    step = strategy(train_step(spec.function(ir.symbol("B")), Adam(0.1)))
+    assert len(simulate(step, "dgx-h100:64", mesh=mesh, batch=512, fold=True).ranks) == 2
