@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from parallelism.ir.core import Function, Op, Value, frozen_attributes
 from parallelism.layouts.localization.local_program import free_name
+from parallelism.sharding import TensorSharding
 from parallelism.transforms.dims import Place, dims_of, layout
 from parallelism.transforms.parts import Parts
 from parallelism.transforms.words import checked_axis, word
@@ -93,6 +94,11 @@ class ContextParallel:
                 f"{self}: the inputs of @{function.name} have no sequence to split: besides the rows "
                 "every dim is that of a weight, or no op has it"
             )
+        if _is_shared_out(parts):
+            raise ValueError(
+                f"{self}: what @{function.name} holds is shared out over its replicas already; {self} comes before Zero, "
+                "which shares it out over both, or both in one Strategy"
+            )
         split = split_class(self, parts, parts.sequence, around=self.exchange != "a2a")
         if self.exchange == "all_gather":
             return split.joined()
@@ -128,6 +134,21 @@ class ContextParallel:
 
     def __str__(self) -> str:
         return word(EXCHANGES[self.exchange], self.axis)
+
+
+def _is_shared_out(parts: Parts) -> bool:
+    """Whether `Zero` has split the state, the gradients or the parameters over an axis of the batch."""
+    if parts.update is None:
+        return False
+    of_batch = {axis for value in parts.data for axes in dims_of(value) for axis in axes}
+    own = [
+        {axis for axes in dims_of(value) for axis in axes} for value in parts.parameters if value.type.ndim
+    ]
+    everywhere = set.intersection(*own) if own else set()
+    laid = [value.layout for value in (*parts.state, *parts.gradients) if value.layout]
+    laid += [TensorSharding.parse(op["layout"]) for op in parts.update.ops if op.kind == "reshard"]
+    somewhere = {axis for each in laid for axis in each.axes}
+    return not of_batch.isdisjoint(everywhere | (somewhere - set().union(*own)))
 
 
 def split_class(transform: Any, parts: Parts, chosen: Place, *, around: bool = True) -> Parts:

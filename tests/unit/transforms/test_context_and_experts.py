@@ -11,7 +11,16 @@ from transformed import assert_trained, interpreted, model_step, routed, trained
 
 from parallelism import models
 from parallelism.layouts import localize
-from parallelism.transforms import SGD, Adam, ContextParallel, ExpertParallel, Strategy, train_step
+from parallelism.transforms import (
+    SGD,
+    Adam,
+    ContextParallel,
+    DataParallel,
+    ExpertParallel,
+    Strategy,
+    Zero,
+    train_step,
+)
 
 
 def check(model, rows, text):
@@ -140,3 +149,12 @@ def test_the_order_of_context_parallelism_does_not_matter(order):
 def test_what_has_no_sequence_or_no_experts_is_refused(build, message):
     with pytest.raises(ValueError, match=message):
         build()
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("rule", [SGD(0.1), Adam()])
+def test_context_parallelism_comes_before_what_zero_shares_out(stage, rule):
+    step = DataParallel()(train_step(transformer().function(4), rule))
+    with pytest.raises(ValueError, match=r"^cp: what @transformer\.step holds is shared out .* cp comes before Zero"):
+        ContextParallel()(Zero(stage)(step))
+    assert Zero(stage)(ContextParallel()(step)) == Strategy(Zero(stage), ContextParallel())(step)
