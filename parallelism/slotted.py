@@ -10,6 +10,9 @@ Class = TypeVar("Class", bound=type[Any])
 def unpickled_quickly(cls: Class) -> Class:
     """A decorator above ``@dataclass(frozen=True, slots=True)``: the fields are set by their slots.
 
+    A class may have a method ``state`` that gives the values of its fields as they are pickled.  (Early versions of Python
+    3.11 write over a ``__getstate__`` of such a dataclass.)
+
     What `dataclasses` provides looks up the fields of the class for each instance.  Programs have thousands, and every
     device unpickles its own.
     """
@@ -22,4 +25,6 @@ def unpickled_quickly(cls: Class) -> Class:
             put(self, value)
 
     type.__setattr__(cls, "__setstate__", set_state)
+    if "state" in vars(cls):
+        type.__setattr__(cls, "__getstate__", cls.state)
     return cls

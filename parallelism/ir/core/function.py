@@ -91,8 +91,8 @@ class Op:
     def __getitem__(self, attribute: str) -> Any:
         return dict(self.attributes)[attribute]
 
-    def __getstate__(self) -> list[Any]:
-        """All fields but the line: equal programs of two lines are one program on the devices."""
+    def state(self) -> list[Any]:
+        """What is pickled: all fields but the line.  Equal programs of two lines are one program on the devices."""
         return [self.kind, self.inputs, self.attributes, self.outputs, self.region, None, self.checked]
 
     def with_values(self, inputs: tuple[Value, ...], outputs: tuple[Value, ...]) -> Op:
