@@ -193,7 +193,9 @@ class TwoBlockSteps:
         replicated: bool,
     ) -> Updates:
         """The update of two blocks, and of what comes before and after them."""
-        step = self._step(pattern, 2, replicated=replicated or self._splits_state(pattern))
+        of_context = not replicated and pattern.cp > 1  # then these are the replicas that ZeRO splits over
+        splits_state = self._splits_state(pattern) and not of_context
+        step = self._step(pattern, 2, replicated=replicated or splits_state)
         replicas = inside_of(dp=0 if replicated else 1)
         return Updates(step, layouts, pending, self._inside(pattern), replicas, self.fused)
 
