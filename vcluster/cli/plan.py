@@ -21,10 +21,10 @@ from vcluster.cli.command_line import Arguments, Parser, WrongWords, accessing, 
 from vcluster.cli.layouts_page import layouts_document, write_layouts
 from vcluster.cli.megatron_words import is_model, tell_remarks, tell_unchanging, training_parser
 from vcluster.cli.plan_document import document_of, loaded, printed_json, saved
-from vcluster.cli.plan_question import Search, in_precision, model_and_batch, optimizer_and_flags, question
 from vcluster.cli.plan_text import needs_text, plan_text, write_page
 from vcluster.cli.program_files import tell_whole, weights_told_once
 from vcluster.cli.sliced import tell_slicings
+from vcluster.cli.sweeps.question import Search, in_precision, model_and_batch, optimizer_and_flags, question
 from vcluster.cli.sweeps.swept import swept
 from vcluster.cli.sweeps.words import ARGUMENTS as SWEEP, take_apart
 from vcluster.runs.verified import verified

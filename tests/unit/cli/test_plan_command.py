@@ -31,7 +31,7 @@ from parallelism.transforms import SGD
 from vcluster.__main__ import PROGRAM, main
 from vcluster.cli import plan_document, plan_text as text, sliced
 from vcluster.cli.command_line import serve
-from vcluster.cli.plan_question import fixed_settings, question, settings
+from vcluster.cli.sweeps.question import fixed_settings, question, settings
 
 SMALL, ON = map(str.split, (
     "gpt --num-layers 2 --hidden-size 16 --num-attention-heads 2 --seq-length 8 --vocab-size 100 "

@@ -1,1 +1,1 @@
-"""`plan --tokens`: the words of a sweep over hardware and devices, and what is told of it."""
+"""`plan`: what a search is asked for in words, and `plan --tokens`, a sweep of searches over hardware and devices."""

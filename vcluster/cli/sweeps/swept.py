@@ -20,8 +20,8 @@ from parallelism.planning import Plan
 from vcluster.cli.command_line import WrongWords
 from vcluster.cli.megatron_words import tell_remarks, tell_unchanging
 from vcluster.cli.plan_document import Asked, words_of
-from vcluster.cli.plan_question import Search
 from vcluster.cli.program_files import weights_told_once
+from vcluster.cli.sweeps.question import Search
 from vcluster.cli.sweeps.words import budget_of
 
 STOPPED = 130
