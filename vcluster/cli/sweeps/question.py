@@ -137,12 +137,13 @@ def model_and_batch(
         if name in (*flags.given("model"), *_DTYPES, "global_batch_size")
     ]:
         raise ValueError(f"a program in a file has its own figures, dtypes and batch; leave out {given[0]}")
-    program = program_in(Path(arguments.model))
+    name, rows = rows_of(arguments)
+    program, sizes = program_in(Path(arguments.model), sizes_of(arguments.size))
     if not isinstance(program, ir.Function):
         raise ValueError(
             f"{arguments.model} is cut into a pipeline already; a plan is for the program of a loss"
         )
-    return loss_of_rows(program, rows_of(arguments)[0], sizes_of(arguments.size)), rows_of(arguments)[1]
+    return loss_of_rows(program, name, sizes), rows
 
 
 def dtype_of(flags: MegatronFlags) -> str:
