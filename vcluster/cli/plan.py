@@ -46,6 +46,7 @@ from vcluster.cli.program_files import (
     tell_whole,
     weights_told_once,
 )
+from vcluster.cli.serving.cache_words import CACHE, cache_of
 from vcluster.cli.sliced import tell_slicings
 from vcluster.runs.verified import verified
 
@@ -137,6 +138,7 @@ OWN: Arguments = {
         "metavar": "MICROBATCHES",
         "help": "find stages of different sizes, on meshes of their own, for 1F1B with so many microbatches",
     },
+    **CACHE,
     "--verify": {
         "action": "store_true",
         "help": "run a small model under the first plan on processes, and compare with its simulation",
@@ -311,6 +313,7 @@ def _searched(program: str, arguments: argparse.Namespace) -> tuple[dict[str, An
             model = _in_precision(model, flags, arguments)
         else:
             fixed.setdefault("order", ORDER)  # as in the mesh of a strategy's text
+        cache = cache_of(model, str(getattr(model, "dtype", ""))) if arguments.cache else None
         questions = {text: question(text, model, fixed) for text in arguments.why_not}
         with progress("listing the splits") as told, weights_told_once():
             plans = find_plan(
@@ -330,6 +333,7 @@ def _searched(program: str, arguments: argparse.Namespace) -> tuple[dict[str, An
             if not len(plans) and plans.tightest is None:
                 raise ValueError(plans.refusals)
             document, trace = document_of(asked, plans, arguments.top, questions, told)
+        document |= {} if cache is None else {"cache": cache}
         if arguments.verify and len(plans):
             document["verified"] = verified(plans.best.scaled_down(), plans.task.hardware).json()
     except (ValueError, TypeError, OSError) as error:
