@@ -384,12 +384,13 @@ def _model_and_batch(
         if name in (*flags.given("model"), *_DTYPES, "global_batch_size")
     ]:
         raise ValueError(f"a program in a file has its own figures, dtypes and batch; leave out {given[0]}")
-    program = program_in(Path(arguments.model))
+    name, rows = _rows(arguments)
+    program, sizes = program_in(Path(arguments.model), sizes_of(arguments.size))
     if not isinstance(program, ir.Function):
         raise ValueError(
             f"{arguments.model} is cut into a pipeline already; a plan is for the program of a loss"
         )
-    return loss_of_rows(program, _rows(arguments)[0], sizes_of(arguments.size)), _rows(arguments)[1]
+    return loss_of_rows(program, name, sizes), rows
 
 
 def _in_precision(
