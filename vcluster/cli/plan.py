@@ -23,6 +23,7 @@ from vcluster.cli.megatron_words import is_model, tell_remarks, tell_unchanging,
 from vcluster.cli.plan_document import document_of, loaded, printed_json, saved
 from vcluster.cli.plan_text import needs_text, plan_text, write_page
 from vcluster.cli.program_files import tell_whole, weights_told_once
+from vcluster.cli.serving.cache_words import CACHE, cache_of
 from vcluster.cli.sliced import tell_slicings
 from vcluster.cli.sweeps.question import Search, in_precision, model_and_batch, optimizer_and_flags, question
 from vcluster.cli.sweeps.swept import swept
@@ -79,6 +80,7 @@ OWN: Arguments = {
         "metavar": "MICROBATCHES",
         "help": "find stages of different sizes, on meshes of their own, for 1F1B with so many microbatches",
     },
+    **CACHE,
     "--verify": {
         "action": "store_true",
         "help": "run a small model under the first plan on processes, and compare with its simulation",
@@ -261,6 +263,7 @@ def _searched(program: str, arguments: argparse.Namespace) -> tuple[dict[str, An
         search = Search.of(program, arguments)
         search.check_rate(sized_hardware(arguments.hardware, arguments.devices))
         asked, flags, model = search.asked, search.asked.flags, search.model
+        cache = cache_of(model, str(getattr(model, "dtype", ""))) if arguments.cache else None
         questions = {text: question(text, model, search.fixed) for text in arguments.why_not}
         with progress("listing the splits") as told, weights_told_once():
             plans = find_plan(
@@ -274,6 +277,7 @@ def _searched(program: str, arguments: argparse.Namespace) -> tuple[dict[str, An
             if not len(plans) and plans.tightest is None:
                 raise ValueError(plans.refusals)
             document, trace = document_of(asked, plans, arguments.top, questions, told)
+        document |= {} if cache is None else {"cache": cache}
         if arguments.verify and len(plans):
             document["verified"] = verified(plans.best.scaled_down(), plans.task.hardware).json()
     except (ValueError, TypeError, OSError) as error:

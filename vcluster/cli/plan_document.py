@@ -277,7 +277,7 @@ def printed_json(document: Mapping[str, Any], *, again: bool = False) -> str:
     more |= {"front": document["front"]} if again else {}
     more |= {
         name: document[name]
-        for name in ("one_by_one", "verified", "assumed", "stages", "needs")
+        for name in ("one_by_one", "verified", "assumed", "stages", "needs", "cache")
         if document.get(name)
     }
     reserve = document.get("reserve", {})

@@ -13,6 +13,7 @@ from parallelism.hardware import Reserve
 from parallelism.planning.explanation import SAME_PROGRAM, Need, need_text, why
 from parallelism.trace import Trace
 from vcluster.cli.plan_document import account, why_not_text
+from vcluster.cli.serving.cache_words import cache_text
 from vcluster.cli.training import gigabytes
 from vcluster.report import plan_html
 from vcluster.runs.verified import verified_text
@@ -64,6 +65,7 @@ def plan_text(document: Mapping[str, Any], *, again: bool) -> str:
         lines += [*wrap(f"Of the first, {document['stages']}.", WIDTH), ""] if document.get("stages") else []
         lines += [*_why(plans), *(line for answer in answers for line in (*wrap(answer, WIDTH), ""))]
         lines += [verified_text(document["verified"]), ""] if document.get("verified") else []
+        lines += [*wrap(cache_text(document["cache"]), WIDTH), ""] if document.get("cache") else []
         lines += [*_commands(document, again), ""]
     if "all_seconds" in document:
         lines += [
