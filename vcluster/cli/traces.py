@@ -1,7 +1,8 @@
-"""The commands on recorded traces: `python -m vcluster report` and `compare`."""
+"""The commands on what was recorded: `python -m vcluster report` and `compare` on traces, `hang` on dumps."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -82,6 +83,34 @@ def compare(program: str, words: Sequence[str]) -> int:
         with _silent(), accessing(page, option="html"):
             comparison_html(found, page, titles=(arguments.a.name, arguments.b.name))
         print(f"\nThe page is {page}")
+    return 0
+
+
+def hang(program: str, words: Sequence[str]) -> int:
+    """Print why a job hangs, from the dumps of its ranks."""
+    arguments = Parser(
+        {
+            "dumps": {
+                "type": Path,
+                "metavar": "DUMP",
+                "nargs": "+",
+                "help": "flight-recorder dumps as JSON, one a rank, a folder of them, or what error.trace.save has written",
+            },
+        },
+        prog=f"{program} hang",
+        description="Why a job hangs: who waits for whom, and which decision differed.",
+    ).parse(words)
+    from vcluster.hangs import DumpError, explain
+
+    for path in arguments.dumps:
+        with accessing(path, "read"):
+            path.stat()
+    try:
+        explanation = explain(arguments.dumps)
+    except DumpError as error:  # its lines are to be copied
+        print(f"{program} hang: {error}", file=sys.stderr)
+        return 2
+    print(explanation)
     return 0
 
 
