@@ -10,8 +10,10 @@ import numpy as np
 from parallelism.operation import ranks_in_words
 from parallelism.operation.errors import keys_by_value
 from vcluster.hangs.matching import Matching, Place
-from vcluster.hangs.records import Records
+from vcluster.hangs.records import Ints, Records
 
+MOST_BACK = 50
+"""How many collectives are looked at for one that all have called at the same line."""
 MOST_LINES = 8
 """More different calls are only counted."""
 
@@ -71,7 +73,7 @@ def decision_of(matching: Matching, place: Place, ranks: Sequence[int]) -> Decis
 
 
 def _common(matching: Matching, place: Place, ranks: Sequence[int]) -> dict[int, int] | None:
-    """Of each rank, which of its calls is the last collective that all of them have made before ``place``.
+    """Of each rank, which of its calls is the last collective before ``place`` that all of them have made alike.
 
     It is looked for in the group of ``place``, or of a message, in every group that has all of them.
     """
@@ -90,11 +92,25 @@ def _common(matching: Matching, place: Place, ranks: Sequence[int]) -> dict[int,
             shared = np.intersect1d(shared, others)
         if len(shared) == 0:
             continue
-        places = [matching.find(rank, group, int(shared[-1])) for rank in ranks]
-        found = {rank: at for rank, at in zip(ranks, places, strict=True) if at is not None}
+        found = _at_one_line(matching, group, shared[-MOST_BACK:], ranks)
         if best is None or found[ranks[0]] > best[ranks[0]]:
             best = found
     return best
+
+
+def _at_one_line(matching: Matching, group: int, numbers: Ints, ranks: Sequence[int]) -> dict[int, int]:
+    """Of each rank, which of its calls is the last of these collectives that all made at one line; if none was, the last.
+
+    Members may meet in a call that they made at different lines. Then the decision lies before it.
+    """
+    last: dict[int, int] | None = None
+    for number in reversed(numbers.tolist()):
+        places = [matching.find(rank, group, number) for rank in ranks]
+        found = {rank: at for rank, at in zip(ranks, places, strict=True) if at is not None}
+        if len({matching.records.site(rank, at).location for rank, at in found.items()}) == 1:
+            return found
+        last = last or found
+    return last or {}
 
 
 def _alike(records: Records, rank: int, at: int) -> Alike:

@@ -18,7 +18,7 @@ from vcluster.hangs.waits import Wait, behind_one_another, stuck_waits, waits_of
 
 MOST_ROWS = 12
 """More rows of the table of ranks are only counted."""
-MOST_FOUND_BY_RUNS = ("CollectiveMismatchError", "DeadlockError")
+FOUND_BY_RUNS = ("CollectiveMismatchError", "DeadlockError")
 """Errors that a rank raises because of what the others do."""
 
 
@@ -84,7 +84,7 @@ def _failure(matching: Matching) -> Explanation | None:
     raised = {
         rank: each
         for rank, each in ranks.items()
-        if each.outcome == "raised" and each.raised not in MOST_FOUND_BY_RUNS
+        if each.outcome == "raised" and each.raised.rpartition(".")[2] not in FOUND_BY_RUNS
     }
     if not raised:
         return None

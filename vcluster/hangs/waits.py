@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from parallelism.events import HOST
 from vcluster.hangs.matching import Matching, Place
 from vcluster.hangs.records import RankRecord
 
@@ -97,7 +98,7 @@ def _wait(matching: Matching, place: Place) -> Wait:
     form = matching.records.form(*place)
     channel = matching.channel(place) if form.is_message else None
     if channel is None or min(channel.source, channel.target) < 0:
-        return Wait(place, ())
+        return Wait(place, (HOST,) if record.outcome and channel is not None else ())
     matched = matching.is_matched(place)
     other = channel.target if channel.source == place.rank else channel.source
     return Wait(place, () if matched else (other,))
