@@ -87,7 +87,7 @@ def compare(program: str, words: Sequence[str]) -> int:
 
 
 def hang(program: str, words: Sequence[str]) -> int:
-    """Print why a job hangs, from the dumps of its ranks."""
+    """Print why a job hangs, from the dumps of its ranks, and write its page if requested."""
     arguments = Parser(
         {
             "dumps": {
@@ -95,6 +95,11 @@ def hang(program: str, words: Sequence[str]) -> int:
                 "metavar": "DUMP",
                 "nargs": "+",
                 "help": "flight-recorder dumps as JSON, one a rank, a folder of them, or what error.trace.save has written",
+            },
+            "--html": {
+                "type": Path,
+                "metavar": "FILE.html",
+                "help": "write a page with the last calls of each rank",
             },
         },
         prog=f"{program} hang",
@@ -105,12 +110,23 @@ def hang(program: str, words: Sequence[str]) -> int:
     for path in arguments.dumps:
         with accessing(path, "read"):
             path.stat()
+    page: Path | None = arguments.html
+    if (
+        page is not None
+        and writable(page, "html").exists()
+        and any(page.samefile(path) for path in arguments.dumps)
+    ):
+        raise WrongWords(f"--html: {page} is a dump")
     try:
         explanation = explain(arguments.dumps)
     except DumpError as error:  # its lines are to be copied
         print(f"{program} hang: {error}", file=sys.stderr)
         return 2
     print(explanation)
+    if page is not None:
+        with accessing(page, option="html"):
+            explanation.html(page)
+        print(f"\nThe page is {page}")
     return 0
 
 

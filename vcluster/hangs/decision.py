@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -29,6 +29,8 @@ class Decision:
     """The last call that all of them made alike, with its place; "" if there is none."""
     calls: Mapping[int, str]
     """By rank, the first call in which they differ, with its place."""
+    places: Mapping[int, int] = field(default_factory=dict)
+    """By rank, which of its calls is that last one."""
     unknown: str = ""
     """Why the dumps do not tell it; "" if they do."""
 
@@ -59,7 +61,7 @@ def decision_of(matching: Matching, place: Place, ranks: Sequence[int]) -> Decis
             why = (
                 f"the ring buffer of {ranks_in_words(lost)} begins after the last collective that they share"
             )
-            return Decision("", {}, why)
+            return Decision("", {}, unknown=why)
         starts = dict.fromkeys(present, -1)
     at = dict(starts)
     while True:
@@ -69,7 +71,7 @@ def decision_of(matching: Matching, place: Place, ranks: Sequence[int]) -> Decis
         at = {rank: place + 1 for rank, place in at.items()}
     last = _told(records, at)
     calls = {rank: _next_call(records, rank, at[rank] + 1) for rank in present}
-    return Decision(last, calls if len(set(calls.values())) > 1 else {})
+    return Decision(last, calls if len(set(calls.values())) > 1 else {}, at)
 
 
 def _common(matching: Matching, place: Place, ranks: Sequence[int]) -> dict[int, int] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from os import PathLike
 
 from parallelism.operation import Stuck, ranks_in_words
 from parallelism.operation.deadlock import describe
@@ -53,6 +54,12 @@ class Explanation:
             parts.append(f"no dump of {ranks_in_words(self.records.missing)} is among these")
         parts.append(str(self.straggler or ""))
         return "\n".join(filter(None, parts))
+
+    def html(self, path: str | PathLike[str]) -> None:
+        """Write a page with a lane for each rank, which has its last 50 calls.  ``OSError`` if it cannot be written."""
+        from vcluster.hangs.page import write
+
+        write(self, path)
 
 
 def explain(paths: OnePath | Iterable[OnePath]) -> Explanation:
