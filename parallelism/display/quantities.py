@@ -25,6 +25,7 @@ _COUNTS = tuple(
     (1000.0**power, prefix) for power, prefix in zip(range(6, -1, -1), "EPTGMk", strict=False)
 ) + ((1.0, ""),)
 
+_GIVEN_COUNT = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?(?:e\+?[0-9]+)?)\s*([kmgbt]|)\s*", re.IGNORECASE)
 _GIVEN_BYTES = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?)\s*((?:[KMGT]i?)?B|)\s*", re.IGNORECASE)
 
 
@@ -89,6 +90,20 @@ def bytes_in(text: str) -> float:
     return float(given[1]) * (1024.0 if len(given[2]) == 3 else 1000.0) ** power
 
 
+def count_in(text: str) -> float:
+    """The number that a text gives: ``1T``, ``300B`` or ``300G``, ``1.5M``, ``2k``, ``1e12``, ``512``.
+
+    ``ValueError`` for any other text.
+
+    >>> count_in("15.6T"), count_in("300B"), count_in("1e9")
+    (15600000000000.0, 300000000000.0, 1000000000.0)
+    """
+    given = _GIVEN_COUNT.fullmatch(text)
+    if given is None:
+        raise ValueError(f"it must be a number, such as 1T, 300B or 1e12; got {shortened(text)}")
+    return float(given[1]) * 1000.0 ** {"": 0, "k": 1, "m": 2, "g": 3, "b": 3, "t": 4}[given[2].lower()]
+
+
 def rate(bytes_per_second: float | None) -> str:
     """A bandwidth in powers of ten, as nccl-tests and data sheets give it: ``12.5 GB/s``; ``-`` for none."""
     return "-" if bytes_per_second is None else _measured(bytes_per_second, _COUNTS[2:]) + "B/s"
@@ -99,6 +114,11 @@ def count(value: float) -> str:
     if abs(value) < 10_000 and value == int(value):
         return str(int(value))
     return _measured(value, _COUNTS).rstrip()
+
+
+def measured(value: float) -> str:
+    """A measured number without a prefix, in three digits: ``31.2``."""
+    return _digits(value)
 
 
 def given(value: float) -> str:
