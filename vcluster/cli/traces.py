@@ -119,8 +119,10 @@ def hang(program: str, words: Sequence[str]) -> int:
         raise WrongWords(f"--html: {page} is a dump")
     try:
         explanation = explain(arguments.dumps)
-    except DumpError as error:  # its lines are to be copied
-        print(f"{program} hang: {error}", file=sys.stderr)
+    except DumpError as error:
+        if "\n" not in str(error):
+            raise WrongWords(str(error)) from None
+        print(f"{program} hang: {error}", file=sys.stderr)  # the lines for a pickle are to be copied
         return 2
     print(explanation)
     if page is not None:
