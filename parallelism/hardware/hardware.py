@@ -139,18 +139,18 @@ class Hardware:
     at place r.  ``sources`` says of a field where its number is from.
 
     What software reaches is in fields of its own.  ``flops_efficiencies`` are those of single dtypes.  With
-    ``products``, products of matrices reach ``efficiency`` times what their shape allows, without a ramp.  An op takes
-    at least ``issue_seconds``: issuing it takes as long.  A message holds its sender and its receiver for
-    ``message_overhead_seconds`` each, and ``message_overhead_seconds_per_byte`` more where they copy it.  A collective
-    takes ``collective_share`` of the device from the compute beside it.  With ``fused``, programs run there with chains
-    of elementwise ops as one (`parallelism.transforms.Fused`); "elementwise": without row reductions in them;
-    "epilogues": so, and products add the bias that follows them.  With ``overlapping``, a collective that the gradient
-    of one operand of a product needs runs beside the product that makes the gradient of the other one.  With ``gradient_buffers``, a stage adds gradients up in buffers that are there
-    during the whole step, also those of a single microbatch.  ``kernels`` has by the names of ops what single kernels
-    take.  ``stack`` names the software that these numbers are of, and ``validation`` has the measurements that seconds
-    by them were compared with.  ``reserve`` is the memory that tensors cannot use: plans leave it free.
-
-    Frozen, hashable, picklable.  Raises ``ValueError`` or ``TypeError``, naming the field.
+    ``products``, products of matrices reach ``efficiency`` times what their shape allows, without a ramp.  An op
+    takes at least ``issue_seconds``: issuing it takes as long.  A message holds its sender and its receiver for
+    ``message_overhead_seconds`` each, and ``message_overhead_seconds_per_byte`` more where they copy it.  A
+    collective takes ``collective_share`` of the device from the compute beside it.  With ``fused``, programs run
+    there with chains of elementwise ops as one (`parallelism.transforms.Fused`); "elementwise": without row
+    reductions in them; "epilogues": so, and products add the bias that follows them.  With ``overlapping``, a
+    collective that the gradient of one operand of a product needs runs beside the product that makes the gradient
+    of the other one.  With ``gradient_buffers``, a stage adds gradients up in buffers that are there during the
+    whole step, also those of a single microbatch.  ``kernels`` has by the names of ops what single kernels take.
+    ``stack`` names the software that these numbers are of, and ``validation`` has the measurements that seconds by
+    them were compared with.  ``reserve`` is the memory that tensors cannot use: plans leave it free.  Frozen,
+    hashable, picklable.  Raises ``ValueError`` or ``TypeError``, naming the field.
     """
 
     name: str
