@@ -32,7 +32,7 @@ from parallelism.hardware.kernels import AttentionRate, Kernel, checked_kernels
 from parallelism.hardware.links import HostLink, Link, Piece
 from parallelism.hardware.rates import Products, Reached, by_collective
 from parallelism.hardware.reserve import NO_RESERVE, Reserve, checked_reserve
-from parallelism.hardware.stacks import on_stack, refuse_stack, split_name, stack_file
+from parallelism.hardware.stacks import PLAIN, on_stack, refuse_stack, split_name, stack_file
 from parallelism.hardware.validation import Validation
 from parallelism.mesh import Axes, Mesh
 from parallelism.spelling import did_you_mean
@@ -230,7 +230,8 @@ class Hardware:
         """
         preset, stack = split_name(name)
         if stack:
-            return on_stack(cls.preset(preset), stack)
+            plain = cls.preset(preset)
+            return plain if stack == PLAIN else on_stack(plain, stack)
         known, colon, extents = name.partition(":")
         if known not in (names := cls.presets()):
             close = did_you_mean(known, names) or f"; there is {', '.join(names)}"

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from math import inf
 
 import numpy as np
 
@@ -22,6 +23,8 @@ from vcluster.calibration.parameters import parameter, with_parameter
 from vcluster.calibration.published_report import Line, Report, named
 from vcluster.calibration.published_tables import ALL_REDUCE, TIMES, Measured, Table
 
+_OUTLIERS = 0.03
+"""The error of a run of training above which it does not count as a square."""
 _DETAIL = 1.02
 """The factor of a parameter by which the slopes of predictions are found."""
 
@@ -113,8 +116,12 @@ def _fit(
     predict: Mapping[Measured, Callable[[np.ndarray], float]],
     start: Sequence[float],
 ) -> np.ndarray:
+    trains = any(row.published is not None for row in rows)
     return fitted(
-        lambda values: [predict[row](values) for row in rows], [row.measured for row in rows], start
+        lambda values: [predict[row](values) for row in rows],
+        [row.measured for row in rows],
+        start,
+        outliers=_OUTLIERS if trains else inf,
     )
 
 

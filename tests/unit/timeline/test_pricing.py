@@ -401,7 +401,7 @@ def test_nothing_comes_before_what_it_takes_and_streams_do_one_thing_at_a_time(l
         lasts = costs.collective("all_reduce", nbytes, group, algorithm="ring").seconds if len(group) > 1 else 0
         assert end >= (max(e.start_seconds for e in events) + lasts) * (1 - 1e-12)
         for rank in group:
-            occupied.setdefault(rank, []).append((end - lasts, end))
+            occupied.setdefault((rank, group), []).append((end - lasts, end))
     for spans in occupied.values():
         spans = sorted(span for span in spans if span[0] < span[1])
         assert all(before[1] <= after[0] + 1e-9 for before, after in pairwise(spans))
