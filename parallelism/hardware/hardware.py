@@ -30,6 +30,7 @@ from parallelism.hardware.files import HardwareFileError
 from parallelism.hardware.host import VARIABLE, host_file, is_calibrated
 from parallelism.hardware.kernels import AttentionRate, Kernel, checked_kernels
 from parallelism.hardware.links import HostLink, Link, Piece
+from parallelism.hardware.power import Power, checked_power
 from parallelism.hardware.rates import Products, Reached, by_collective
 from parallelism.hardware.reserve import NO_RESERVE, Reserve, checked_reserve
 from parallelism.hardware.stacks import PLAIN, on_stack, refuse_stack, split_name, stack_file
@@ -91,6 +92,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "overlapping": checked.switch,
     "gradient_buffers": checked.switch,
     "reserve": checked_reserve,
+    "power": checked_power,
 }
 
 
@@ -112,6 +114,7 @@ _PARTS: hardware_files.Parts = {
     "rates": [AttentionRate],
     "validation": [Validation],
     "reserve": Reserve,
+    "power": Power,
 }
 """The descriptions in a file: a kind, a list of one kind, or a table of one kind, by the name of the field."""
 
@@ -139,18 +142,20 @@ class Hardware:
     at place r.  ``sources`` says of a field where its number is from.
 
     What software reaches is in fields of its own.  ``flops_efficiencies`` are those of single dtypes.  With
-    ``products``, products of matrices reach ``efficiency`` times what their shape allows, without a ramp.  An op
-    takes at least ``issue_seconds``: issuing it takes as long.  A message holds its sender and its receiver for
-    ``message_overhead_seconds`` each, and ``message_overhead_seconds_per_byte`` more where they copy it.  A
-    collective takes ``collective_share`` of the device from the compute beside it.  With ``fused``, programs run
-    there with chains of elementwise ops as one (`parallelism.transforms.Fused`); "elementwise": without row
-    reductions in them; "epilogues": so, and products add the bias that follows them.  With ``overlapping``, a
-    collective that the gradient of one operand of a product needs runs beside the product that makes the gradient
-    of the other one.  With ``gradient_buffers``, a stage adds gradients up in buffers that are there during the
-    whole step, also those of a single microbatch.  ``kernels`` has by the names of ops what single kernels take.
-    ``stack`` names the software that these numbers are of, and ``validation`` has the measurements that seconds by
-    them were compared with.  ``reserve`` is the memory that tensors cannot use: plans leave it free.  Frozen,
-    hashable, picklable.  Raises ``ValueError`` or ``TypeError``, naming the field.
+    ``products``, products of matrices reach ``efficiency`` times what their shape allows, without a ramp.  An op takes
+    at least ``issue_seconds``: issuing it takes as long.  A message holds its sender and its receiver for
+    ``message_overhead_seconds`` each, and ``message_overhead_seconds_per_byte`` more where they copy it.  A collective
+    takes ``collective_share`` of the device from the compute beside it.  With ``fused``, programs run there with chains
+    of elementwise ops as one (`parallelism.transforms.Fused`); "elementwise": without row reductions in them;
+    "epilogues": so, and products add the bias that follows them.  With ``overlapping``, a collective that the gradient
+    of one operand of a product needs runs beside the product that makes the gradient of the other one.  With
+    ``gradient_buffers``, a stage adds gradients up in buffers that are there
+    during the whole step, also those of a single microbatch.  ``kernels`` has by the names of ops what single kernels
+    take.  ``stack`` names the software that these numbers are of, and ``validation`` has the measurements that seconds
+    by them were compared with.  ``reserve`` is the memory that tensors cannot use: plans leave it free.
+    ``power`` is what devices and their nodes draw; None: it is not known.
+
+    Frozen, hashable, picklable.  Raises ``ValueError`` or ``TypeError``, naming the field.
     """
 
     name: str
@@ -187,6 +192,7 @@ class Hardware:
     kernels: Mapping[str, Kernel] = checked.Table({})
     validation: tuple[Validation, ...] = ()
     reserve: Reserve = NO_RESERVE
+    power: Power | None = None
 
     def __post_init__(self) -> None:
         checked.check(self, **_CHECKS)

@@ -29,7 +29,7 @@ LARGE = 32 * 2**20
 
 
 def test_the_tables_say_where_they_are_from_and_what_was_fitted_to_them():
-    assert tables() == ("korthikanti-2022", "nccl-a100", "zero-bubble-2023")
+    assert tables() == ("fsdp-a100", "fsdp-h100", "korthikanti-2022", "nccl-a100", "zero-bubble-2023")
     assert not Table.of("zero-bubble-2023").parameters and "zero-bubble-2023" not in fitted_on("megatron-a100")
     for table in (NCCL, KORTHIKANTI):
         assert table.source and table.name in fitted_on(table.stack)
