@@ -103,7 +103,8 @@ def declared_cost(op: Op, seconds: Callable[[Op], float] | None = None) -> Decla
     for value in (*op.outputs, *op.inputs):
         other = value.type.dtype
         # An operator that counts its own bytes does not read all of its floats.
-        if other != dtype and not (op.operator.nbytes is not None and is_floating(other)):
+        own = op.operator.nbytes is not None or op.operator.op_nbytes is not None
+        if other != dtype and not (own and is_floating(other)):
             others[other.name] += whole_number(value.type.nbytes)
     shape = product_shape(op) or attention_shape(op)
     return DeclaredCost(

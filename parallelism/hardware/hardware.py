@@ -30,6 +30,7 @@ from parallelism.hardware.files import HardwareFileError
 from parallelism.hardware.host import VARIABLE, host_file, is_calibrated
 from parallelism.hardware.kernels import AttentionRate, Kernel, checked_kernels
 from parallelism.hardware.links import HostLink, Link, Piece
+from parallelism.hardware.power import Power, checked_power
 from parallelism.hardware.rates import Products, Reached, by_collective
 from parallelism.hardware.reserve import NO_RESERVE, Reserve, checked_reserve
 from parallelism.hardware.stacks import on_stack, refuse_stack, split_name, stack_file
@@ -91,6 +92,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "overlapping": checked.switch,
     "gradient_buffers": checked.switch,
     "reserve": checked_reserve,
+    "power": checked_power,
 }
 
 
@@ -112,6 +114,7 @@ _PARTS: hardware_files.Parts = {
     "rates": [AttentionRate],
     "validation": [Validation],
     "reserve": Reserve,
+    "power": Power,
 }
 """The descriptions in a file: a kind, a list of one kind, or a table of one kind, by the name of the field."""
 
@@ -149,6 +152,7 @@ class Hardware:
     during the whole step, also those of a single microbatch.  ``kernels`` has by the names of ops what single kernels
     take.  ``stack`` names the software that these numbers are of, and ``validation`` has the measurements that seconds
     by them were compared with.  ``reserve`` is the memory that tensors cannot use: plans leave it free.
+    ``power`` is what devices and their nodes draw; None: it is not known.
 
     Frozen, hashable, picklable.  Raises ``ValueError`` or ``TypeError``, naming the field.
     """
@@ -187,6 +191,7 @@ class Hardware:
     kernels: Mapping[str, Kernel] = checked.Table({})
     validation: tuple[Validation, ...] = ()
     reserve: Reserve = NO_RESERVE
+    power: Power | None = None
 
     def __post_init__(self) -> None:
         checked.check(self, **_CHECKS)

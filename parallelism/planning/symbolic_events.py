@@ -211,7 +211,8 @@ class SymbolicEvents:
     def first(self, what: str) -> npt.NDArray[np.int64]:
         """Of the events of a sort the first of those that are alike."""
         events = np.flatnonzero(self.are(what))
-        return events[self.alike[events] == events]
+        found: npt.NDArray[np.int64] = events[self.alike[events] == events]
+        return found
 
     @cached_property
     def joined(self) -> Mapping[Any, list[int]]:

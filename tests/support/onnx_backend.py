@@ -152,8 +152,8 @@ HEAD = """# Operators of ONNX
 
 `from_onnx` reads these operators. The table is made by `python tests/support/onnx_backend.py`, which runs ONNX's own
 tests of its nodes (of the package onnx {version}): {passed} of {total} pass, none is wrong. Of those that are refused,
-{other} are about types that programs do not have (strings, sequences, complex numbers, floats of 8 bits or fewer), or
-about shapes that depend on values. Others have an opset before 13, or an operator that is not read.
+{other} are about types that programs do not have (strings, sequences, complex numbers, floats of 4 bits), or
+about shapes that depend on values. Others have an operator that is not read, or an opset before 7.
 
 Operators that ONNX composes of others are read as these, whether they are in the table or not.
 

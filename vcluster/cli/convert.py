@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,12 @@ from vcluster.cli.command_line import Parser, WrongWords, accessing, writable
 from vcluster.cli.program_files import ONNX, Found, found_in, right, sizes_of
 
 
-def found_elsewhere(path: Path, kind: str) -> Found:
+def found_elsewhere(path: Path, kind: str, sizes: Mapping[str, int]) -> Found:
     """The program of a file in another format, with the mesh that it is for and its weights."""
     try:
         if kind == ONNX:
-            return Found(*right(from_onnx, path))
+            program, weights = right(from_onnx, path, sizes=sizes)
+            return Found(program, weights, sizes=sizes)
         program = right(from_stablehlo, path)
         return Found(program, mesh=program.mesh if isinstance(program, Partitioned) else right(mesh_of, path))
     except ImportError as error:
@@ -49,13 +50,14 @@ def convert(program: str, words: Sequence[str]) -> int:
         prog=f"{program} convert",
         description="Writes a program in another format.",
     ).parse(words)
-    given = found_in(arguments.a)
+    sizes = sizes_of(arguments.size)
+    given = found_in(arguments.a, sizes)
     found = given.program
     if not isinstance(found, Function):
         what = "the program of one device already" if isinstance(found, Partitioned) else "a step in stages"
         raise WrongWords(f"{arguments.a} is {what}, which has no other format")
     target: Path = writable(arguments.b)
-    found = right(found.specialize, **sizes_of(arguments.size))
+    found = right(found.specialize, **{name: n for name, n in sizes.items() if name not in given.sizes})
     if found.symbols and target.suffix in (".onnx", ".stablehlo"):
         missing = sorted(found.symbols)
         raise WrongWords(f"--size must give a value for {', '.join(missing)}, as {missing[0]}=64")

@@ -149,7 +149,13 @@ def given(
     """
     strategy, mesh = _mesh(arguments, most)
     word = f"{arguments.file}"
-    found = Found(right(_loss_of, word)) if models and is_model(word) else found_in(arguments.file)
+    numbers = sizes_of(arguments.size)
+    dealt = {strategy.pipeline.batch} if strategy and strategy.pipeline else set()
+    found = (
+        Found(right(_loss_of, word))
+        if models and is_model(word)
+        else found_in(arguments.file, {name: n for name, n in numbers.items() if name not in dealt})
+    )
     program = found.program
     if isinstance(program, Partitioned):
         refuse_words(arguments, program.mesh)
@@ -162,7 +168,7 @@ def given(
         if arguments.gradient:
             raise WrongWords("--optimizer has the gradients computed, too; leave out --gradient")
         program = right(train_step, _function(program, "--optimizer"), optimizer_of(arguments.optimizer))
-    numbers = sizes_of(arguments.size)
+    numbers = {name: n for name, n in numbers.items() if name not in found.sizes}
     if getattr(arguments, "inputs", None) is not None:
         numbers = (
             sizes_in(arguments.inputs, program.function if isinstance(program, Step) else program) | numbers
@@ -242,7 +248,8 @@ def trained_run(arguments: argparse.Namespace) -> TrainingRun:
     )
     if (rows := sizes.pop(name, None)) is None:
         raise WrongWords(f"--size must give a value for {name}, as {name}=64")
-    loss = right(loss_of_rows, _function(program_in(arguments.file), "--optimizer"), name, sizes)
+    program, sizes = program_in(arguments.file, sizes)
+    loss = right(loss_of_rows, _function(program, "--optimizer"), name, sizes)
     inside = [
         replace(each, batch=ROWS) if isinstance(each, Pipeline) else each for each in strategy.transforms
     ]
@@ -332,26 +339,34 @@ class Found(NamedTuple):
     """Those of a model of ONNX, by the names of inputs."""
     mesh: Mesh | None = None
     """The mesh that a module of StableHLO is for."""
+    sizes: Mapping[str, int] = {}
+    """Those that the program has already: a model of ONNX may need them to be read."""
 
 
-def program_in(path: Path) -> ir.Function | Step:
-    """The program in a file.  `WrongWords` if there is none, or if it is that of one of several devices."""
-    program = found_in(path).program
-    if isinstance(program, Partitioned):
+def program_in(path: Path, sizes: Mapping[str, int]) -> tuple[ir.Function | Step, dict[str, int]]:
+    """The program in a file, and the sizes that it does not have yet.
+
+    `WrongWords` if there is none, or if it is that of one of several devices.
+    """
+    found = found_in(path, sizes)
+    if isinstance(found.program, Partitioned):
         raise WrongWords(
-            f"{path} is the program of one of {program.mesh.size} devices already, with its collectives"
+            f"{path} is the program of one of {found.program.mesh.size} devices already, with its collectives"
         )
-    return program
+    return found.program, {name: size for name, size in sizes.items() if name not in found.sizes}
 
 
-def found_in(path: Path) -> Found:
-    """The program in a file, with what comes with it.  `WrongWords` if there is none."""
+def found_in(path: Path, sizes: Mapping[str, int]) -> Found:
+    """The program in a file, with what comes with it.  A model of ONNX is read with these sizes of its symbols.
+
+    `WrongWords` if there is none.
+    """
     with accessing(path, "read"), path.open("rb") as stream:
         content = stream.read(MOST_BYTES + 1)
     if (kind := format_of(content)) != OURS:
         from vcluster.cli.convert import found_elsewhere  # which needs what is above, and other libraries
 
-        return found_elsewhere(path, kind)
+        return found_elsewhere(path, kind, sizes)
     if len(content) > MOST_BYTES:
         raise WrongWords(f"{path} is larger than {MOST_BYTES} bytes")
     try:

@@ -32,6 +32,7 @@ from vcluster.cli.megatron_words import (
     training_parser,
 )
 from vcluster.cli.plan_document import optimizer_text
+from vcluster.cli.serving.cache_words import CACHE, cache_of, cache_text
 from vcluster.cli.written_files import CHAKRA, keep_for_chakra
 from vcluster.report import html
 
@@ -71,6 +72,7 @@ def simulated_training(program: str, words: Sequence[str]) -> int:
             "--mesh": {"metavar": "AXES", "help": "the sizes, outermost axis first, if --strategy has none"},
             "--json": {"action": "store_true", "help": "print the figures as JSON"},
             "--report": {"type": Path, "metavar": "FILE.html", "help": "write a page of the timeline"},
+            **CACHE,
             **CHAKRA,
         },
         hints=HINTS,
@@ -83,6 +85,7 @@ def simulated_training(program: str, words: Sequence[str]) -> int:
         run = training_run(arguments, flags, devices)
         if arguments.strategy is None:
             check_rate(hardware, run.dtype)
+        cache = cache_of(run.model, run.dtype) if arguments.cache else None
         with progress("simulating", alone=True):
             found = figures(run, hardware)
     except (ValueError, TypeError) as error:
@@ -92,7 +95,12 @@ def simulated_training(program: str, words: Sequence[str]) -> int:
     tell_unchanging(arguments, flags, flags.idle(run.mesh))
     tell_remarks(run.model)
     tokens = tokens_text(arguments.model, flags)
-    print(json.dumps(found.json(), indent=1) if arguments.json else told(found, arguments.model, tokens))
+    more = {} if cache is None else {"cache": cache}
+    print(
+        json.dumps(found.json() | more, indent=1) if arguments.json else told(found, arguments.model, tokens)
+    )
+    if cache is not None and not arguments.json:
+        print("", *wrap(cache_text(cache), WIDTH), sep="\n")
     if arguments.report is not None:
         with accessing(arguments.report, option="report"):
             html(found.trace, arguments.report, hardware=hardware)

@@ -7,7 +7,8 @@ model: nothing outside of it is opened.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,10 @@ from parallelism.interop.errors import InteropError, UnsupportedError
 from parallelism.interop.onnx_models.graph import FunctionBody, Graph, GraphInput, GraphNode, Reference
 from parallelism.ir.core import TensorType, symbol
 
-OLDEST = 13
+OLDEST = 7
 MOST_BYTES, MOST_NODES, MOST_ELEMENTS = 2**31 - 1, 1_000_000, 2**36
+IN_DEFAULT_DOMAIN = ("SimplifiedLayerNormalization",)
+"""Operators of com.microsoft that ONNX Runtime writes without their domain."""
 SMALL = 4096
 """Tensors of at most so many bytes stay in the model that is checked, because shapes may depend on them."""
 
@@ -41,8 +44,11 @@ def _onnx() -> Any:
 class Model:
     """A model that was read and checked."""
 
-    def __init__(self, path_or_model: Any) -> None:
+    def __init__(self, path_or_model: Any, sizes: Mapping[str, int] | None = None) -> None:
         onnx = _onnx()
+        self.sizes = dict(sizes or {})
+        self.symbols: set[str] = set()
+        """The names of dims without a number, also of those that ``sizes`` gives one."""
         self.folder: Path | None = None
         if isinstance(path_or_model, onnx.ModelProto):
             self.proto = path_or_model
@@ -99,37 +105,49 @@ class Model:
     def _stripped(self) -> Any:
         """A copy in which large tensors are inputs, so that checks are quick and open no file."""
         onnx = _onnx()
-        light = onnx.ModelProto()
-        light.CopyFrom(_without_weights(self.proto))
+        light = _without_weights(self.proto)
         named = {value.name for value in light.graph.input}
         for tensor in self.proto.graph.initializer:
             if _is_small(tensor):
                 light.graph.initializer.append(tensor)
             elif tensor.name not in named:
-                light.graph.input.append(
-                    onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
-                )
+                light.graph.input.append(_value_info(onnx, tensor.name, tensor))
+        _without_large_constants(onnx, light.graph)
+        for value in (*light.graph.input, *light.graph.output, *light.graph.value_info):
+            for dim in value.type.tensor_type.shape.dim:
+                if dim.dim_value < 0:  # some exporters write -1 for a dim without a number
+                    dim.Clear()
+        for node in light.graph.node:
+            if node.domain in ("", "ai.onnx") and node.op_type in IN_DEFAULT_DOMAIN:
+                node.domain = "com.microsoft"
         return light
 
     # -- plain values --------------------------------------------------------------------------------------------------
 
     def graph(self) -> Graph:
-        """The main graph."""
-        return self._graph(self.proto.graph)
+        """The main graph.  Tensors in its Constant nodes are tensors of the graph, like initializers."""
+        proto = self.proto.graph
+        held = {node.output[0]: tensor for node in proto.node if (tensor := _held_by(node)) is not None}
+        tensors = {name: self.array(tensor) for name, tensor in held.items()}
+        found = self._graph(proto, leave_out=held)
+        twice = sorted(held.keys() & {*found.tensors, *(value.name for value in found.inputs)})
+        if twice:
+            raise InteropError("two tensors have this name", "tensor", twice[0])
+        return replace(found, tensors={**found.tensors, **tensors})
 
-    def _graph(self, graph: Any) -> Graph:
+    def _graph(self, graph: Any, leave_out: Collection[str] = ()) -> Graph:
         if graph.sparse_initializer:
             name = graph.sparse_initializer[0].values.name
             raise UnsupportedError("sparse tensors are not supported", "tensor", name)
         tensors = {tensor.name: self.array(tensor) for tensor in graph.initializer}
         inputs = tuple(
-            GraphInput(value.name, _type(value)) for value in graph.input if value.name not in tensors
+            GraphInput(value.name, self._type(value)) for value in graph.input if value.name not in tensors
         )
         return Graph(
             graph.name,
             inputs,
             tuple(value.name for value in graph.output),
-            tuple(map(self.node, graph.node)),
+            tuple(self.node(node) for node in graph.node if not (leave_out and node.output[0] in leave_out)),
             tensors,
         )
 
@@ -140,6 +158,7 @@ class Model:
             for each in node.attribute
         }
         domain = "" if node.domain == "ai.onnx" else node.domain
+        domain = "com.microsoft" if domain == "" and node.op_type in IN_DEFAULT_DOMAIN else domain
         return GraphNode(
             node.op_type, domain, node.name, tuple(node.input), tuple(node.output), attributes, node
         )
@@ -218,6 +237,29 @@ class Model:
         if not count:
             return np.zeros(shape, dtype)
         return np.memmap(path, dtype, "r", offset, shape)
+
+    # -- types of inputs ------------------------------------------------------------------------------------------------
+
+    def _type(self, value: Any) -> TensorType | str:
+        """The type of an input.  A dim without a number is a symbol, or its size where that is given."""
+        if value.type.WhichOneof("value") != "tensor_type":
+            return str(value.type.WhichOneof("value"))
+        tensor = value.type.tensor_type
+        dtype = _dtype(tensor.elem_type)
+        if isinstance(dtype, str):
+            return f"a tensor of {dtype}"
+        if not tensor.HasField("shape"):
+            return "a tensor of unknown shape"
+        return TensorType(dtype, [self._extent(value, n, dim) for n, dim in enumerate(tensor.shape.dim)])
+
+    def _extent(self, value: Any, number: int, dim: Any) -> Any:
+        if dim.WhichOneof("value") == "dim_value" and dim.dim_value >= 0:
+            return dim.dim_value
+        plain = re.sub(r"\W", "_", dim.dim_param or f"{value.name}_{number}", flags=re.ASCII)
+        plain = plain if re.match(r"[A-Za-z_]", plain) else f"n{plain}"
+        given = next((name for name in (dim.dim_param, plain) if name in self.sizes), None)
+        self.symbols.add(plain)
+        return symbol(plain) if given is None else self.sizes[given]
 
     # -- bodies of composed operators ----------------------------------------------------------------------------------
 
@@ -306,7 +348,17 @@ def _code(onnx: Any, dtype: np.dtype[Any]) -> int:
     return code
 
 
-_FLOATS = {"FLOAT8E4M3FN": "float8_e4m3fn", "FLOAT8E5M2": "float8_e5m2", "BFLOAT16": "bfloat16"}
+_NARROW = {
+    "FLOAT8E4M3FN": "float8_e4m3fn",
+    "FLOAT8E5M2": "float8_e5m2",
+    "FLOAT8E4M3FNUZ": "float8_e4m3fnuz",
+    "FLOAT8E5M2FNUZ": "float8_e5m2fnuz",
+    "BFLOAT16": "bfloat16",
+    "INT4": "int4",
+    "UINT4": "uint4",
+    "INT2": "int2",
+    "UINT2": "uint2",
+}
 _PLAIN = (
     "FLOAT",
     "UINT8",
@@ -334,32 +386,39 @@ def _dtype(code: int) -> np.dtype[Any] | str:
         name: str = onnx.TensorProto.DataType.Name(code)
     except ValueError:
         raise InteropError(f"there is no type of number {code}") from None
-    if name in _FLOATS:
-        return as_dtype(_FLOATS[name])
+    if name in _NARROW:
+        return as_dtype(_NARROW[name])
     if name not in _PLAIN:
         return name.lower()
     dtype: np.dtype[Any] = onnx.helper.tensor_dtype_to_np_dtype(code)
     return dtype
 
 
-def _type(value: Any) -> TensorType | str:
-    """The type of an input.  A dim without a number is a symbol."""
-    if value.type.WhichOneof("value") != "tensor_type":
-        return str(value.type.WhichOneof("value"))
-    tensor = value.type.tensor_type
-    dtype = _dtype(tensor.elem_type)
-    if isinstance(dtype, str):
-        return f"a tensor of {dtype}"
-    if not tensor.HasField("shape"):
-        return "a tensor of unknown shape"
-    shape: list[Any] = []
-    for number, dim in enumerate(tensor.shape.dim):
-        if dim.WhichOneof("value") == "dim_value":
-            shape.append(dim.dim_value)
+def _held_by(node: Any) -> Any:
+    """The tensor that a Constant node of the operators of ONNX holds, or None."""
+    if node.op_type != "Constant" or node.domain not in ("", "ai.onnx") or len(node.output) != 1:
+        return None
+    values = [each.t for each in node.attribute if each.name == "value" and each.HasField("t")]
+    return values[0] if len(values) == len(node.attribute) == 1 else None
+
+
+def _without_large_constants(onnx: Any, graph: Any) -> None:
+    """Makes large tensors of Constant nodes inputs of a graph, as large initializers."""
+    kept = []
+    for node in graph.node:
+        tensor = _held_by(node)
+        if tensor is None or _is_small(tensor):
+            kept.append(node)
         else:
-            plain = re.sub(r"\W", "_", dim.dim_param or f"{value.name}_{number}", flags=re.ASCII)
-            shape.append(symbol(plain if re.match(r"[A-Za-z_]", plain) else f"n{plain}"))
-    return TensorType(dtype, shape)
+            graph.input.append(_value_info(onnx, node.output[0], tensor))
+    if len(kept) < len(graph.node):
+        kept = [each.__class__.FromString(each.SerializeToString()) for each in kept]
+        del graph.node[:]
+        graph.node.extend(kept)
+
+
+def _value_info(onnx: Any, name: str, tensor: Any) -> Any:
+    return onnx.helper.make_tensor_value_info(name, tensor.data_type, list(tensor.dims))
 
 
 def _is_small(tensor: Any) -> bool:

@@ -18,6 +18,7 @@ from parallelism.interop.onnx_models import (  # noqa: F401
     elementwise,
     indexing,
     normalizations,
+    old_forms,
     products,
     quantized,
     recurrent,
@@ -26,15 +27,17 @@ from parallelism.interop.onnx_models import (  # noqa: F401
     windows,
 )
 from parallelism.interop.onnx_models.files import Model
+from parallelism.interop.onnx_models.graph import Graph
 from parallelism.interop.onnx_models.reading import Reader
 from parallelism.ir.core import Builder, Function, TensorType
 from parallelism.ir.tracing import Traced, recording
+from parallelism.spelling import did_you_mean
 
 WEIGHT = "p."
 """The beginning of the names of weights: the transforms take them for the parameters of the model."""
 KNOWN = 64
 """Tensors of integers with at most so many elements, and single numbers, are constants; others are weights."""
-FIXING = {"Resize": (1, 2)}
+FIXING = {"Resize": (1, 2), "Upsample": (1,)}
 """Inputs of operators that fix a shape though they are no integers: tensors that are given there are constants, too."""
 
 
@@ -47,14 +50,22 @@ class Imported(NamedTuple):
     """By the names of inputs of the program.  Those in files beside the model are mapped into memory."""
 
 
-def from_onnx(path_or_model: str | Path | bytes | Any, *, known: Mapping[str, Any] | None = None) -> Imported:
+def from_onnx(
+    path_or_model: str | Path | bytes | Any,
+    *,
+    known: Mapping[str, Any] | None = None,
+    sizes: Mapping[str, int] | None = None,
+) -> Imported:
     """The program of an ONNX model, and its weights.
 
     ``path_or_model`` is the path of a file, its content, or an ``onnx.ModelProto``.  It is checked by ``onnx``; opsets
-    from 13 on are supported.  Operators that ONNX composes of others are read as these.  Dims without a number are
-    symbols.  Weights are inputs of the program; small tensors of integers, and single numbers, are constants.
+    from 7 on are supported.  Operators that ONNX composes of others are read as these.  Dims without a number, and of
+    -1, are symbols.  Weights, initializers and tensors in Constant nodes, are inputs of the program; small tensors of
+    integers, and single numbers, are constants.
 
     ``known`` gives inputs whose numbers are fixed, by name, as one that is a shape; they are no inputs of the program.
+    ``sizes`` gives symbols their numbers, for what needs them.  It also says how many elements an output of NonZero or
+    NonMaxSuppression has, by the name of the output.
 
     `InteropError` for a broken model; `UnsupportedError`, one of its kinds, for a valid one that programs cannot
     express.  Both name the node.  Nothing outside of the model's folder is opened, and nothing in it is executed.
@@ -63,13 +74,31 @@ def from_onnx(path_or_model: str | Path | bytes | Any, *, known: Mapping[str, An
         ir.interpret(program, {"input_ids": ids, **weights})
     """
     try:
-        return _imported(Model(path_or_model), known or {})
+        return _imported(Model(path_or_model, _sizes(sizes or {})), known or {})
     except UnicodeDecodeError as error:
         raise InteropError(f"a string of the model is not UTF-8: {error}") from None
 
 
+def _sizes(sizes: Mapping[str, int]) -> Mapping[str, int]:
+    for name, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 0:
+            raise ValueError(f"sizes[{name!r}] must be a number from 0 on, got {size!r}")
+    return {name: int(size) for name, size in sizes.items()}
+
+
+def _check_sizes(model: Model, graph: Graph) -> None:
+    """``ValueError`` for a size of what is no dim without a number, and no output of a node."""
+    outputs = {name for node in graph.nodes for name in node.outputs}
+    dims = {re.sub(r"\W", "_", name, flags=re.ASCII) for name in model.sizes.keys() - outputs}
+    if unknown := sorted(dims - model.symbols):
+        has = f"its dims without a number are {', '.join(sorted(model.symbols)) or 'none'}"
+        near = did_you_mean(unknown[0], model.symbols)
+        raise ValueError(f"sizes: the model has no dim {unknown[0]}, {has}{near}")
+
+
 def _imported(model: Model, known: Mapping[str, Any]) -> Imported:
     graph, builder = model.graph(), Builder()
+    _check_sizes(model, graph)
     given = {name: np.asarray(value) for name, value in known.items()}
     fixed = {
         name
@@ -97,7 +126,7 @@ def _imported(model: Model, known: Mapping[str, Any]) -> Imported:
                 values[value.name] = Traced(builder, builder.input(names[value.name], value.type))
             else:
                 raise UnsupportedError(f"an input that is {value.type} is not supported", "input", value.name)
-        reader = Reader(model, builder)
+        reader = Reader(model, builder, model.sizes)
         results = []
         for name, x in zip(graph.outputs, reader.graph(graph, values, {}), strict=True):
             if x is None or x.dtype == object:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.dtypes import is_floating
+from parallelism.dtypes import integer_limits, is_floating
 from parallelism.interop.arrays import number, reshaped
 from parallelism.interop.folding import convert, spread
 from parallelism.interop.onnx_models.elementwise import ew
@@ -45,8 +45,8 @@ def _quantize(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     wanted = x[2].dtype if len(x) > 2 and x[2] is not None else np.dtype(np.uint8)
     if is_floating(wanted) or node.get("output_dtype"):
         raise node.unsupported("only whole numbers of the type of the zero point are supported")
-    limits = np.iinfo(wanted)
+    least, most = integer_limits(wanted)
     a = ew("rint", ew("divide", x[0], convert(_scaled_like(node, x[1], x[0]), x[0].dtype)))
     if len(x) > 2 and x[2] is not None:
         a = ew("add", a, convert(_scaled_like(node, x[2], x[0]), a.dtype))
-    return convert(ew("minimum", ew("maximum", a, number(limits.min, a)), number(limits.max, a)), wanted)
+    return convert(ew("minimum", ew("maximum", a, number(least, a)), number(most, a)), wanted)

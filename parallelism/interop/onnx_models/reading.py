@@ -23,15 +23,18 @@ Meaning = Callable[["Reader", GraphNode, list[Any]], Any]
 
 MEANINGS: Meanings[Meaning] = Meanings()
 meaning = MEANINGS.of
+OLD_MEANINGS: dict[str, tuple[int, Meaning]] = {}
+"""What operators mean in opsets before one (`old_forms`)."""
 MOST_OPS, MOST_DEPTH = 200_000, 32
 
 
 class Reader:
     """Reads graphs into the builder of a program."""
 
-    def __init__(self, model: Model, builder: Builder) -> None:
+    def __init__(self, model: Model, builder: Builder, counts: Mapping[str, int] | None = None) -> None:
         self.model, self.builder, self.opsets = model, builder, dict(model.opsets)
         self.depth = 0
+        self.counts = counts or {}
         self.around: dict[str, Any] = {}
 
     def graph(
@@ -63,11 +66,7 @@ class Reader:
             raise node.unsupported(f"the program would have more than {MOST_OPS} ops")
         outer, self.around = self.around, values
         try:
-            means = (
-                MEANINGS.get(node.kind)
-                if node.domain == "" and (node.domain, node.kind) not in self.model.functions
-                else None
-            )
+            means = self._meaning(node)
             results = self._composed(node, inputs) if means is None else means(self, node, inputs)
         except InteropError:
             raise
@@ -85,6 +84,15 @@ class Reader:
         finally:
             self.around = outer
         return list(results) if isinstance(results, list | tuple) else [results]
+
+    def _meaning(self, node: GraphNode) -> Meaning | None:
+        """What a node means; None if it is composed of others, or not known.  Those of a domain have its name."""
+        if (node.domain, node.kind) in self.model.functions:
+            return None
+        if node.domain:
+            return MEANINGS.get(f"{node.domain}.{node.kind}")
+        before, means = OLD_MEANINGS.get(node.kind, (0, None))
+        return means if means and self.opsets.get("", before) < before else MEANINGS.get(node.kind)
 
     def _composed(self, node: GraphNode, inputs: list[Any]) -> list[Any]:
         types = [
@@ -127,7 +135,14 @@ class Reader:
                 found[name] = value
         return replace(node, attributes=found, proto=self.model.resolved(node.proto, caller))
 
-    # -- inputs that must be known -------------------------------------------------------------------------------------
+    # -- numbers that must be known ------------------------------------------------------------------------------------
+
+    def count(self, node: GraphNode, at: int, what: str) -> int:
+        """How many elements an output has that depend on numbers: what the caller gave for its name."""
+        name = node.outputs[at]
+        if name not in self.counts:
+            raise node.unsupported(f"{what} depends on the numbers: give it, as sizes={{{name!r}: 10}}")
+        return self.counts[name]
 
     def numbers(self, node: GraphNode, x: Any, what: str) -> np.ndarray[Any, Any]:
         """The numbers of an input that fixes a shape.  Extents with symbols are among them, as objects."""

@@ -244,7 +244,13 @@ def _pad(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
         return padded(x[0], reshaped(value, ()), low, high, [0] * ndim)
     result = x[0]
     for axis in range(ndim):
+        if not (low[axis] or high[axis]):
+            continue
         n = result.shape[axis]
+        if not isinstance(n, int):
+            raise node.unsupported(
+                f"the extent of dim {axis}, {n}, must be a number: give it, as sizes={{{sorted(n.symbols)[0]!r}: 8}}"
+            )
         places = np.arange(-low[axis], n + high[axis])
         if mode == "reflect":
             places = np.abs(places) if n == 1 else np.abs((places + (n - 1) * 64) % (2 * (n - 1)))

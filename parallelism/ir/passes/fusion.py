@@ -135,6 +135,7 @@ def space_of(op: Op) -> Shape | None:
         or entry.reuses
         or entry.received is not None
         or entry.nbytes is not None
+        or entry.op_nbytes is not None
         or not op.outputs
         or op.kind in _APART
     ):
