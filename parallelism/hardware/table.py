@@ -56,7 +56,8 @@ def rows(hardware: Hardware) -> list[Row]:
             (
                 "fused",
                 "chains of elementwise ops run as one"
-                + ", without row reductions" * (hardware.fused == "elementwise"),
+                + ", without row reductions" * isinstance(hardware.fused, str)
+                + ", and products add their biases" * (hardware.fused == "epilogues"),
             )
             for _ in range(bool(hardware.fused))
         ],
