@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
+from parallelism.budgets.failures import Failures
 from parallelism.hardware import fields as checked
 
 
@@ -24,12 +25,16 @@ class Budget:
     prices: Mapping[str, float] | None = None
     """What an hour of a device costs, by the name of a hardware, in any currency; under an empty name that of all
     others.  None: nobody asked."""
+    carbon_grams_per_kwh: float | None = None
+    """The grams of CO2 of a kilowatt hour; None: nobody asked."""
+    failures: Failures | None = None
+    """How often devices fail; None: never."""
 
     def __post_init__(self) -> None:
         above = partial(checked.number, above=0)
         checked.check(self, tokens=above)
-        if self.days is not None:
-            checked.check(self, days=above)
+        given = [name for name in ("days", "carbon_grams_per_kwh") if getattr(self, name) is not None]
+        checked.check(self, **dict.fromkeys(given, above))
         if self.prices is not None:
             checked.store(
                 self,

@@ -9,6 +9,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from parallelism.budgets.budget import Budget
+from parallelism.budgets.measures import Measures
 from parallelism.budgets.sweep import Cell, Sweep
 from parallelism.hardware import Hardware, sized_hardware
 from parallelism.ir import Function
@@ -110,7 +111,10 @@ def _cell(
     except ValueError as error:
         return replace(cell, reason=str(error), is_refused=True)
     cell = replace(cell, devices=plans.task.devices)
-    return replace(cell, plan=show(best_of(plans))) if len(plans) else replace(cell, reason=reason_of(plans))
+    if not len(plans):
+        return replace(cell, reason=reason_of(plans))
+    best = best_of(plans)
+    return replace(cell, plan=show(best), measures=Measures.of(best))
 
 
 def best_of(plans: Plans) -> Plan:

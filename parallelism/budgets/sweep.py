@@ -8,13 +8,15 @@ from typing import Any
 
 from parallelism.budgets import table
 from parallelism.budgets.budget import Budget
+from parallelism.budgets.failures import Survival
+from parallelism.budgets.measures import Measures
 
 DAY_SECONDS = 86_400.0
 HOURS = 24
 """Of a day."""
 FIELDS = (
     *("hardware", "devices", "batch", "seconds", "days", "tokens_per_second", "mfu", "device_hours", "cost"),
-    *("energy_kwh", "goodput", "plan", "reason"),
+    *("energy_kwh", "carbon_kg", "goodput", "plan", "reason", "failures"),
 )
 """What the JSON of a cell has."""
 
@@ -34,6 +36,8 @@ class Cell:
     """What is told of the plan, the fields of `Figures.json` among it.  None: there is none."""
     reason: str = ""
     """Why there is no plan."""
+    measures: Measures | None = None
+    """What the plan draws and keeps; None: it is not known."""
     is_refused: bool = False
     """Whether nothing was searched, because of the reason."""
 
@@ -53,14 +57,32 @@ class Cell:
         return None if self.plan is None else float(self.plan["mfu"])
 
     @property
+    def survival(self) -> Survival | None:
+        """What failures cost; None if nobody asked, or without a plan."""
+        asked, found = self.budget.failures, self.measures
+        if asked is None or found is None or self.devices is None:
+            return None
+        return asked.of(self.devices, found.checkpoint_bytes, found.stall_seconds)
+
+    @property
     def goodput(self) -> float | None:
         """The part of the time that brings the run forward."""
-        return None if self.plan is None else 1.0
+        if self.plan is None:
+            return None
+        return 1.0 if self.survival is None else self.survival.goodput
+
+    @property
+    def failures(self) -> dict[str, Any] | None:
+        """What failures cost as plain values, and how many of them the run meets."""
+        if self.survival is None or self.days is None:
+            return None
+        count = self.days * DAY_SECONDS / self.survival.between_seconds
+        return {"interruptions": count, **self.survival.json()}
 
     @property
     def days(self) -> float | None:
         """Of the whole run: ``days * 86400 * tokens_per_second * goodput`` are the tokens."""
-        if self.tokens_per_second is None or self.goodput is None:
+        if self.tokens_per_second is None or not self.goodput:  # a run that always fails is never done
             return None
         return self.budget.tokens / (self.tokens_per_second * self.goodput) / DAY_SECONDS
 
@@ -77,8 +99,16 @@ class Cell:
 
     @property
     def energy_kwh(self) -> float | None:
-        """Of the whole run."""
-        return None
+        """Of the whole run, devices and nodes; None where the hardware does not say what it draws."""
+        if self.measures is None or self.measures.watts is None or self.days is None:
+            return None
+        return self.measures.watts / 1000 * self.days * HOURS
+
+    @property
+    def carbon_kg(self) -> float | None:
+        """The kilograms of CO2 of this energy."""
+        grams = self.budget.carbon_grams_per_kwh
+        return None if grams is None or self.energy_kwh is None else grams * self.energy_kwh / 1000
 
     @property
     def meets(self) -> bool:

@@ -7,7 +7,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from parallelism.display import WIDTH, in_columns
-from parallelism.display.quantities import count, fit, measured, seconds
+from parallelism.display.quantities import count, decimal_bytes, duration, fit, measured, seconds
 
 if TYPE_CHECKING:
     from parallelism.budgets.sweep import Cell, Sweep
@@ -20,6 +20,7 @@ _COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
     "device_hours": ("device h", count),
     "cost": ("cost", count),
     "energy_kwh": ("kWh", count),
+    "carbon_kg": ("CO2 kg", count),
     "goodput": ("goodput", "{:.1%}".format),
 }
 """The head of a column, and how its numbers are written, by the name of a figure."""
@@ -39,7 +40,7 @@ def lines(sweep: Sweep) -> list[str]:
             found.append(fit(cell.hardware))
             before = cell.hardware
         found += [row] if cell.plan is not None else _reason(row, cell)
-    return [*found, *_legend(sweep), "", *_plans(sweep), *_verdict(sweep)]
+    return [*found, *_legend(sweep), "", *_plans(sweep), *_failures(sweep), *_verdict(sweep)]
 
 
 def _is_told(sweep: Sweep, name: str) -> bool:
@@ -88,6 +89,31 @@ def _plans(sweep: Sweep) -> list[str]:
             break_on_hyphens=False,
         )
     return [*found, ""]
+
+
+def _failures(sweep: Sweep) -> list[str]:
+    """How often each cell is interrupted, and how often it saves what it has."""
+    rows = [["", "devices", "fails each", "times", "checkpoint", "in", "saved each", "goodput", "async"]]
+    for cell in sweep.cells:
+        found, told = cell.survival, cell.failures
+        if found is not None:
+            rows.append(
+                [
+                    fit(cell.hardware, 24),
+                    str(cell.devices),
+                    duration(found.between_seconds),
+                    "" if told is None else count(told["interruptions"]),
+                    decimal_bytes(found.checkpoint_bytes),
+                    duration(found.checkpoint_seconds),
+                    duration(found.interval_seconds),
+                    f"{found.goodput:.1%}",
+                    f"{found.asynchronous_goodput:.1%}",
+                ]
+            )
+    if len(rows) == 1:
+        return []
+    note = "(async: the goodput where checkpoints are written beside the next steps)"
+    return ["failures and checkpoints:", *in_columns(rows, 1, gap=" "), note, ""]
 
 
 def _verdict(sweep: Sweep) -> list[str]:

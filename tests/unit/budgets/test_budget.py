@@ -11,7 +11,7 @@ import pytest
 from parallelism import ir, models
 from parallelism.budgets import Budget, Cell, Sweep, find_budget
 from parallelism.budgets.search import TOP, best_of
-from parallelism.display.quantities import count_in
+from parallelism.display.quantities import count_in, duration, rate_in, seconds_in
 from parallelism.planning import find_plan
 
 SPEC = models.TransformerSpec(layers=2, width=16, heads=2, vocabulary=24, sequence=12)
@@ -32,7 +32,8 @@ def test_days_hours_and_cost_are_those_of_the_tokens() -> None:
     assert cell(budget, 0.5, "dgx-h100:2+megatron-h100", 16).cost == 2.5 * 24 * 16 * 3
     assert found.meets and not cell(budget, 1.21).meets and cell(budget, 1.2).meets
     assert cell(budget, None).json() == {
-        "hardware": "dgx-a100", "devices": 4, "batch": 8, "reason": "no plan fits", **dict.fromkeys(
+        "hardware": "dgx-a100", "devices": 4, "batch": 8, "reason": "no plan fits", "carbon_kg": None, "failures": None,
+        **dict.fromkeys(
             ("seconds", "days", "tokens_per_second", "mfu", "device_hours", "cost", "energy_kwh", "goodput", "plan"))}
     assert replace(found, budget=replace(budget, prices=None)).cost is None
 
@@ -66,6 +67,19 @@ def test_numbers_with_a_prefix_are_read(text: str, number: float) -> None:
     assert count_in(text) == pytest.approx(number, rel=1e-15)
 
 
+@pytest.mark.parametrize(("read", "text", "number"), [
+    (seconds_in, "50000h", 1.8e8), (seconds_in, "10 min", 600), (seconds_in, "2.5d", 216_000),
+    (seconds_in, "30 days", 2_592_000),
+    (seconds_in, "1 year", 31_557_600), (rate_in, "10GB/s", 1e10), (rate_in, "10Gb/s", 1.25e9), (rate_in, "400Gbps", 5e10),
+    (rate_in, "8 bit/s", 1)])
+def test_times_and_rates_have_units(read: Any, text: str, number: float) -> None:
+    assert read(text) == number
+
+
+def test_times_of_a_run_are_written_in_the_largest_unit() -> None:
+    assert [*map(duration, (0.25, 45, 2250, 7380, 86_400 * 31.26))] == ["0.250 s", "45 s", "37.5 min", "2.05 h", "31.3 d"]
+
+
 @pytest.mark.parametrize("text", ["", "T", "-1T", "1TB", "nan", "inf", "1e-3", "0x10", "1,000", "١", "1 2", "1__0"])
 def test_other_texts_are_no_numbers(text: str) -> None:
     with pytest.raises(ValueError, match="it must be a number, such as 1T"):
@@ -76,10 +90,10 @@ def test_other_texts_are_no_numbers(text: str) -> None:
 @pytest.mark.parametrize("simulations", [8, 3])
 def test_each_cell_has_the_plan_of_its_search(simulations: int) -> None:
     took: list[Cell] = []
-    found = find_budget(SPEC, Budget(1e9), hardware=["dgx-a100", "h200-node"], devices=[1, 4], batch=8,
+    found = find_budget(SPEC, Budget(1e9), hardware=["dgx-a100", "h200-node"], devices=[1, 2], batch=8,
                         took=took.append, simulations=simulations, **FEW)
     assert [(each.hardware, each.devices) for each in found.cells] == [
-        ("dgx-a100", 1), ("dgx-a100", 4), ("h200-node", 1), ("h200-node", 4)]
+        ("dgx-a100", 1), ("dgx-a100", 2), ("h200-node", 1), ("h200-node", 2)]
     assert {*map(id, took)} == {*map(id, found.cells)}
     for each in found.cells:
         plans = find_plan(SPEC, hardware=each.hardware, devices=each.devices, batch=8, simulations=simulations, **FEW)

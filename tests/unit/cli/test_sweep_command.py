@@ -18,7 +18,7 @@ SMALL, ON = map(str.split, (
     "--fix microbatch=2 --fix sp=0 --fix recompute=none --fix cp=1 --fix tp=1 --fix zero=0,1 --global-batch-size 8",
     "--hardware dgx-a100,dgx-h100 --devices 2,4"))
 CELL = ["hardware", "devices", "batch", "seconds", "days", "tokens_per_second", "mfu", "device_hours", "cost",
-        "energy_kwh", "goodput", "plan", "reason"]
+        "energy_kwh", "carbon_kg", "goodput", "plan", "reason", "failures"]
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -36,14 +36,15 @@ def test_a_sweep_has_the_plan_of_each_cell_and_what_it_costs(capsys: pytest.Capt
         ("dgx-a100", 2), ("dgx-a100", 4), ("dgx-h100", 2), ("dgx-h100", 4)]
     for each in found["sweep"]:
         assert [*each] == CELL and each["batch"] == 8 and each["reason"] == "" and each["goodput"] == 1
-        on = ["--hardware", each["hardware"], "--devices", str(each["devices"])]
-        plan = json.loads(said(capsys, "plan", *SMALL, *on, "--json")[1])["plans"][0]
-        assert {**plan, "split": each["plan"]["split"]} == each["plan"]
-        assert each["seconds"] == plan["seconds"] and each["tokens_per_second"] == plan["tokens_per_second"]
+        assert each["tokens_per_second"] == 64 / each["seconds"] == each["plan"]["tokens_per_second"]
         assert each["days"] * 86_400 * each["tokens_per_second"] == pytest.approx(1e9, rel=1e-12)
         assert each["device_hours"] == pytest.approx(each["days"] * 24 * each["devices"], rel=1e-12)
         price = 4 if each["hardware"] == "dgx-h100" else 1.5
         assert each["cost"] == pytest.approx(price * each["device_hours"], rel=1e-12)
+    for each in (found["sweep"][1], found["sweep"][2]):
+        on = ["--hardware", each["hardware"], "--devices", str(each["devices"])]
+        plan = json.loads(said(capsys, "plan", *SMALL, *on, "--json")[1])["plans"][0]
+        assert {**plan, "split": each["plan"]["split"]} == each["plan"]
     cheapest = min((each for each in found["sweep"] if each["days"] <= 300), key=lambda each: each["cost"])
     assert found["cheapest"] == cheapest and found["fastest"] == min(found["sweep"], key=lambda each: each["days"])
 
@@ -54,6 +55,20 @@ def test_the_table_has_80_columns_and_its_figures_those_of_the_json(capsys: pyte
     assert "1 G tokens, 8 sequences a step" in out and "goodput" not in out and "(*" not in out
     for words in ("tokens/s", "device h", "cost", "dgx-h100\n", "the best plans:", "The fastest: ", "The cheapest: "):
         assert words in out, words
+
+
+def test_failures_and_carbon_are_told_where_they_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    more = ["--tokens", "1B", "--mtbf", "100h", "--storage", "1MB/s", "--carbon", "350"]
+    status, out, err = said(capsys, "plan", *SMALL, *ON, *more)
+    assert (status, err) == (0, "") and max(map(len, out.splitlines())) <= 80
+    for words in ("goodput", "kWh", "CO2 kg", "failures and checkpoints:", "fails each", "async"):
+        assert words in out, words
+    for each in json.loads(said(capsys, "plan", *SMALL, *ON, *more, "--json")[1])["sweep"]:
+        assert each["days"] * 86_400 * each["tokens_per_second"] * each["goodput"] == pytest.approx(1e9, rel=1e-12)
+        assert each["goodput"] == each["failures"]["goodput"] < each["failures"]["asynchronous_goodput"] < 1
+        assert each["carbon_kg"] == pytest.approx(0.35 * each["energy_kwh"]) and each["energy_kwh"] > 0
+        assert each["failures"]["interruptions"] == pytest.approx(each["days"] * 24 * each["devices"] / 100)
+        assert each["failures"]["checkpoint_seconds"] == each["failures"]["checkpoint_bytes"] / 1e6
 
 
 def test_where_nothing_meets_the_days_the_nearest_is_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -113,6 +128,10 @@ WRONG = {
     "--devices": ["0", "-2", "2,2", "2,,4", "2,", ",", "two", "1.5", "", "2;4", "--"],
     "--hardware": ["dgx", "dgx-a100,", ",", "", "dgx-a100,dgx-a100", "dgx-a100,nowhere", "nowhere.toml,dgx-a100",
                    "dgx-a100:0", "dgx-a100:-1", "dgx-a100+nothing", "--"],
+    "--carbon": ["0", "-400", "nan", "inf", "", "400g", "--"],
+    "--mtbf": ["0", "0h", "-5h", "nan", "inf", "50000", "50000H", "h", "", "5 weeks", "1e400h", "--"],
+    "--storage": ["10GB/s", "0GB/s", "-1GB/s", "10GB", "10", "nan", "10XB/s", "", "--"],
+    "--restart": ["10min", "0s", "-3min", "10", "soon", "", "--"],
     "--row-tokens": ["0", "-1", "8.5", "many", "5", ""],
     "--global-batch-size": ["0", "-8", "8.5", "nan", ""],
     "--memory": ["0", "-1GB", "80", "lots"],
@@ -131,7 +150,8 @@ def test_wrong_words_of_a_sweep_are_one_line(flag: str, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize("words", [
-    "--days 3", "--price 2", "--row-tokens 8", "--devices 2,4", "--hardware dgx-a100,dgx-h100",
+    "--days 3", "--price 2", "--carbon 400", "--mtbf 5h", "--storage 1GB/s", "--restart 3min",
+    "--row-tokens 8", "--devices 2,4", "--hardware dgx-a100,dgx-h100",
     "--tokens 1B --why-not tp=2", "--tokens 1B --save x.json", "--tokens 1B --load x.json", "--tokens 1B --verify",
     "--tokens 1B --again", "--tokens 1B --auto", "--tokens 1B --slices 2", "--load x.json --days 3"])
 def test_words_that_do_not_go_together_are_refused(words: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import TypeVar
 
-from parallelism.budgets import Budget
+from parallelism.budgets import Budget, Failures
 from parallelism.budgets.budget import names_of
-from parallelism.display.quantities import count_in, short_errors
+from parallelism.display.quantities import count_in, rate_in, seconds_in, short_errors
 from parallelism.hardware.fields import shown
 from vcluster.cli.command_line import Arguments, WrongWords, positive, whole, wholes
 
@@ -19,6 +19,16 @@ MOST_CELLS = 1000
 def _tokens(text: str) -> float:
     """A type for argparse: a number of tokens."""
     return _above_zero(text, count_in, "needs a number of tokens above 0, such as 1T or 300B")
+
+
+def _duration(text: str) -> float:
+    """A type for argparse: a time in seconds."""
+    return _above_zero(text, seconds_in, "needs a time above 0 with a unit, such as 50000h or 10min")
+
+
+def _rate(text: str) -> float:
+    """A type for argparse: bytes per second."""
+    return _above_zero(text, rate_in, "needs a rate above 0 with a unit, such as 10GB/s or 80Gb/s")
 
 
 @short_errors
@@ -58,6 +68,26 @@ ARGUMENTS: Arguments = {
         "metavar": "PRICE",
         "help": "what an hour of a device costs, in any currency: 2.50, or dgx-h100=2.50,h200-node=3.20",
     },
+    "--carbon": {
+        "type": positive,
+        "metavar": "GRAMS",
+        "help": "the grams of CO2 of a kWh: tells those of the run",
+    },
+    "--mtbf": {
+        "type": _duration,
+        "metavar": "50000h",
+        "help": "the mean time between failures of a device: tells interruptions, checkpoints and the goodput",
+    },
+    "--storage": {
+        "type": _rate,
+        "metavar": "10GB/s",
+        "help": "what all devices write to storage together, with --mtbf (default: 10GB/s)",
+    },
+    "--restart": {
+        "type": _duration,
+        "metavar": "10min",
+        "help": "from a failure until a checkpoint is read, with --mtbf (default: 10min)",
+    },
     "--row-tokens": {
         "type": whole(),
         "metavar": "N",
@@ -70,7 +100,7 @@ ARGUMENTS: Arguments = {
     },
 }
 """The flags that `plan` has for sweeps."""
-ONLY_HERE = ("days", "price", "row_tokens")
+ONLY_HERE = ("days", "price", "carbon", "mtbf", "storage", "restart", "row_tokens")
 """The fields of those that have no meaning without ``--tokens``."""
 REFUSED = ("why_not", "save", "load", "verify", "again", "auto", "slices", "html", "cache")
 """The fields of what is told of a single search."""
@@ -123,7 +153,21 @@ def budget_of(arguments: argparse.Namespace) -> Budget:
             raise WrongWords(
                 f"--price names {shown(name)}, which is no --hardware here: {', '.join(hardware)}"
             )
-    budget = Budget(arguments.tokens, arguments.days, arguments.price)
+    budget = Budget(arguments.tokens, arguments.days, arguments.price, arguments.carbon, _failures(arguments))
     if budget.prices and (without := next((each for each in hardware if budget.price(each) is None), None)):
         raise WrongWords(f"--price has no price of {without}")
     return budget
+
+
+def _failures(arguments: argparse.Namespace) -> Failures | None:
+    """How often devices fail.  `WrongWords` for what has no meaning without failures."""
+    given = {
+        "storage_bytes_per_second": arguments.storage,
+        "restart_seconds": arguments.restart,
+    }
+    if arguments.mtbf is None:
+        for flag in ("storage", "restart"):
+            if getattr(arguments, flag) is not None:
+                raise WrongWords(f"--{flag} is for failures; give --mtbf, too, as --mtbf 50000h")
+        return None
+    return Failures(arguments.mtbf, **{name: value for name, value in given.items() if value is not None})
