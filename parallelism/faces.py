@@ -39,7 +39,7 @@ def load_names(package: str, stub: str) -> tuple[Callable[[str], object], Callab
 
             no_public_name(package, name, every_name)
         module = module_of[name]
-        loaded = import_module(f"{package}.{module or name}")
+        loaded = import_module(f".{module or name}", package)
         value = getattr(loaded, name) if module else loaded
         setattr(sys.modules[package], name, value)  # found without this function from now on
         return value

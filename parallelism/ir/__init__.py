@@ -34,6 +34,7 @@ from parallelism.ir.operators import (  # noqa: F401
     activations,
     attention,
     bits,
+    cached_attention,
     collectives,
     context_attention,
     contractions,

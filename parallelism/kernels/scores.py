@@ -39,10 +39,15 @@ class Scores:
         """The biases of these heads, rows and columns, ``(heads, rows, columns)``; None: there are none."""
         if not self.alibi:
             return None
-        slopes = self.alibi_scale * alibi_slopes(self.alibi)[heads.start : heads.stop]
+        slopes = self.slopes(heads)
         distances = np.asarray(columns)[None, :] - np.asarray(rows)[:, None]
         biases: Array = slopes[:, None, None] * distances
         return biases
+
+    def slopes(self, heads: range) -> Array:
+        """The slopes of these heads."""
+        slopes: Array = self.alibi_scale * alibi_slopes(self.alibi)[heads.start : heads.stop]
+        return slopes
 
     def __str__(self) -> str:
         cap = "" if self.cap is None else f";cap={self.cap!r}"

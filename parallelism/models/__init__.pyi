@@ -1,3 +1,4 @@
+from ..serving.generation import generate as generate
 from .convolutions import convolution as convolution, convolutional as convolutional
 from .expert_layers import Experts as Experts
 from .experts import mixture as mixture

@@ -51,11 +51,12 @@ class Parts:
             return unit(x, spec.epsilon)
         return apply("rms_norm", x, self.p[name], epsilon=spec.epsilon)
 
-    def rotated(self, x: Any, base: float | None = None) -> Any:
-        """``x``, of shape ``(batch, sequence, heads, width)``, with rotary positions."""
+    def rotated(self, x: Any, base: float | None = None, positions: Any = None) -> Any:
+        """``x``, of shape ``(batch, sequence, heads, width)``, with rotary positions: `rotary`."""
         spec = self.spec
         width = None if spec.attention is not None else spec.rotated
-        turned = rotary(x, base or spec.rotary_base, scaling=spec.rotary_scaling, width=width)
+        scaling = spec.rotary_scaling
+        turned = rotary(x, base or spec.rotary_base, scaling=scaling, width=width, positions=positions)
         return turned if spec.rotary_factor == 1 else _scaled(turned, spec.rotary_factor, width)
 
     def dropped(self, x: Any) -> Any:

@@ -7,11 +7,14 @@ sequences to those of their experts, and back, by all_to_all.
 
 from __future__ import annotations
 
+from fractions import Fraction
 from math import ceil, gcd
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from parallelism.ir.core import Expression, Extent
+from parallelism.ir.core.extents import divided, rounded_up
 from parallelism.ir.tracing.current import region
 from parallelism.ir.tracing.tracing import apply
 from parallelism.models.block_parts import Parts
@@ -27,19 +30,25 @@ SMALLEST = 1e-20
 class Slots(NamedTuple):
     """How many rows of a sequence an expert takes; see `parallelism.ir.operators.dispatch`."""
 
-    rows: int
+    rows: Extent
     """Of a whole sequence."""
-    each: int
+    each: Extent
     """The slots of a chunk of the sequence."""
     drops: bool
 
 
-def slots_of(experts: Experts, tokens: int) -> Slots:
-    """The slots of an expert for a sequence of so many tokens.
+def slots_of(experts: Experts, tokens: Extent) -> Slots:
+    """The slots of an expert for a sequence of so many tokens; of a symbol of them in one chunk, without a capacity.
 
     With a capacity they are that factor of the even share, ``chosen * tokens / count``, rounded up.  Without one they are
     the even share times ``load``, and as many chunks share them as can be evenly.
     """
+    if isinstance(tokens, Expression):
+        load = Fraction(experts.load).limit_denominator(1000)
+        share = rounded_up(
+            divided(load.numerator * experts.chosen * tokens, load.denominator * experts.count)
+        )
+        return Slots(share, share, drops=False)
     even = experts.chosen * tokens / experts.count
     if experts.capacity is not None:
         count = min(tokens, ceil(experts.capacity * even))

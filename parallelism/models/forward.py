@@ -38,6 +38,27 @@ class Forward:
         self.parts = Parts(spec, p, step, seeds)
 
     def loss(self, tokens: Any, targets: Any) -> Any:
+        """The mean cross-entropy of the following tokens, with what blocks and further modules add."""
+        spec, parts = self.spec, self.parts
+        x = self._hidden(tokens)
+        with region("head"):
+            logits = self._logits(parts.norm(x, "norm"))
+        with region("loss"):
+            loss = cross_entropy(logits, targets, fused=spec.fused_cross_entropy)
+        if spec.next_tokens:
+            loss = loss + next_token_loss(parts, x, targets, self._block, self._logits)
+        for more in parts.losses:
+            loss = loss + more
+        return loss
+
+    def logits(self, tokens: Any) -> Any:
+        """The logits of all tokens, ``(batch, sequence, vocabulary)``."""
+        x = self._hidden(tokens)
+        with region("head"):
+            return self._logits(self.parts.norm(x, "norm"))
+
+    def _hidden(self, tokens: Any) -> Any:
+        """What the last block gives, ``(batch, sequence, width)``."""
         spec, p, parts = self.spec, self.p, self.parts
         with region("embedding"):
             x = apply("take", p["tokens"], tokens, axis=0)
@@ -51,15 +72,7 @@ class Forward:
         for layer in range(spec.layers):
             with region(f"block.{layer}"):
                 x = self._block(x, layer, f"{layer}.")
-        with region("head"):
-            logits = self._logits(parts.norm(x, "norm"))
-        with region("loss"):
-            loss = cross_entropy(logits, targets, fused=spec.fused_cross_entropy)
-        if spec.next_tokens:
-            loss = loss + next_token_loss(parts, x, targets, self._block, self._logits)
-        for more in parts.losses:
-            loss = loss + more
-        return loss
+        return x
 
     def _logits(self, x: Any) -> Any:
         """The logits of ``x``, of shape ``(batch, sequence, width)``, behind the last norm."""
@@ -74,17 +87,25 @@ class Forward:
 
     def _block(self, x: Any, layer: int, block: str) -> Any:
         """Block ``layer``; the names of its parameters begin with ``block``."""
-        spec, parts = self.spec, self.parts
+        spec = self.spec
         with region("attention"):
             normed = self._norm(x, f"{block}norm1", "before")
-            attended = self._added(self_attention(parts, normed, layer, block), f"{block}norm1_after")
+            attended = self._added(self._attended(normed, layer, block), f"{block}norm1_after")
             if not spec.parallel:
                 x = x + attended
         with region("feed_forward"):
             if spec.parallel != "one_norm":
                 normed = self._norm(x, f"{block}norm2", "before")
-            made = self._added(feed_forward(parts, normed, layer, block), f"{block}norm2_after")
+            made = self._added(self._fed_forward(normed, layer, block), f"{block}norm2_after")
             return x + (attended + made) if spec.parallel else x + made
+
+    def _attended(self, x: Any, layer: int, block: str) -> Any:
+        """The attention of a block to ``x``, behind its norm."""
+        return self_attention(self.parts, x, layer, block)
+
+    def _fed_forward(self, x: Any, layer: int, block: str) -> Any:
+        """The feed-forward of a block of ``x``, behind its norm."""
+        return feed_forward(self.parts, x, layer, block)
 
     def _norm(self, x: Any, name: str, place: str) -> Any:
         """``x`` behind the norm that stands at this place, if one does."""

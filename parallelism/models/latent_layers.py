@@ -23,21 +23,12 @@ def latent_attention(parts: Parts, x: Any, block: str) -> Any:
     latent = spec.attention
     assert latent is not None
     batch, tokens, _ = x.shape
-    heads = (batch, tokens, spec.heads)
     with region("qkv"):
-        q = _queries(parts, x, block).reshape((*heads, latent.query_width))
-        narrow = parts.product(x, block, "key_value_down")
-        narrow, key = np.split(narrow, [latent.key_value_rank], axis=2)
-        narrow = _norm(parts, narrow, f"{block}key_value_norm")
-        made = parts.product(narrow, block, "key_value_up")
-        k, v = np.split(
-            made.reshape((*heads, latent.head_width + latent.value_width)), [latent.head_width], axis=3
-        )
+        q = latent_queries(parts, x, block)
+        narrow, key = narrow_parts(parts, x, block)
         q, turned = np.split(q, [latent.head_width], axis=3)
-        key = parts.rotated(key.reshape((batch, tokens, 1, latent.rotary_width)))
-        key = np.broadcast_to(key, (*heads, latent.rotary_width))
+        k, v = expanded(parts, narrow, parts.rotated(key), block)
         q = np.concatenate([q, parts.rotated(turned)], axis=3)
-        k = np.concatenate([k, key], axis=3)
     with region("core"):
         x = attention(
             q,
@@ -53,8 +44,36 @@ def latent_attention(parts: Parts, x: Any, block: str) -> Any:
         return parts.product(x.reshape((batch, tokens, spec.heads * latent.value_width)), block, "out")
 
 
+def narrow_parts(parts: Parts, x: Any, block: str) -> tuple[Any, Any]:
+    """What a token keeps: the narrow vector behind its norm, and the key to be rotated, ``(batch, tokens, 1, width)``."""
+    latent = parts.spec.attention
+    assert latent is not None
+    joined = parts.product(x, block, "key_value_down")
+    narrow, key = np.split(joined, [latent.key_value_rank], axis=2)
+    narrow = _norm(parts, narrow, f"{block}key_value_norm")
+    return narrow, key.reshape((*x.shape[:2], 1, latent.rotary_width))
+
+
+def expanded(parts: Parts, narrow: Any, key: Any, block: str) -> tuple[Any, Any]:
+    """Keys and values of all heads, of the narrow vectors and of the rotated key."""
+    latent = parts.spec.attention
+    assert latent is not None
+    heads = (*narrow.shape[:2], parts.spec.heads)
+    made = parts.product(narrow, block, "key_value_up").reshape(
+        (*heads, latent.head_width + latent.value_width)
+    )
+    k, v = np.split(made, [latent.head_width], axis=3)
+    return np.concatenate([k, np.broadcast_to(key, (*heads, latent.rotary_width))], axis=3), v
+
+
+def latent_queries(parts: Parts, x: Any, block: str) -> Any:
+    """The queries of all heads, ``(batch, tokens, heads, width)``, of ``x`` at once or of a narrow vector."""
+    latent = parts.spec.attention
+    assert latent is not None
+    return _queries(parts, x, block).reshape((*x.shape[:2], parts.spec.heads, latent.query_width))
+
+
 def _queries(parts: Parts, x: Any, block: str) -> Any:
-    """The queries of all heads, of ``x`` at once or of a narrow vector."""
     latent = parts.spec.attention
     assert latent is not None
     if latent.query_rank is None:

@@ -52,7 +52,7 @@ def attention(
         mixed, lse = apply(
             "attention", q, k, v, *([step] if rate else []), scale=scale, mask=str(scores), **random
         )
-        return mixed if sinks is None else mixed * _share(lse, sinks).astype(mixed.dtype)
+        return mixed if sinks is None else mixed * share_without_sinks(lse, sinks).astype(mixed.dtype)
     if alibi is not None or sinks is not None:
         raise ValueError("alibi and sinks need fused attention")
     grouped = q.reshape((batch, rows, groups, heads // groups, width))
@@ -64,7 +64,7 @@ def attention(
     return np.einsum("bgrqk,bkgd->bqgrd", weights, v).reshape((batch, rows, heads, v.shape[3]))
 
 
-def _share(lse: Any, sinks: Any) -> Any:
+def share_without_sinks(lse: Any, sinks: Any) -> Any:
     """The share of a row's sum that sinks leave to its columns, ``(batch, rows, heads, 1)``."""
     batch, heads, rows = lse.shape
     left = apply("sigmoid", lse - sinks.astype(lse.dtype)[:, None])
@@ -88,15 +88,25 @@ def dropout(x: Any, step: Any, rate: float, seed: int = 0) -> Any:
     return dropped
 
 
-def rotary(x: Any, base: float = 10000.0, *, scaling: str | None = None, width: int | None = None) -> Any:
+def rotary(
+    x: Any,
+    base: float = 10000.0,
+    *,
+    scaling: str | None = None,
+    width: int | None = None,
+    positions: Any = None,
+) -> Any:
     """Rotary positions (`parallelism.kernels.rotate`) of ``x``, of shape ``(batch, sequence, heads, width)``.
 
     ``scaling`` is the text of a `parallelism.kernels.RotaryScaling`.  ``width``: so many features, the first, are
-    rotated; None: all.
+    rotated; None: all.  ``positions``, of shape ``(batch, sequence)``, are those of the tokens; None: 0, 1, ...
     """
     if width is not None and width != x.shape[3]:
         turned, kept = np.split(x, [width], axis=3)
-        return np.concatenate([rotary(turned, base, scaling=scaling), kept], axis=3)
+        return np.concatenate([rotary(turned, base, scaling=scaling, positions=positions), kept], axis=3)
+    if positions is not None:
+        kind, more = ("rotary_at", {}) if scaling is None else ("scaled_rotary_at", {"scaling": scaling})
+        return apply(kind, x, positions, base=base, **more)
     how = {"base": base, "inverse": False, "starts": (0,) * x.ndim}
     return apply("rotary", x, **how) if scaling is None else apply("scaled_rotary", x, **how, scaling=scaling)
 

@@ -24,10 +24,8 @@ def self_attention(parts: Parts, x: Any, layer: int, block: str) -> Any:
     batch, rows, _ = x.shape
     window = spec.window_of(layer)
     with region("qkv"):
-        q, k, v = _heads(parts, x, block)
-        if spec.query_key_norm in ("head", "all_heads"):
-            normed = _normed if spec.query_key_norm == "head" else _normed_together
-            q, k = normed(parts, q, f"{block}query_norm"), normed(parts, k, f"{block}key_norm")
+        q, k, v = heads_of(parts, x, block)
+        q, k = normed_heads(parts, q, k, block)
         if spec.is_rotated(layer):
             base = None if window is None else spec.window_rotary_base
             q, k = (parts.rotated(each, base) for each in (q, k))
@@ -52,7 +50,7 @@ def self_attention(parts: Parts, x: Any, layer: int, block: str) -> Any:
         return parts.product(x.reshape((batch, rows, spec.heads * spec.head_width)), block, "out")
 
 
-def _heads(parts: Parts, x: Any, block: str) -> tuple[Any, Any, Any]:
+def heads_of(parts: Parts, x: Any, block: str) -> tuple[Any, Any, Any]:
     """Queries ``(batch, rows, heads, head_width)``, and keys and values ``(batch, rows, groups, head_width)``."""
     spec = parts.spec
     batch, rows, _ = x.shape
@@ -62,6 +60,14 @@ def _heads(parts: Parts, x: Any, block: str) -> tuple[Any, Any, Any]:
     q = q.reshape((batch, rows, spec.heads, width))
     k, v = (part.reshape((batch, rows, groups, width)) for part in (k, v))
     return q, k, v
+
+
+def normed_heads(parts: Parts, q: Any, k: Any, block: str) -> tuple[Any, Any]:
+    """Queries and keys behind their norms, if they have any that stand before the rotation."""
+    if parts.spec.query_key_norm not in ("head", "all_heads"):
+        return q, k
+    normed = _normed if parts.spec.query_key_norm == "head" else _normed_together
+    return normed(parts, q, f"{block}query_norm"), normed(parts, k, f"{block}key_norm")
 
 
 def _normed(parts: Parts, x: Any, name: str) -> Any:

@@ -13,6 +13,7 @@ from parallelism.ir.core import Extent, Function, TensorType, checked_dtype
 from parallelism.ir.operators.vocabulary import FUSED_LOSS
 from parallelism.ir.recording import record
 from parallelism.kernels import RotaryScaling
+from parallelism.models import inference
 from parallelism.models.block_parts import Parameters
 from parallelism.models.expert_layers import Experts
 from parallelism.models.figures import Shape, forward_flops_of, idle_parameters, parameters_of, weights_of
@@ -353,6 +354,48 @@ class TransformerSpec:
         if self.fused_cross_entropy:
             return replace(function, attributes=((FUSED_LOSS, True),))
         return function
+
+    def cache_bytes(self, tokens: Extent, dtype: npt.DTypeLike = "bfloat16") -> Extent:
+        """The bytes that a cache of keys and values has for one sequence of so many tokens, a number or a symbol.
+
+        Of each token and layer it has a key and a value for each of the ``groups``: ``2 groups head_width`` numbers.  A layer
+        with a window has those of its last tokens.  With latent attention it has ``key_value_rank + rotary_width`` numbers.
+        The sources are named in `parallelism.models.inference.caches`.
+
+        >>> spec = TransformerSpec(layers=32, width=4096, heads=32, key_value_heads=8, vocabulary=128_256, sequence=8192)
+        >>> spec.cache_bytes(1)
+        131072
+        """
+        return inference.cache_bytes(self, tokens, dtype)
+
+    def prefill(
+        self,
+        batch: Extent,
+        tokens: Extent,
+        context: Extent | None = None,
+        *,
+        cache_dtype: npt.DTypeLike | None = None,
+    ) -> Function:
+        """The program that writes prompts into an empty cache, and returns the logits of the last token of each.
+
+        Its inputs are the parameters, named ``p.``; the cache; ``tokens``, integers of shape ``(batch, tokens)``; and
+        ``at.lengths``, ``(batch,)``: so many tokens has each prompt, and what stands behind them is read nowhere.  The
+        outputs are the logits, ``(batch, 1, vocabulary)``, and the cache, in the memory of that which came in.
+
+        The cache has room for ``context`` tokens of each sequence; None: for ``tokens``.  Its arrays are ``cache.0.keys`` and
+        ``cache.0.values`` for block 0, ``(batch, 1, context, groups, head_width)``, or ``cache.0.latent``, and have as many
+        places as the window if the layer has one.  They are of ``cache_dtype``; None: that of the model.  Extents may be
+        symbols.  Experts drop no token.
+        """
+        return inference.prefill(self, batch, tokens, context, cache_dtype=cache_dtype)
+
+    def decode(self, batch: Extent, context: Extent, *, cache_dtype: npt.DTypeLike | None = None) -> Function:
+        """The program of one token more of each sequence, with a cache that has room for ``context`` tokens.
+
+        Its inputs and outputs are those of `prefill`, with ``tokens`` of shape ``(batch, 1)``; ``at.lengths`` says how many
+        tokens of each sequence are in the cache already, so that the new one has this position.
+        """
+        return inference.decode(self, batch, context, cache_dtype=cache_dtype)
 
 
 def _holds(every: int | tuple[bool, ...] | None, layer: int) -> bool:

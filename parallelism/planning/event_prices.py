@@ -35,6 +35,10 @@ class MeshOnHardware:
         """How the groups along these axes lie."""
         return tuple(self._axes[axis] for axis in axes)
 
+    def group(self, axes: Sequence[str]) -> tuple[str, ...]:
+        """The axes along which the groups have several devices: equal for equal groups."""
+        return tuple(axis for axis in axes if self._axes[axis][0] > 1)
+
     @cached_property
     def inside(self) -> Along:
         """How the groups along the axes lie that are inside a stage, or of replicas: equal for equal prices."""

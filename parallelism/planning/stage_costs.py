@@ -114,7 +114,7 @@ class StageCosts:
         found = {name: sums.get(name, 0.0) + own for name, own in self._computes.items()}
         share = prices.hardware.collective_share
         found |= {
-            name: _beside(self.symbolic.kinds[at], self._each[at], seconds[at], share)
+            name: _beside(self.symbolic.kinds[at], self._each[at], seconds[at], share, layout)
             for name, at in self._with_waits.items()
         }
         return StageSeconds(
@@ -178,10 +178,13 @@ class StageCosts:
         return found
 
 
-def _beside(kinds: Sequence[EventKind], computes: Floats, collectives: Floats, share: float) -> float:
+def _beside(
+    kinds: Sequence[EventKind], computes: Floats, collectives: Floats, share: float, layout: MeshOnHardware
+) -> float:
     """The seconds of events in order, of which some collectives run beside others: as in `parallelism.timeline.replay`,
-    one follows the other, and each holds the device for a share of its seconds."""
-    clock, stream, before = 0.0, 0.0, 0
+    those of one group follow each other, and each holds the device for a share of its seconds."""
+    clock, before = 0.0, 0
+    streams: dict[tuple[str, ...], float] = {}  # by group: when its stream is free
     ends: list[float] = []
     for number, kind in enumerate(kinds):
         if kind.what not in (COLLECTIVE, WAIT):
@@ -190,12 +193,14 @@ def _beside(kinds: Sequence[EventKind], computes: Floats, collectives: Floats, s
         if kind.what == WAIT:
             clock = max(clock, ends[-kind.later])
             continue
-        stream = max(clock, stream) + float(collectives[number])
+        group = layout.group(kind.axes)
+        end = max(clock, streams.get(group, 0.0)) + float(collectives[number])
+        streams[group] = end
         if kind.later:
-            ends.append(stream)
+            ends.append(end)
             clock += share * float(collectives[number])
         else:
-            clock = stream
+            clock = end
     return clock + float(computes[before:].sum())
 
 

@@ -341,7 +341,7 @@ def _numbers(rows: str, batch: int | None, numbers: Mapping[str, int] | None) ->
     return given
 
 
-Simulable = Executable | PipelinedProgram | PipelinedStep | Function | Step
+Simulable = Executable | PipelinedProgram | PipelinedStep | Function | Step | SimulatedOperation
 
 
 def simulated_operation(
@@ -374,7 +374,8 @@ def simulated_operation(
         if rows is None:
             raise without_number(operation.stages.function.name, [operation.stages.batch])
         return PipelinedStep(operation, mesh, rows, **given)
-    if not isinstance(operation, Executable | PipelinedStep):
+    offers = hasattr(operation, "templates") and isinstance(getattr(operation, "mesh", None), Mesh)
+    if not isinstance(operation, Executable) and not offers:
         raise TypeError(
             f"simulate takes an Executable(function, mesh), a PipelinedProgram, a Function or a Step, got "
             f"{type(operation).__name__}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 
 from parallelism.ir.core import Op, Value
+from parallelism.ir.passes.donation import owners
 from parallelism.ir.passes.product_parts import FusedProduct, fused_product
 from parallelism.layouts.propagation.relations import Relation
 from parallelism.sharding import TensorSharding
@@ -31,7 +32,10 @@ class Splits:
         """The views of each parameter, by its name."""
         for value, view in self.views.items():
             self._views.setdefault(view.weight.name, []).append((value, view))
-        self.outputs = {*function.outputs}
+        own = owners(function)
+        self.kept = {value: own[value] for value in function.outputs if own[value] in parts.data}
+        """What a step returns in the memory of its data, as a cache: it may be split, as it is in the next step."""
+        self.outputs = {*function.outputs} - {*self.kept}
         self.fused: list[FusedProduct] = []
         """The products that are to be one for each part of their result."""
         self._held: set[str] = set()
@@ -60,6 +64,13 @@ class Splits:
         for value, letters in zip(op.outputs, of.outputs, strict=True):
             if split in letters:
                 self.dims.setdefault(value.name, letters.index(split))
+                self._lay_kept(value, letters.index(split))
+
+    def _lay_kept(self, value: Value, dim: int) -> None:
+        """Split an input of data in whose memory a value is returned as this value is, beside what splits it already."""
+        kept = self.kept.get(value)
+        if kept is not None and kept.name not in self.layouts and not dims_of(kept)[dim]:
+            self._lay(kept, dim)
 
     def _open(self, value: Value) -> bool:
         return value.layout is None and value.name not in self.layouts

@@ -260,6 +260,31 @@ for _kind in ("attention_block", "attention_block_gradient"):
     EXAMPLES.append(attention(_kind, 2, 6, 6, 2, 2, 2, blocks=2, number=0))
     EXAMPLES.append(attention(_kind, 1, 5, 5, 4, 2, 3, rate=0.5, blocks=5, number=3))
     EXAMPLES.append(attention(_kind, 1, 6, 6, 3, 1, 1, mask="whole", blocks=3, number=1, values=2))
+
+
+def of_cache(kind, replicas, tokens, pages, places, heads, groups, width, *, own=2, values=None, **more):
+    """An example of an operator on a cache in pages; a token's sequence has ``own`` of them."""
+    where = (Ints((replicas, tokens), own * places), Ints((replicas, tokens), own * places + 1),
+             Ints((replicas, tokens, own), pages))
+    keys = (replicas, pages, places, groups, width)
+    if kind == "write_cache":
+        return Example(kind, (keys, (replicas, tokens, groups, width), *where))
+    q = (replicas, tokens, heads, width)
+    how = {"scale": 0.5, "mask": "causal", "starts": (0, 0, 0, 0), "read": own * places, "scored": tokens} | more
+    if kind == "cached_latent_attention":
+        return Example(kind, (q, keys, *where), how | {"width": values or width})
+    return Example(kind, (q, keys, (*keys[:4], values or width), *where), how)
+
+
+for _kind in ("write_cache", "cached_attention"):
+    EXAMPLES.append(of_cache(_kind, 2, 3, 5, 2, 4, 2, 3))
+    EXAMPLES.append(of_cache(_kind, 1, 4, 3, 4, 3, 3, 1, own=1, **({} if _kind == "write_cache" else {"values": 2})))
+EXAMPLES.append(of_cache("cached_attention", 3, 2, 4, 3, 4, 2, 2, mask="causal:2;cap=0.5;alibi=4x0.5"))
+EXAMPLES.append(of_cache("cached_latent_attention", 2, 3, 5, 2, 4, 1, 5, values=3))
+EXAMPLES.append(of_cache("cached_latent_attention", 1, 2, 3, 7, 3, 1, 4, own=3))
+for _kind, _more in (("rotary_at", {}), ("scaled_rotary_at", {"scaling": "linear:4.0"})):
+    example(_kind, (2, 3, 5, 4), Ints((2, 3), 20), base=100.0, **_more)
+    example(_kind, (3, 1, 1, 2), Ints((3, 1), 9), base=7.0, **_more)
 for _kind in ((2, 6, 3), (1, 5), (7,)):
     example("deal", (*_kind, 3), axes=("cp", "x"), before=0, after=len(_kind))
     example("ring_shift", _kind, axes=("cp",), group=_kind[-1], dim=len(_kind) - 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from ir_examples import ALONE, BOOL, F64, I64, POSITIVE, Bools, Example, Ints, attention
+from ir_examples import ALONE, BOOL, F64, I64, POSITIVE, Bools, Example, Ints, attention, of_cache
 
 EXTENTS = (1, 2, 3, 5, 7)
 BOOLEAN = ("logical_and", "logical_or", "logical_xor", "logical_not", "any", "all")
@@ -354,6 +354,25 @@ def _rotary(kind, rng):
     more = {} if kind == "rotary" else {"scaling": str(rng.choice(["linear:4.0", "llama3:4,1,4,64", "yarn:4,32,1,4,0"]))}
     return Example(kind, (shape,), {**more, "base": 100.0, "inverse": bool(rng.integers(2)),
                                     "starts": tuple(rng.integers(0, 4, len(shape)).tolist())})
+
+
+@maker("rotary_at", "scaled_rotary_at")
+def _rotary_at(kind, rng):
+    shape = (*extents(rng, 3, 3), 2 * int(rng.integers(1, 4)))
+    more = {} if kind == "rotary_at" else {"scaling": str(rng.choice(["linear:4.0", "llama3:4,1,4,64", "yarn:4,32,1,4,0"]))}
+    return Example(kind, (shape, Ints(shape[:2], 30)), {**more, "base": 100.0})
+
+
+@maker("write_cache", "cached_attention", "cached_latent_attention")
+def _of_cache(kind, rng):
+    replicas, tokens, pages, places, groups, width, own, values = (rng.integers(1, 5, 8)).tolist()
+    groups = 1 if kind == "cached_latent_attention" else groups
+    more = {} if kind == "write_cache" else {
+        "values": min(values, width) if kind == "cached_latent_attention" else values,
+        "mask": str(rng.choice(["causal", "causal:3", "causal;cap=0.5"])),
+    }
+    heads = groups * int(rng.integers(1, 4))
+    return of_cache(kind, replicas, tokens, pages, places, heads, groups, width, own=own, **more)
 
 
 @maker("exponential_sums", "cross_entropy", "cross_entropy_gradient")

@@ -277,7 +277,7 @@ def printed_json(document: Mapping[str, Any], *, again: bool = False) -> str:
     more |= {"front": document["front"]} if again else {}
     more |= {
         name: document[name]
-        for name in ("one_by_one", "verified", "assumed", "stages", "needs")
+        for name in ("one_by_one", "verified", "assumed", "stages", "needs", "cache")
         if document.get(name)
     }
     reserve = document.get("reserve", {})
@@ -393,6 +393,8 @@ def _is_list_of(kind: type, found: Any) -> bool:
 def _check_plan(plan: Any) -> None:
     _check_that(isinstance(plan, dict), "a plan must be an object")
     _fields(plan, _PLAN_TEXTS, _PLAN_NUMBERS, "a plan")
+    if plan.get("tokens_per_second") is not None:
+        _fields(plan, (), ("tokens_per_second",), "a plan")
     _mapping(plan.get("parts"), "parts")
     _mapping(plan.get("mesh"), "mesh")
     _check_that(isinstance(plan.get("memory"), list), "memory must be a list")

@@ -13,6 +13,7 @@ from parallelism.hardware import Reserve
 from parallelism.planning.explanation import SAME_PROGRAM, Need, need_text, why
 from parallelism.trace import Trace
 from vcluster.cli.plan_document import account, why_not_text
+from vcluster.cli.serving.cache_words import cache_text
 from vcluster.cli.training import gigabytes
 from vcluster.report import plan_html
 from vcluster.runs.verified import verified_text
@@ -64,6 +65,7 @@ def plan_text(document: Mapping[str, Any], *, again: bool) -> str:
         lines += [*wrap(f"Of the first, {document['stages']}.", WIDTH), ""] if document.get("stages") else []
         lines += [*_why(plans), *(line for answer in answers for line in (*wrap(answer, WIDTH), ""))]
         lines += [verified_text(document["verified"]), ""] if document.get("verified") else []
+        lines += [*wrap(cache_text(document["cache"]), WIDTH), ""] if document.get("cache") else []
         lines += [*_commands(document, again), ""]
     if "all_seconds" in document:
         lines += [
@@ -125,13 +127,22 @@ def _search(document: Mapping[str, Any]) -> list[str]:
 
 
 def _table(plans: Sequence[Mapping[str, Any]]) -> list[str]:
-    rows = [("", "step", "MFU", "GB", "plan")]
-    rows += [
-        (str(place), seconds(plan["seconds"]), f"{plan['mfu']:.1%}", gigabytes(plan["peak_bytes"]), "")
-        for place, plan in enumerate(plans, 1)
-    ]
+    rows = [["", "step", "tokens/s", "MFU", "GB"]]
+    for place, plan in enumerate(plans, 1):
+        rate = plan.get("tokens_per_second")  # a program's rows have no known number of tokens
+        rows.append(
+            [
+                str(place),
+                seconds(plan["seconds"]),
+                "" if rate is None else count(rate),
+                f"{plan['mfu']:.1%}",
+                gigabytes(plan["peak_bytes"]),
+            ]
+        )
+    if not any(row[2] for row in rows[1:]):
+        rows = [[*row[:2], *row[3:]] for row in rows]
     splits = ["plan", *(plan["split"] for plan in plans)]
-    cells = in_columns([row[:-1] for row in rows], 0)
+    cells = in_columns(rows, 0)
     return [line for start, split in zip(cells, splits, strict=True) for line in _lines(f"{start}  ", split)]
 
 

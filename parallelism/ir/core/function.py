@@ -139,6 +139,8 @@ class Op:
         entry = self.operator
         if entry.view:
             return 0
+        if entry.op_nbytes is not None:
+            return entry.op_nbytes(self)
         if entry.nbytes is not None:
             return entry.nbytes(self.types, tuple(value.type for value in self.outputs))
         return sum((value.type.nbytes for value in (*self.inputs, *self.outputs)), 0)

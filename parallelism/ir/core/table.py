@@ -60,6 +60,8 @@ class Operator:
     """For a collective or a message, ``received(*types, **attributes)`` returns the bytes that a device receives."""
     nbytes: Callable[[Sequence[TensorType], Sequence[TensorType]], Extent] | None = None
     """Bytes read and written, from the types of inputs and outputs; None: each input and each output once."""
+    op_nbytes: Callable[[Any], Extent] | None = None
+    """`nbytes` from the whole op, where its attributes say what is read."""
     linear: Linear = ()
     grows: bool = False
     """Whether its output may be larger than its inputs are together, not counting those that are broadcast."""

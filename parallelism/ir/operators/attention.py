@@ -131,7 +131,11 @@ def hidden_flops(op: Op) -> Extent:
 
 def served_heads(q: TensorType, k: TensorType) -> dict[str, Extent]:
     """The number of heads that each group of keys and values serves."""
-    heads, groups = q.shape[2], k.shape[2]
+    return served_heads_of(q.shape[2], k.shape[2])
+
+
+def served_heads_of(heads: Extent, groups: Extent) -> dict[str, Extent]:
+    """The number of heads of queries that each head of keys serves."""
     served = 1 if heads == groups else quotient((heads,), (groups,)) if groups != 0 else None
     if served is None or served * groups != heads:
         raise ValueError(f"the {heads} heads of the queries must be a multiple of the {groups} of the keys")

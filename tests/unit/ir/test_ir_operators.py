@@ -128,6 +128,7 @@ UNDIFFERENTIATED = {
     "lies along no axes": {"group_collective"},
     "lets no gradient through": {"stop_gradient"},
     "reads bits, not numbers": {"bitcast"},
+    "is of inference": {"write_cache", "cached_attention", "cached_latent_attention", "rotary_at", "scaled_rotary_at"},
     "is put in after gradients are taken": {"all_slice", "relayout", "ring_shift", "attention_block"},
     "is itself a gradient": {
         "gelu_gradient", "silu_gradient", "swiglu_gradient", "softmax_gradient", "layer_norm_gradient",

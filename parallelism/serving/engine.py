@@ -1,0 +1,296 @@
+"""`Engine`: which tokens of which requests are worked on in each step, and where their caches lie.  It is a value machine:
+it runs nothing, so the same engine drives a cluster, a simulation and a price.
+
+A request waits until a place in the batch and all the pages that it may ever need are free, so it is never thrown out
+again.  In a step first every request whose prompt is through has its next token; then prompts, in the order of their
+arrival, have what is left of ``chunk`` tokens (Agrawal et al., *Sarathi-Serve*, 2024, arXiv:2403.02310, section 4).
+Requests join and leave between any two steps (Yu et al., *Orca*, OSDI 2022, section 4).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+from parallelism.models import TransformerSpec
+from parallelism.models.inference.attention import WINDOW
+from parallelism.models.inference.programs import kinds_of
+from parallelism.serving.pages import Pages
+from parallelism.serving.requests import Request
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """How many requests a replica works on at a time, and how many tokens in a step.
+
+    ``pages`` of each kind of layers are those of a replica.  ``microbatches`` share the requests of a replica, so that the
+    stages of a pipeline work at the same time.  ``ValueError`` for figures below 1.
+    """
+
+    batch: int
+    """The most requests of a replica."""
+    chunk: int
+    """The most tokens of a step, of a replica and microbatch."""
+    page_tokens: int
+    pages: Mapping[str, int]
+    replicas: int = 1
+    microbatches: int = 1
+
+    def __post_init__(self) -> None:
+        figures = {"batch": self.batch, "chunk": self.chunk, "page_tokens": self.page_tokens}
+        figures |= {"replicas": self.replicas, "microbatches": self.microbatches}
+        figures |= {f"pages of {kind} layers": count for kind, count in self.pages.items()}
+        for name, value in figures.items():
+            if type(value) is not int or value < 1:
+                raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
+        least = -(-self.batch // self.microbatches)
+        if self.chunk < least:
+            raise ValueError(
+                f"chunk must be at least the requests of a microbatch, {least}, got {self.chunk}"
+            )
+
+    def ring_pages(self, spec: TransformerSpec) -> int:
+        """The pages in which a sequence has its window: it and the tokens of a step, which are written first."""
+        return -(-((spec.window or 1) + self.chunk - 1) // self.page_tokens)
+
+    def table_pages(self, spec: TransformerSpec, kind: str, tokens: int) -> int:
+        """The pages that a sequence of so many tokens has in layers of a kind."""
+        needed = -(-tokens // self.page_tokens)
+        return min(needed, self.ring_pages(spec)) if kind == WINDOW else needed
+
+
+@dataclass(frozen=True)
+class Row:
+    """Tokens ``start`` to ``stop - 1`` of a request, in one step; ``samples``: another token follows them."""
+
+    request: int
+    start: int
+    stop: int
+    samples: bool
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a microbatch of a step has to do: rows for each replica."""
+
+    rows: tuple[tuple[Row, ...], ...]
+
+    @property
+    def tokens(self) -> int:
+        """The most tokens of a replica."""
+        return max(sum(row.stop - row.start for row in rows) for rows in self.rows)
+
+    @property
+    def sampled(self) -> int:
+        """The most rows of a replica that another token follows."""
+        return max(sum(row.samples for row in rows) for rows in self.rows)
+
+
+Step = tuple[Work, ...]
+"""The works of all microbatches that have any."""
+
+
+@dataclass
+class _Running:
+    """A request that has its pages."""
+
+    number: int
+    request: Request
+    replica: int
+    microbatch: int
+    done: int = 0
+    """Tokens in the cache."""
+    answer: list[int] = field(default_factory=list)
+
+
+class Engine:
+    """Requests in the order of their arrival, and the state of those that run.
+
+    ``step(now)`` says what comes next, None if no request is there; ``finish(step, tokens)`` takes the tokens that
+    followed.  ``ValueError``, before anything runs, for a request that cannot have its pages or its positions.
+    """
+
+    def __init__(
+        self, spec: TransformerSpec, settings: EngineSettings, requests: Sequence[Request] = ()
+    ) -> None:
+        self.spec, self.settings = spec, settings
+        self.kinds = kinds_of(spec)
+        missing = [kind for kind in self.kinds if kind not in settings.pages]
+        if missing:
+            raise ValueError(
+                f"pages must say how many {missing[0]} layers have; it has {', '.join(settings.pages)}"
+            )
+        self.pages = [
+            {kind: Pages(settings.pages[kind]) for kind in self.kinds} for _ in range(settings.replicas)
+        ]
+        self.requests: list[Request] = []
+        self.answers: dict[int, tuple[int, ...]] = {}
+        """By number of a request that is answered, its tokens."""
+        self.running: dict[int, _Running] = {}
+        self._waiting: deque[int] = deque()
+        for request in sorted(requests, key=lambda each: each.arrival_seconds):
+            self.add(request)
+
+    def add(self, request: Request) -> int:
+        """The number of a request that arrives, after all others."""
+        self._check(request)
+        self.requests.append(request)
+        self._waiting.append(len(self.requests) - 1)
+        return len(self.requests) - 1
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every request is answered."""
+        return not (self._waiting or self.running)
+
+    @property
+    def next_arrival_seconds(self) -> float:
+        """When the first request arrives of those that wait; infinity if none does."""
+        return min((self.requests[number].arrival_seconds for number in self._waiting), default=inf)
+
+    def step(self, now: float = inf) -> Step | None:
+        """What is worked on next, of the requests that have arrived by ``now``; None if there is nothing."""
+        self._admit(now)
+        works = [self._work(microbatch) for microbatch in range(self.settings.microbatches)]
+        return tuple(work for work in works if work is not None) or None
+
+    def finish(self, step: Step, tokens: Mapping[int, int]) -> None:
+        """Takes the token that followed each row that samples, by number of its request."""
+        for row in (row for work in step for rows in work.rows for row in rows):
+            each = self.running[row.request]
+            each.done = row.stop
+            if not row.samples:
+                continue
+            each.answer.append(tokens[row.request])
+            is_last = len(each.answer) == each.request.new_tokens or each.answer[-1] in each.request.stop
+            if is_last:
+                self.answers[row.request] = tuple(each.answer)
+                self._leave(each)
+
+    def context(self, request: int) -> Sequence[int]:
+        """All tokens of a running request: its prompt, and what followed."""
+        each = self.running[request]
+        return (*each.request.prompt, *each.answer)
+
+    def table(self, request: int, kind: str) -> tuple[int, ...]:
+        """The pages of a running request in layers of a kind."""
+        return self.pages[self.running[request].replica][kind].of(request)
+
+    # -- who joins -----------------------------------------------------------------------------------------------------
+
+    def _check(self, request: Request) -> None:
+        spec = self.spec
+        if spec.positions == "learned" and request.cached_tokens > spec.sequence:
+            raise ValueError(
+                f"a prompt of {len(request.prompt)} tokens and {request.new_tokens} new ones do not fit the "
+                f"{spec.sequence} positions of the model"
+            )
+        for kind in self.kinds:
+            needed = self.settings.table_pages(spec, kind, request.cached_tokens)
+            if needed > self.settings.pages[kind]:
+                raise ValueError(
+                    f"a prompt of {len(request.prompt)} tokens and {request.new_tokens} new ones need {needed} pages of "
+                    f"{self.settings.page_tokens} tokens, and the cache has {self.settings.pages[kind]}"
+                )
+
+    def _admit(self, now: float) -> None:
+        """Those that wait join, in their order, as long as the first of them can."""
+        while self._waiting:
+            number = self._waiting[0]
+            request = self.requests[number]
+            replica = self._replica_for(request) if request.arrival_seconds <= now else None
+            if replica is None:
+                return
+            self._waiting.popleft()
+            for kind in self.kinds:
+                count = self.settings.table_pages(self.spec, kind, request.cached_tokens)
+                self.pages[replica][kind].take(number, count)
+            self.running[number] = _Running(number, request, replica, self._microbatch_of(replica))
+
+    def _replica_for(self, request: Request) -> int | None:
+        """The replica with the fewest requests of those that can take one more; None if none can."""
+        counts = [0] * self.settings.replicas
+        for each in self.running.values():
+            counts[each.replica] += 1
+        needed = {
+            kind: self.settings.table_pages(self.spec, kind, request.cached_tokens) for kind in self.kinds
+        }
+        able = [
+            replica
+            for replica, pages in enumerate(self.pages)
+            if counts[replica] < self.settings.batch
+            and all(pages[kind].free >= needed[kind] for kind in self.kinds)
+        ]
+        return min(able, key=lambda replica: counts[replica], default=None)
+
+    def _microbatch_of(self, replica: int) -> int:
+        """The microbatch with the fewest requests of a replica."""
+        counts = [0] * self.settings.microbatches
+        for each in self.running.values():
+            if each.replica == replica:
+                counts[each.microbatch] += 1
+        return counts.index(min(counts))
+
+    def _leave(self, each: _Running) -> None:
+        for kind in self.kinds:
+            self.pages[each.replica][kind].give_back(each.number)
+        del self.running[each.number]
+
+    # -- what they do --------------------------------------------------------------------------------------------------
+
+    def _work(self, microbatch: int) -> Work | None:
+        rows = tuple(tuple(self._rows(replica, microbatch)) for replica in range(self.settings.replicas))
+        return Work(rows) if any(rows) else None
+
+    def _rows(self, replica: int, microbatch: int) -> list[Row]:
+        """The next token of every request whose prompt is through, and then prompts, as many tokens as are left."""
+        own = [
+            each for each in self.running.values() if (each.replica, each.microbatch) == (replica, microbatch)
+        ]
+        prompts = [each for each in own if each.done < len(each.request.prompt)]
+        rows = [
+            Row(each.number, each.done, each.done + 1, samples=True) for each in own if each not in prompts
+        ]
+        left = self.settings.chunk - len(rows)
+        for each in prompts:
+            stop = min(len(each.request.prompt), each.done + left)
+            if stop > each.done:
+                rows.append(Row(each.number, each.done, stop, samples=stop == len(each.request.prompt)))
+                left -= stop - each.done
+        return rows
+
+
+def read_and_scored(
+    spec: TransformerSpec, settings: EngineSettings, work: Work, kind: str
+) -> tuple[int, int]:
+    """The places of the cache that a work reads in layers of a kind, whole pages of each sequence, and the scores of a head:
+    the most of a replica."""
+    read = scored = 0
+    for rows in work.rows:
+        pages = sum(settings.table_pages(spec, kind, row.stop) for row in rows)
+        read = max(read, pages * settings.page_tokens)
+        window = spec.window if kind == WINDOW else None
+        scored = max(scored, sum(_scores(row, window) for row in rows))
+    return read, scored
+
+
+def _scores(row: Row, window: int | None) -> int:
+    """The scores of the tokens of a row: each attends to those before it, and to itself."""
+    whole = row.stop * (row.stop + 1) // 2 - row.start * (row.start + 1) // 2
+    if window is None:
+        return whole
+    beyond = max(row.stop - window, 0), max(row.start - window, 0)
+    return whole - (beyond[0] * (beyond[0] + 1) // 2 - beyond[1] * (beyond[1] + 1) // 2)
+
+
+def padded(count: int) -> int:
+    """The number of tokens of a step as it runs: captured graphs are there for 1, 2, 4 and multiples of 8, as in vLLM.
+
+    >>> [padded(n) for n in (1, 3, 5, 8, 9, 17)]
+    [1, 4, 8, 8, 16, 24]
+    """
+    if count <= 8:
+        return 1 << (count - 1).bit_length() if count > 1 else count
+    return -(-count // 8) * 8

@@ -1,0 +1,224 @@
+"""A Transformer on a mesh for inference: its stages, its replicas of attention, and the layouts of each stage's program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from parallelism.arrays import Array
+from parallelism.ir import symbol
+from parallelism.ir.core import Extent, Function
+from parallelism.layouts import Localized, annotate, localize
+from parallelism.mesh import Mesh
+from parallelism.models import TransformerSpec
+from parallelism.models.inference import Part, engine_step, prefill
+from parallelism.models.inference.attention import FULL, WINDOW
+from parallelism.models.inference.programs import kinds_of
+from parallelism.serving.engine import EngineSettings
+from parallelism.sharding import TensorSharding
+from parallelism.transforms import DataParallel, ExpertParallel, Pipeline, Strategy, TensorParallel
+
+TOKENS, PICKED, REPLICAS = "t", "r", "x"
+READ, SCORED, TABLE = "read", "scored", "pages"
+"""The beginnings of the names of symbols, which end with the kind of layers."""
+ALONE = Mesh(one=1)
+_AXES = {"tp": TensorParallel, "dp": DataParallel, "ep": ExpertParallel, "pp": Pipeline}
+"""The transform of each axis of a mesh, where no strategy is given."""
+
+
+def usual_strategy(mesh: Mesh) -> Strategy:
+    """The strategy that the names of the axes of a mesh say.  ``ValueError`` for an axis of another name."""
+    unknown = [axis for axis, size in mesh.shape.items() if size > 1 and axis not in _AXES]
+    if unknown:
+        raise ValueError(
+            f"the axes of a mesh for inference are {', '.join(_AXES)}, got {unknown[0]!r}; strategy= says what others are"
+        )
+    return Strategy(*(_AXES[axis](axis) for axis, size in mesh.shape.items() if size > 1))
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A model under a strategy on a mesh.
+
+    Blocks are dealt evenly to the stages of the axis of a `Pipeline`, the longer parts first.  Tokens of requests are split
+    over the axes of `DataParallel` and `ExpertParallel`: each device along them is a replica of attention, with requests and
+    a cache of its own.  Heads of keys and values that are fewer than the devices of tensor parallelism are copied.
+
+    ``ValueError`` for other transforms, and for a mesh that does not fit.
+    """
+
+    model: TransformerSpec
+    mesh: Mesh
+    strategy: Strategy
+
+    def __post_init__(self) -> None:
+        for transform in self.strategy.transforms:
+            if not isinstance(transform, TensorParallel | DataParallel | ExpertParallel | Pipeline):
+                raise ValueError(f"{transform}: inference is split by tp, dp, ep and pp")
+            axis = transform.axis
+            if axis not in self.mesh.shape:
+                raise ValueError(
+                    f"{transform} needs an axis {axis!r}; the axes of {self.mesh!r} are "
+                    f"{', '.join(map(repr, self.mesh.axes))}"
+                )
+        named = {transform.axis for kind in _AXES.values() for transform in self._of(kind)}
+        idle = [axis for axis, size in self.mesh.shape.items() if size > 1 and axis not in named]
+        if idle:
+            raise ValueError(
+                f"no transform uses the axis {idle[0]!r} of {self.mesh!r}; the strategy is {self.strategy}"
+            )
+        if self.stages > self.model.layers:
+            raise ValueError(f"{self.model.layers} layers cannot be dealt to {self.stages} stages")
+        if self._of(ExpertParallel) and self.model.experts is None:
+            raise ValueError(f"{self._of(ExpertParallel)[0]}: the model has no experts")
+        _ = self.spec
+
+    def _of(self, kind: type[Any]) -> list[Any]:
+        return [transform for transform in self.strategy.transforms if isinstance(transform, kind)]
+
+    @property
+    def pipeline(self) -> str | None:
+        """The axis of the stages; None: there is one stage."""
+        found = self._of(Pipeline)
+        return found[0].axis if found else None
+
+    @property
+    def stages(self) -> int:
+        """The number of stages."""
+        return 1 if self.pipeline is None else self.mesh.shape[self.pipeline]
+
+    @cached_property
+    def replicas(self) -> int:
+        """The number of replicas of attention."""
+        axes = {transform.axis for kind in (DataParallel, ExpertParallel) for transform in self._of(kind)}
+        return prod(self.mesh.shape[axis] for axis in axes)
+
+    @cached_property
+    def inside(self) -> Mesh:
+        """The mesh inside a stage."""
+        shape = {axis: size for axis, size in self.mesh.shape.items() if axis != self.pipeline}
+        return Mesh(**shape) if shape else ALONE
+
+    @cached_property
+    def copies(self) -> int:
+        """How often each head of keys and values is there."""
+        devices = prod(self.mesh.shape[transform.axis] for transform in self._of(TensorParallel))
+        groups, heads = self.model.groups, self.model.heads
+        if self.model.attention is not None or devices <= groups or devices % groups or heads % devices:
+            return 1
+        return devices // groups
+
+    @cached_property
+    def spec(self) -> TransformerSpec:
+        """The model with its heads copied."""
+        return (
+            self.model
+            if self.copies == 1
+            else replace(self.model, key_value_heads=self.model.groups * self.copies)
+        )
+
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """The blocks of each stage."""
+        layers, stages = self.model.layers, self.stages
+        each, more = divmod(layers, stages)
+        cuts = [0]
+        for stage in range(stages):
+            cuts.append(cuts[-1] + each + (stage < more))
+        return tuple(Part(first, last, layers) for first, last in pairwise(cuts))
+
+    def place(self, rank: int) -> tuple[int, int]:
+        """The stage of a rank, and its rank inside the stage."""
+        index = self.mesh.index(rank)
+        stage = 0 if self.pipeline is None else index[self.pipeline]
+        if self.inside == ALONE:
+            return stage, 0
+        return stage, self.inside.rank(**{axis: index[axis] for axis in self.inside.axes})
+
+    def parameters(self, given: Mapping[str, Array]) -> dict[str, Array]:
+        """The parameters of `spec`: those of the model, with heads of keys and values copied."""
+        if self.copies == 1:
+            return dict(given)
+        return {name: self._copied(name, array) for name, array in given.items()}
+
+    def _copied(self, name: str, array: Array) -> Array:
+        model, width = self.model, int(self.model.head_width)
+        short = name.rpartition(".")[2]
+        if short in ("key_norm", "key_norm_bias") and model.query_key_norm == "all_heads":
+            return np.repeat(array.reshape(model.groups, width), self.copies, axis=0).reshape(-1)
+        if short not in ("qkv", "qkv_bias"):
+            return array
+        each = model.heads // model.groups
+        parts = array.reshape(*array.shape[:-1], model.groups, each + 2, width)
+        queries = parts[..., :each, :].reshape(
+            *array.shape[:-1], model.groups * self.copies, each // self.copies, width
+        )
+        others = np.repeat(parts[..., each:, :], self.copies, axis=-3)
+        return np.concatenate([queries, others], axis=-2).reshape(*array.shape[:-1], -1)
+
+    # -- programs ------------------------------------------------------------------------------------------------------
+
+    def function(self, stage: int, settings: EngineSettings, cache_dtype: Any = None) -> Function:
+        """The program of a stage for an engine, laid out, with symbols for what differs from step to step."""
+        part = self.parts[stage]
+        kinds = kinds_of(self.spec)
+        tables: dict[str, Extent] = {FULL: symbol(TABLE), WINDOW: settings.ring_pages(self.spec)}
+        step = engine_step(
+            self.spec,
+            symbol(TOKENS),
+            pages={kind: (settings.pages[kind], tables[kind]) for kind in kinds},
+            page_tokens=settings.page_tokens,
+            read={kind: symbol(f"{READ}_{kind}") for kind in kinds},
+            scored={kind: symbol(f"{SCORED}_{kind}") for kind in kinds},
+            picked=symbol(PICKED),
+            replicas=self.replicas,
+            cache_dtype=cache_dtype,
+            part=part,
+        )
+        return self._as_in_prefill(self._split(step, part), part)
+
+    def localized(self, stage: int, settings: EngineSettings, cache_dtype: Any = None) -> Localized:
+        """The program of a stage on the mesh inside."""
+        function = self.function(stage, settings, cache_dtype)
+        if not self.parts[stage].ends:  # what a stage sends lies as what the next one gets
+            hidden = next(value for value in function.inputs if value.name in ("tokens", "hidden"))
+            rows = () if hidden.layout is None else hidden.layout.dims[0].axes
+            function = annotate(function, {function.outputs[0]: _rows_over(rows)})
+        return localize(function, self.inside)
+
+    def _split(self, function: Function, part: Part) -> Function:
+        """A program of a stage under the strategy; where a stage has no experts, their axis splits tokens alone."""
+        transforms = [each for each in self.strategy.transforms if not isinstance(each, Pipeline)]
+        experts = self.spec.experts
+        if experts is None or not any(experts.at(layer) for layer in range(part.first, part.last)):
+            transforms = [
+                DataParallel(each.axis) if isinstance(each, ExpertParallel) else each for each in transforms
+            ]
+        if not transforms:
+            return function
+        split: Function = Strategy(*transforms)(function)
+        return split
+
+    def _as_in_prefill(self, function: Function, part: Part) -> Function:
+        """A program with its parameters laid out as in the program of a prompt.
+
+        There products are those of training; here those of latent attention are taken into others, which look like products
+        of experts.
+        """
+        if self.spec.attention is None or not self.strategy.transforms:
+            return function
+        usual = self._split(prefill(self.spec, self.replicas, symbol(TOKENS), part=part), part)
+        return annotate(
+            function, {value.name: value.layout for value in usual.inputs if value.name.startswith("p.")}
+        )
+
+
+def _rows_over(axes: tuple[str, ...]) -> TensorSharding:
+    """The layout of hidden values whose replicas lie on these axes."""
+    return TensorSharding(axes or None, None, None)

@@ -1,0 +1,153 @@
+"""An engine run to its end: on a cluster, on this process alone, or on a simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+import numpy as np
+
+from parallelism import ir
+from parallelism.arrays import Array
+from parallelism.serving.engine import Engine, Step
+from parallelism.serving.served import ServedModel, numbers_of, sampled_rows, step_arrays
+
+RunStep = Callable[[Engine, Step], tuple[Mapping[int, int], float]]
+"""Runs a step: the token that followed each row that samples, by request, and the seconds that it took."""
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What became of a request."""
+
+    arrival_seconds: float
+    first_token_seconds: float
+    """When its first token was there."""
+    last_token_seconds: float
+    tokens: int
+
+    @property
+    def waited_seconds(self) -> float:
+        """From its arrival to its first token."""
+        return self.first_token_seconds - self.arrival_seconds
+
+    @property
+    def token_seconds(self) -> float:
+        """The mean time of a token after the first; 0 if there is none."""
+        return (self.last_token_seconds - self.first_token_seconds) / max(self.tokens - 1, 1)
+
+
+@dataclass(frozen=True)
+class Served:
+    """A workload that was served."""
+
+    requests: tuple[Answered, ...]
+    seconds: float
+    steps: int
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens of answers, by the seconds from the start to the last of them."""
+        return sum(each.tokens for each in self.requests) / self.seconds if self.seconds else inf
+
+
+def run_engine(
+    engine: Engine, run: RunStep, told: Callable[[Engine, Step, float], object] | None = None
+) -> Served:
+    """Steps until every request is answered.  Where no request is there, the clock goes on to the next arrival."""
+    now, steps = 0.0, 0
+    first: dict[int, float] = {}
+    last: dict[int, float] = {}
+    while not engine.is_done:
+        step = engine.step(now)
+        if step is None:
+            now = max(now, engine.next_arrival_seconds)
+            continue
+        tokens, seconds = run(engine, step)
+        now, steps = now + seconds, steps + 1
+        for request in tokens:
+            first.setdefault(request, now)
+            last[request] = now
+        if told is not None:
+            told(engine, step, now)
+        engine.finish(step, tokens)
+    answered = tuple(
+        Answered(request.arrival_seconds, first[number], last[number], len(engine.answers[number]))
+        for number, request in enumerate(engine.requests)
+    )
+    return Served(answered, now, steps)
+
+
+def chosen(engine: Engine, step: Step, logits: list[Array]) -> dict[int, int]:
+    """The token that follows each row that samples, by request."""
+    tokens = {}
+    for work, scores in zip(step, logits, strict=True):
+        for replica, place, request in sampled_rows(work):
+            number = len(engine.running[request].answer)
+            sampling = engine.requests[request].sampling
+            tokens[request] = sampling.token(scores[replica, place], request, number)
+    return tokens
+
+
+def on_cluster(
+    cluster: Any, served: ServedModel, parameters: Mapping[str, Array], runs: list[Any] | None = None
+) -> RunStep:
+    """Steps run on the devices of a cluster; ``runs`` gets each run."""
+    given: list[Any] = [parameters]
+
+    def run(engine: Engine, step: Step) -> tuple[Mapping[int, int], float]:
+        arrays = step_arrays(served.placement, served.settings, engine, step)
+        result = cluster.run(served, arrays, *given)
+        given.clear()
+        if runs is not None:
+            runs.append(result)
+        return chosen(engine, step, result.result), result.trace.makespan_seconds
+
+    return run
+
+
+def on_this_process(served: ServedModel, parameters: Mapping[str, Array]) -> RunStep:
+    """Steps run by NumPy in this process, for a model on one device."""
+    if served.mesh.size != 1:
+        raise ValueError(f"{served.name} is placed on {served.mesh!r}; this process is one device")
+    function = served.stages[0].program(0)
+    cache: list[Array] = []
+
+    def run(engine: Engine, step: Step) -> tuple[Mapping[int, int], float]:
+        logits = []
+        for numbers, arrays in step_arrays(served.placement, served.settings, engine, step):
+            program = function.specialize(**{name: numbers[name] for name in function.symbols})
+            given = {
+                f"p.{name}": array for name, array in served.placement.parameters(parameters).items()
+            } | arrays
+            types = {value.name: value.type for value in program.inputs}
+            names = [name for name in types if name.startswith("cache.")]
+            if not cache:
+                cache.extend(
+                    np.zeros([int(n) for n in types[name].shape], types[name].dtype) for name in names
+                )
+            given |= dict(zip(names, cache, strict=True))
+            out, *cache[:] = ir.interpret(program, [given[name] for name in types]).outputs
+            logits.append(out)
+        return chosen(engine, step, logits), 0.0
+
+    return run
+
+
+def on_simulator(served: ServedModel, hardware: Any) -> RunStep:
+    """Steps simulated on a hardware.  Every answer has all its tokens, which are 0."""
+    from parallelism.simulation import simulate
+
+    known: dict[Any, float] = {}
+
+    def run(engine: Engine, step: Step) -> tuple[Mapping[int, int], float]:
+        numbers = [numbers_of(served.placement, served.settings, work) for work in step]
+        simulated = served.simulated(numbers)
+        if simulated.numbers not in known:
+            known[simulated.numbers] = simulate(simulated, hardware).makespan_seconds
+        tokens = {request: 0 for work in step for _, _, request in sampled_rows(work)}
+        return tokens, known[simulated.numbers]
+
+    return run
