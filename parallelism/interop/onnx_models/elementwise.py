@@ -193,7 +193,8 @@ def _clip(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
 @meaning("Cast", "CastLike")
 def _cast(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     wanted = dtype_of(node.get("to", 0)) if node.kind == "Cast" else x[1].dtype
-    wanted = np.dtype(np.int64) if wanted == object else wanted  # extents with symbols
+    if not isinstance(wanted, str) and wanted.kind == "O":  # extents with symbols
+        wanted = np.dtype(np.int64)
     if isinstance(wanted, str):
         raise node.unsupported(f"{wanted} is not supported")
     if x[0].dtype == object:

@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("onnxscript")
+if find_spec("torch") is None or find_spec("onnxscript") is None:
+    pytest.skip("they need torch and onnxscript", allow_module_level=True)
 
-import torch_models  # noqa: E402
-from numpy.testing import assert_allclose  # noqa: E402
-from torch_models import GPT, MODELS, of_tokens, some  # noqa: E402
+from numpy.testing import assert_allclose
 
-from parallelism import ir  # noqa: E402
-from parallelism.interop import UnsupportedError, from_torch  # noqa: E402
+from parallelism import ir
+from parallelism.interop import UnsupportedError, from_torch
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # importing torch alone takes seconds
+MODELS = (
+    "a tied GPT, some targets ignored", "label smoothing, some targets ignored", "a perceptron with a loss that is a module",
+    "experts", "an LSTM in both directions", "a diffusion U-Net", "speech with a decoder", "a vision transformer", "a Llama",
+    "a residual network", "nn.TransformerEncoder", "a GRU", "chances of two classes", "chances as targets",
+    "a negative log likelihood", "a loss of places")
+
+
+@pytest.fixture(scope="module")
+def torch():
+    return pytest.importorskip("torch")
+
+
+@pytest.fixture(scope="module")
+def models(torch):
+    return pytest.importorskip("torch_models")
 
 
 def outputs_of(program, weights, examples):
@@ -22,11 +39,10 @@ def outputs_of(program, weights, examples):
     return ir.interpret(program, {**weights, **given}).outputs
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
-def test_a_module_and_its_loss(name):
+def test_a_module_and_its_loss(torch, models, name):
     torch.manual_seed(0)
-    module, examples, loss = MODELS[name]()
+    module, examples, loss = models.MODELS[name]()
     module.train()
     program, weights = from_torch(module, *examples, loss=loss)
     assert all(each.training for each in module.modules())
@@ -44,7 +60,7 @@ def test_a_module_and_its_loss(name):
         assert f"p.{each}" not in weights or np.shares_memory(weights[f"p.{each}"], parameter.detach().numpy())
 
 
-def test_shapes_with_symbols_names_lines_and_regions():
+def test_shapes_with_symbols_names_lines_and_regions(torch):
     torch.manual_seed(0)
     rows, = ir.symbols("rows")
     module = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.GELU())
@@ -57,23 +73,22 @@ def test_shapes_with_symbols_names_lines_and_regions():
     assert_allclose(outputs_of(program, weights, [x])[0], module(x).detach().numpy(), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow
-def test_dims_that_are_said_to_be_dynamic():
+def test_dims_that_are_said_to_be_dynamic(torch, models):
     torch.manual_seed(0)
-    module = torch_models.Experts()
+    module = models.Experts()
     for dynamic in ({"x": {0: "n"}}, [{0: "n"}]):
         program, _ = from_torch(module, torch.randn(1, 12), dynamic=dynamic)
         assert program.symbols == {"n"}
-    gpt, ids = GPT(23, 6, 8, 2, 1), some(23, 1, 4)
+    gpt, ids = models.GPT(23, 6, 8, 2, 1), models.some(23, 1, 4)
     program, weights = from_torch(gpt, ids, dynamic={"ids": {0: "B", 1: "time"}})
     assert program.symbols == {"B", "time"}
     assert_allclose(outputs_of(program, weights, [ids])[0], gpt(ids).detach().numpy(), rtol=1e-4, atol=1e-6)
 
 
-def test_what_cannot_be_is_refused_with_its_reason():
+def test_what_cannot_be_is_refused_with_its_reason(torch, models):
     linear = torch.nn.Linear(5, 7)
     with pytest.raises(TypeError, match=r"takes a torch\.nn\.Module, got function"):
-        from_torch(of_tokens, torch.ones(2, 5))
+        from_torch(models.of_tokens, torch.ones(2, 5))
     with pytest.raises(ValueError, match="needs the arguments of the module"):
         from_torch(linear)
     with pytest.raises(TypeError, match=r"input must be a tensor or an ir\.TensorType, got list"):
@@ -83,11 +98,10 @@ def test_what_cannot_be_is_refused_with_its_reason():
     with pytest.raises(ValueError, match=r"input of shape \[2, 5\] has no dim 2"):
         from_torch(linear, torch.ones(2, 5), dynamic=[{2: "B"}])
     with pytest.raises(ValueError, match="loss takes 1 values beside the result, and there are 1 examples"):
-        from_torch(linear, torch.ones(2, 5), loss=of_tokens)
+        from_torch(linear, torch.ones(2, 5), loss=models.of_tokens)
 
 
-@pytest.mark.slow
-def test_a_refusal_names_the_line_of_the_module():
+def test_a_refusal_names_the_line_of_the_module(torch):
     class Determinant(torch.nn.Module):
         def forward(self, x):
             return torch.linalg.det(x)  # this line
