@@ -29,6 +29,7 @@ class Place(NamedTuple):
     hardware: Hardware | str
     devices: int | None
     """None: all of the hardware."""
+    batch: int
 
     @property
     def name(self) -> str:
@@ -41,7 +42,7 @@ def find_budget(
     budget: Budget,
     *,
     hardware: Sequence[Hardware | str],
-    batch: int,
+    batch: int | Sequence[int],
     devices: Sequence[int | None] = (None,),
     row_tokens: int | None = None,
     describe: Describe | None = None,
@@ -52,7 +53,8 @@ def find_budget(
 ) -> Sweep:
     """The best plan of ``model`` on each ``hardware`` with each number of ``devices``, and what a run by it takes.
 
-    Model, hardware, batch and ``options`` are as for `find_plan`: each cell has the best plan of that search.
+    Model, hardware and ``options`` are as for `find_plan`: each cell has the best plan of that search.  ``batch`` may be
+    several numbers of rows: cells then differ in them, too, and so does what is trained, not only how fast.
     ``row_tokens`` are those of a row of the batch; a `TransformerSpec` knows them.  ``describe`` makes the fields of a
     plan that a cell keeps, from `described` on; ``check`` raises ``ValueError`` for hardware that cannot be.  The cells
     are searched at the same time, on as many cores as there are, and ``took`` gets each as soon as it is known, also
@@ -61,8 +63,9 @@ def find_budget(
     A cell in which no plan is possible, or none fits, has the reason.  ``ValueError`` where all cells have one and the
     same, which is no matter of memory: then the question is wrong.
     """
-    tokens = _row_tokens(model, row_tokens) * batch
-    places = [Place(each, count) for each in hardware for count in devices]
+    tokens = _row_tokens(model, row_tokens)
+    batches = [batch] if isinstance(batch, int) else list(batch)
+    places = [Place(each, count, rows) for each in hardware for count in devices for rows in batches]
     told = told or (lambda what, done, count: None)
     show, done = describe or described, [0]
 
@@ -74,12 +77,11 @@ def find_budget(
         searched = f"{done[0]} of {len(places)} searched; {place.devices or 'all'} of {place.name}"
         arguments = dict(options) | {
             "model": model,
-            "batch": batch,
+            "batch": place.batch,
             "progress": lambda what, done, count: told(f"{searched}: {what}", done, count),
         }
-        return _cell(
-            Cell(budget, place.name, place.devices, batch, tokens, None), place, arguments, check, show
-        )
+        cell = Cell(budget, place.name, place.devices, place.batch, tokens * place.batch, None)
+        return _cell(cell, place, arguments, check, show)
 
     cells = side_by_side([partial(at, place) for place in places], took=take)
     refused = {cell.reason if cell.is_refused else "" for cell in cells}

@@ -16,7 +16,7 @@ HOURS = 24
 """Of a day."""
 FIELDS = (
     *("hardware", "devices", "batch", "seconds", "days", "tokens_per_second", "mfu", "device_hours", "cost"),
-    *("energy_kwh", "carbon_kg", "goodput", "plan", "reason", "failures"),
+    *("energy_kwh", "carbon_kg", "goodput", "plan", "reason", "failures", "hint"),
 )
 """What the JSON of a cell has."""
 
@@ -109,6 +109,20 @@ class Cell:
         """The kilograms of CO2 of this energy."""
         grams = self.budget.carbon_grams_per_kwh
         return None if grams is None or self.energy_kwh is None else grams * self.energy_kwh / 1000
+
+    @property
+    def hint(self) -> str | None:
+        """The next batch that the devices divide, if no split into pipelines and replicas is likely to divide this one.
+
+        That is where an odd factor of the devices does not divide the batch.
+        """
+        if self.devices is None:
+            return None
+        odd = self.devices // (self.devices & -self.devices)
+        if self.batch % odd == 0:
+            return None
+        fits = -(-self.batch // self.devices) * self.devices
+        return f"{self.devices} devices do not divide a batch of {self.batch}; they divide {fits}"
 
     @property
     def meets(self) -> bool:

@@ -24,13 +24,16 @@ _COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
     "goodput": ("goodput", "{:.1%}".format),
 }
 """The head of a column, and how its numbers are written, by the name of a figure."""
+ANOTHER_BATCH = (
+    "another batch changes what is trained, not only how fast: its rates of learning and the number of steps"
+)
 _ALWAYS = ("seconds", "tokens_per_second", "mfu", "days", "device_hours")
 
 
 def lines(sweep: Sweep) -> list[str]:
     """The table: a line for each cell, under its hardware; then the plans, and what is best."""
     shown = [name for name in _COLUMNS if name in _ALWAYS or _is_told(sweep, name)]
-    several = len({cell.batch for cell in sweep.cells}) > 1
+    several = _has_batches(sweep)
     head = ["", "devices", *(["batch"] if several else []), *(_COLUMNS[name][0] for name in shown)]
     rows = [head, *(_row(sweep, cell, shown, several) for cell in sweep.cells)]
     first, *others = in_columns(rows, 0, gap=" " if sum(map(len, head)) > WIDTH - 24 else "  ")
@@ -41,6 +44,11 @@ def lines(sweep: Sweep) -> list[str]:
             before = cell.hardware
         found += [row] if cell.plan is not None else _reason(row, cell)
     return [*found, *_legend(sweep), "", *_plans(sweep), *_failures(sweep), *_verdict(sweep)]
+
+
+def _has_batches(sweep: Sweep) -> bool:
+    """Whether cells differ in their batches."""
+    return len({cell.batch for cell in sweep.cells}) > 1
 
 
 def _is_told(sweep: Sweep, name: str) -> bool:
@@ -70,7 +78,11 @@ def _reason(row: str, cell: Cell) -> list[str]:
 
 
 def _legend(sweep: Sweep) -> list[str]:
-    return [] if sweep.budget.days is None else [f"(* in {sweep.budget.days:g} days)"]
+    found = [] if sweep.budget.days is None else [f"(* in {sweep.budget.days:g} days)"]
+    if _has_batches(sweep):
+        found += wrap(f"({ANOTHER_BATCH})", WIDTH)
+    hints = dict.fromkeys(cell.hint for cell in sweep.cells if cell.hint is not None)
+    return found + [line for hint in hints for line in wrap(f"({hint})", WIDTH)]
 
 
 def _plans(sweep: Sweep) -> list[str]:
@@ -78,7 +90,12 @@ def _plans(sweep: Sweep) -> list[str]:
     with_plans = [cell for cell in sweep.cells if cell.plan is not None]
     if not with_plans:
         return []
-    starts = in_columns([(fit(cell.hardware, 40), str(cell.devices)) for cell in with_plans], 1)
+    several = _has_batches(sweep)
+    names = [
+        (fit(cell.hardware, 40), str(cell.devices), *([str(cell.batch)] if several else []))
+        for cell in with_plans
+    ]
+    starts = in_columns(names, 1)
     found = ["the best plans:"]
     for start, cell in zip(starts, with_plans, strict=True):
         found += wrap(
@@ -132,4 +149,4 @@ def described(cell: Cell) -> str:
     """A cell in words: ``64 devices of dgx-h100, 31.2 days, at a cost of 120 k``."""
     cost = "" if cell.cost is None else f", at a cost of {count(cell.cost)}"
     days = "" if cell.days is None else f", {measured(cell.days)} days"
-    return f"{cell.devices} devices of {fit(cell.hardware, 40)}{days}{cost}"
+    return f"{cell.devices} devices of {fit(cell.hardware, 40)} with batches of {cell.batch}{days}{cost}"

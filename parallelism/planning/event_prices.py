@@ -79,7 +79,7 @@ class EventPrices:
         kinds = events.symbolic.kinds
         seconds = np.zeros(len(kinds))
         number = [self._kinds.setdefault(kinds[event], len(self._kinds)) for event in wanted.tolist()]
-        plain = np.ascontiguousarray(np.column_stack([number, events.numbers[wanted].astype(np.float64)]))
+        plain = np.ascontiguousarray(np.column_stack([number, events.numbers(wanted).astype(np.float64)]))
         keys = plain.view(f"V{plain.shape[1] * plain.itemsize}").ravel().tolist()
         unknown = {key: each for each, key in enumerate(keys) if key not in self._computes}
         if unknown:

@@ -27,7 +27,7 @@ from vcluster.cli.serving.cache_words import CACHE, cache_of
 from vcluster.cli.sliced import tell_slicings
 from vcluster.cli.sweeps.question import Search, in_precision, model_and_batch, optimizer_and_flags, question
 from vcluster.cli.sweeps.swept import swept
-from vcluster.cli.sweeps.words import ARGUMENTS as SWEEP, take_apart
+from vcluster.cli.sweeps.words import ARGUMENTS as SWEEP, batches_in, take_apart
 from vcluster.runs.verified import verified
 
 HINTS = {f"--{name}": f"--fix {name}=" for name in (*SETTINGS, *SHORTHANDS)}
@@ -127,11 +127,13 @@ def planned(program: str, words: Sequence[str]) -> int:
 def _arguments(program: str, words: Sequence[str], *, loads: bool) -> argparse.Namespace:
     """The words, checked as far as no search is needed.  `WrongWords`."""
     parser = _parser(program)
+    words, batches = batches_in(words)
     arguments = parser.parse(words)
     if loads:
         _check_loads(parser, arguments)
     else:
         _check_given(arguments)
+    arguments.batches = batches
     take_apart(arguments)
     for option in ("save", "html"):
         if (path := getattr(arguments, option)) is not None:

@@ -16,7 +16,7 @@ from parallelism.planning import find_plan
 
 SPEC = models.TransformerSpec(layers=2, width=16, heads=2, vocabulary=24, sequence=12)
 FEW: dict[str, Any] = {"schedule": "1f1b", "microbatch": 2, "sp": False, "recompute": "none", "cp": 1, "tp": 1,
-                       "order": "pp dp cp tp", "zero": [0, 1]}
+                       "order": "pp dp cp tp", "zero": 0}
 
 
 def cell(budget: Budget, seconds: float | None, hardware: str = "dgx-a100", devices: int = 4) -> Cell:
@@ -32,8 +32,8 @@ def test_days_hours_and_cost_are_those_of_the_tokens() -> None:
     assert cell(budget, 0.5, "dgx-h100:2+megatron-h100", 16).cost == 2.5 * 24 * 16 * 3
     assert found.meets and not cell(budget, 1.21).meets and cell(budget, 1.2).meets
     assert cell(budget, None).json() == {
-        "hardware": "dgx-a100", "devices": 4, "batch": 8, "reason": "no plan fits", "carbon_kg": None, "failures": None,
-        **dict.fromkeys(
+        "hardware": "dgx-a100", "devices": 4, "batch": 8, "reason": "no plan fits",
+        "carbon_kg": None, "failures": None, "hint": None, **dict.fromkeys(
             ("seconds", "days", "tokens_per_second", "mfu", "device_hours", "cost", "energy_kwh", "goodput", "plan"))}
     assert replace(found, budget=replace(budget, prices=None)).cost is None
 
@@ -118,6 +118,26 @@ def test_cells_that_cannot_be_have_the_reason_and_a_wrong_question_is_an_error()
     assert found.fastest is None and "dgx-h100:1 has 8 devices" in str(found) and max(map(len, str(found).splitlines())) <= 80
     with pytest.raises(ValueError, match="no setting"):
         find_budget(SPEC, Budget(1e9), hardware=["laptop"], devices=[1, 2], batch=8, nonsense=3)
+
+
+def test_several_batches_are_cells_and_are_said_to_change_the_training() -> None:
+    found = find_budget(SPEC, Budget(1e9), hardware=["dgx-a100"], devices=[1, 2], batch=[4, 8], **FEW)
+    assert [(each.devices, each.batch, each.step_tokens) for each in found.cells] == [
+        (1, 4, 48), (1, 8, 96), (2, 4, 48), (2, 8, 96)]
+    for each in found.cells[:2]:
+        plans = find_plan(SPEC, hardware="dgx-a100", devices=each.devices, batch=each.batch, **FEW)
+        assert each.seconds == best_of(plans).figures.seconds
+    assert "another batch changes what is trained" in str(found) and "  batch  " in str(found)
+    assert max(map(len, str(found).splitlines())) <= 80
+
+
+@pytest.mark.parametrize(("devices", "batch", "hint"), [
+    (96, 256, "96 devices do not divide a batch of 256; they divide 288"), (96, 288, None), (96, 300, None),
+    (64, 100, None), (1, 7, None), (6, 8, "6 devices do not divide a batch of 8; they divide 12"), (None, 8, None)])
+def test_devices_that_divide_a_batch_badly_have_a_hint(devices: int | None, batch: int, hint: str | None) -> None:
+    found = Cell(Budget(1e9), "dgx-a100", devices, batch, 12 * batch, None, "no plan is possible")
+    assert found.hint == hint == found.json()["hint"]
+    assert (hint is None) == ("do not divide" not in " ".join(str(Sweep(Budget(1e9), (found,))).split()))
 
 
 def test_a_program_needs_the_tokens_of_a_row() -> None:

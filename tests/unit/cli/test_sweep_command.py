@@ -15,10 +15,10 @@ from vcluster.cli.sweeps import swept
 
 SMALL, ON = map(str.split, (
     "gpt --num-layers 2 --hidden-size 16 --num-attention-heads 2 --seq-length 8 --vocab-size 100 --fix schedule=1f1b "
-    "--fix microbatch=2 --fix sp=0 --fix recompute=none --fix cp=1 --fix tp=1 --fix zero=0,1 --global-batch-size 8",
+    "--fix microbatch=2 --fix sp=0 --fix recompute=none --fix cp=1 --fix tp=1 --fix zero=0 --global-batch-size 8",
     "--hardware dgx-a100,dgx-h100 --devices 2,4"))
 CELL = ["hardware", "devices", "batch", "seconds", "days", "tokens_per_second", "mfu", "device_hours", "cost",
-        "energy_kwh", "carbon_kg", "goodput", "plan", "reason", "failures"]
+        "energy_kwh", "carbon_kg", "goodput", "plan", "reason", "failures", "hint"]
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -69,6 +69,16 @@ def test_failures_and_carbon_are_told_where_they_are_asked_for(capsys: pytest.Ca
         assert each["carbon_kg"] == pytest.approx(0.35 * each["energy_kwh"]) and each["energy_kwh"] > 0
         assert each["failures"]["interruptions"] == pytest.approx(each["days"] * 24 * each["devices"] / 100)
         assert each["failures"]["checkpoint_seconds"] == each["failures"]["checkpoint_bytes"] / 1e6
+
+
+def test_a_range_of_batches_is_swept(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [word for word in SMALL if word != "8"][:-1] + ["--hardware", "dgx-a100", "--devices", "2", "--tokens", "1B"]
+    words[words.index("--seq-length") + 1:words.index("--vocab-size")] = ["8"]
+    for given in (["--global-batch-size", "4:12"], ["--global-batch-size=4:12"]):
+        status, out, err = said(capsys, "plan", *words, *given, "--json")
+        assert (status, err) == (0, "") and [each["batch"] for each in json.loads(out)["sweep"]] == [4, 8, 12]
+    out = said(capsys, "plan", *words, "--global-batch-size", "4:8")[1]
+    assert "4 to 8 sequences a step" in out and "another batch changes what is trained" in out
 
 
 def test_where_nothing_meets_the_days_the_nearest_is_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,7 +143,7 @@ WRONG = {
     "--storage": ["10GB/s", "0GB/s", "-1GB/s", "10GB", "10", "nan", "10XB/s", "", "--"],
     "--restart": ["10min", "0s", "-3min", "10", "soon", "", "--"],
     "--row-tokens": ["0", "-1", "8.5", "many", "5", ""],
-    "--global-batch-size": ["0", "-8", "8.5", "nan", ""],
+    "--global-batch-size": ["0", "-8", "8.5", "nan", "", "8:", ":8", "8:4", "0:8", "8:16:32", "a:b", "-8:8", "8:8.5", ":"],
     "--memory": ["0", "-1GB", "80", "lots"],
     "--fix": ["tp", "tp=", "nothing=2", "tp=-1"],
     "--token": ["1T"], "--day": ["30"], "--prices": ["2"], "--row-token": ["2"],
@@ -151,7 +161,7 @@ def test_wrong_words_of_a_sweep_are_one_line(flag: str, capsys: pytest.CaptureFi
 
 @pytest.mark.parametrize("words", [
     "--days 3", "--price 2", "--carbon 400", "--mtbf 5h", "--storage 1GB/s", "--restart 3min",
-    "--row-tokens 8", "--devices 2,4", "--hardware dgx-a100,dgx-h100",
+    "--row-tokens 8", "--global-batch-size 4:8", "--devices 2,4", "--hardware dgx-a100,dgx-h100",
     "--tokens 1B --why-not tp=2", "--tokens 1B --save x.json", "--tokens 1B --load x.json", "--tokens 1B --verify",
     "--tokens 1B --again", "--tokens 1B --auto", "--tokens 1B --slices 2", "--load x.json --days 3"])
 def test_words_that_do_not_go_together_are_refused(words: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -47,7 +47,7 @@ def swept(program: str, arguments: argparse.Namespace) -> int:
     elif cells:
         print(_text(sweep, search, perf_counter() - began))
     if interrupted:
-        asked = len(arguments.hardware) * len(arguments.devices)
+        asked = len(arguments.hardware) * len(arguments.devices) * max(len(arguments.batches), 1)
         print(f"{program}: stopped after {len(cells)} of {asked} searches", file=sys.stderr)
         return STOPPED
     if not sweep.meets:
@@ -63,7 +63,7 @@ def _search(search: Search, budget: Budget, arguments: argparse.Namespace, cells
                 search.model,
                 budget,
                 hardware=arguments.hardware,
-                batch=search.batch,
+                batch=arguments.batches or search.batch,
                 devices=arguments.devices,
                 row_tokens=arguments.row_tokens,
                 describe=partial(_described, search.asked),
@@ -95,10 +95,12 @@ def _described(asked: Asked, plan: Plan) -> dict[str, Any]:
 def _text(sweep: Sweep, search: Search, elapsed_seconds: float) -> str:
     asked, budget = search.asked, sweep.budget
     days = "" if budget.days is None else f" in {budget.days:g} days"
+    batches = sorted({cell.batch for cell in sweep.cells})
+    batch = " to ".join(map(str, dict.fromkeys((batches[0], batches[-1]))))
     rows = "sequences" if isinstance(search.model, TransformerSpec) else "rows"
     heading = (
         f"{asked.name}, {count(asked.parameters)} parameters: {count(budget.tokens)} tokens{days}, "
-        f"{search.batch} {rows} a step"
+        f"{batch} {rows} a step"
     )
     return "\n".join([heading, "", str(sweep), "", f"{len(sweep.cells)} searches in {elapsed_seconds:.1f} s"])
 

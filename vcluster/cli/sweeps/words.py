@@ -106,6 +106,43 @@ REFUSED = ("why_not", "save", "load", "verify", "again", "auto", "slices", "html
 """The fields of what is told of a single search."""
 
 
+BATCH = "--global-batch-size"
+
+
+def batches_in(words: Sequence[str]) -> tuple[list[str], tuple[int, ...]]:
+    """The words with the first batch of a range, as 1024:4096, in its place; and the batches of the range, doubling.
+
+    There are none if no range is given.  `WrongWords` for a range that cannot be.
+    """
+    found, batches = list(words), tuple[int, ...]()
+    for place, word in enumerate(found):
+        flag, equals, value = word.partition("=")
+        if flag != BATCH:
+            continue
+        at, text = (
+            (place, value) if equals else (place + 1, found[place + 1] if place + 1 < len(found) else "")
+        )
+        if ":" in text:
+            batches = _doubled(text)
+            found[at] = f"{BATCH}={batches[0]}" if equals else str(batches[0])
+    return found, batches
+
+
+def _doubled(text: str) -> tuple[int, ...]:
+    """The numbers from the first of a range to its last, each twice the one before."""
+    first, _, last = text.partition(":")
+    if not (_is_count(first) and _is_count(last) and 0 < int(first) <= int(last)):
+        raise WrongWords(f"{BATCH} needs one number, or a range as 1024:4096; got {shown(text)}")
+    found = [int(first)]
+    while 2 * found[-1] <= int(last):
+        found.append(2 * found[-1])
+    return tuple(dict.fromkeys((*found, int(last))))
+
+
+def _is_count(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) < 10
+
+
 def take_apart(arguments: argparse.Namespace) -> None:
     """Makes lists of the hardware and the devices of a sweep, and single values without ``--tokens``."""
     hardware, devices = arguments.hardware, arguments.devices
@@ -115,9 +152,12 @@ def take_apart(arguments: argparse.Namespace) -> None:
                 raise WrongWords(
                     f"--{name.replace('_', '-')} is for a budget; give --tokens, too, as --tokens 1T"
                 )
-        several = (
-            "--devices" if devices and len(devices) > 1 else "--hardware" if _has_several(hardware) else ""
-        )
+        given = {
+            "--devices": bool(devices and len(devices) > 1),
+            "--hardware": _has_several(hardware),
+            BATCH: bool(arguments.batches),
+        }
+        several = next((flag for flag, there_are in given.items() if there_are), "")
         if several:
             raise WrongWords(f"several {several} are a sweep; give --tokens, too, as --tokens 1T")
         arguments.devices = devices[0] if devices else None
@@ -127,7 +167,7 @@ def take_apart(arguments: argparse.Namespace) -> None:
             raise WrongWords(f"--{name.replace('_', '-')} is for a single search; leave it out with --tokens")
     arguments.hardware = _once("--hardware", [each.strip() for each in (hardware or "").split(",")])
     arguments.devices = _once("--devices", devices or (None,))
-    if len(arguments.hardware) * len(arguments.devices) > MOST_CELLS:
+    if len(arguments.hardware) * len(arguments.devices) * max(len(arguments.batches), 1) > MOST_CELLS:
         raise WrongWords(f"a sweep has at most {MOST_CELLS} searches")
 
 
