@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -65,12 +65,14 @@ def decision_of(matching: Matching, place: Place, ranks: Sequence[int]) -> Decis
         starts = dict.fromkeys(present, -1)
     at = dict(starts)
     while True:
-        following = {rank: _alike(records, rank, at[rank] + 1) for rank in present}
+        following = {rank: _alike(records, rank, at[rank] + 1, present) for rank in present}
         if len(set(following.values())) != 1 or None in following.values():
             break
         at = {rank: place + 1 for rank, place in at.items()}
     last = _told(records, at)
-    calls = {rank: _next_call(records, rank, at[rank] + 1) for rank in present}
+    calls = {rank: _next_call(records, rank, at[rank] + 1, records.text) for rank in present}
+    if len(set(calls.values())) == 1:  # the same in different groups
+        calls = {rank: _next_call(records, rank, at[rank] + 1, records.text_with_group) for rank in present}
     return Decision(last, calls if len(set(calls.values())) > 1 else {}, at)
 
 
@@ -115,12 +117,15 @@ def _at_one_line(matching: Matching, group: int, numbers: Ints, ranks: Sequence[
     return last or {}
 
 
-def _alike(records: Records, rank: int, at: int) -> Alike:
+def _alike(records: Records, rank: int, at: int, ranks: Sequence[int]) -> Alike:
+    """What is the same of a call that ``ranks`` make alike: its group, or if that has not all of them, the group's role."""
     record = records.ranks[rank]
     if at >= len(record):
         return None
-    group = records.groups[record.group[at]]
-    return records.form(rank, at).text, group.description, records.site(rank, at).location
+    group = int(record.group[at])
+    shared = {*records.members(group)}.issuperset(ranks)
+    role = f"group {group}" if shared else records.groups[group].description
+    return records.form(rank, at).text, role, records.site(rank, at).location
 
 
 def _told(records: Records, places: Mapping[int, int]) -> str:
@@ -134,7 +139,7 @@ def _told(records: Records, places: Mapping[int, int]) -> str:
     record = records.ranks[first]
     number = int(record.sequence[places[first]])
     group = records.groups[record.group[places[first]]]
-    which = f", number {number} of group {group.description or group.name}" if number >= 0 else ""
+    which = f", number {number} of group {group}" if number >= 0 else ""
     by_site = keys_by_value(texts)
     sites = (
         next(iter(by_site))
@@ -146,11 +151,11 @@ def _told(records: Records, places: Mapping[int, int]) -> str:
     return f"{records.text(first, places[first])}{' ' * (len(by_site) > 1)}{sites}{which}"
 
 
-def _next_call(records: Records, rank: int, at: int) -> str:
+def _next_call(records: Records, rank: int, at: int, text: Callable[[int, int], str]) -> str:
     record = records.ranks[rank]
     if at >= len(record):
         return {
             "returned": "called nothing more, and returned",
             "raised": f"called nothing more, and raised {record.raised}",
         }.get(record.outcome, "called nothing more")
-    return f"called {records.text(rank, at)}{records.site(rank, at)}"
+    return f"called {text(rank, at)}{records.site(rank, at)}"

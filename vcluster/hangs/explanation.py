@@ -167,14 +167,17 @@ def _described(matching: Matching, wait: Wait) -> Stuck:
     """A wait as the errors of runs describe it."""
     records, (rank, at) = matching.records, wait.place
     record = records.ranks[rank]
-    text = records.text(rank, at)
     form = records.form(rank, at)
     lane: tuple[object, ...] = ("group", int(record.group[at]))
     if form.is_message:
         lane = (form.name, wait.missing[0], int(record.tag[at]))
-    elif not record.outcome and len(records.members(int(record.group[at]))) < len(records.ranks):
-        text += f" of {ranks_in_words(sorted(records.members(int(record.group[at]))))}"
-    return Stuck(rank, text, records.site(rank, at).location or "an unknown line", lane, wait.missing)
+    return Stuck(
+        rank,
+        records.text_with_group(rank, at),
+        records.site(rank, at).location or "an unknown line",
+        lane,
+        wait.missing,
+    )
 
 
 def _absent(matching: Matching) -> Explanation | None:
@@ -259,7 +262,6 @@ def _table(matching: Matching, group: int) -> tuple[str, ...]:
         )
     if not rows or most < 0:
         return ()
-    described = records.groups[group].description or records.groups[group].name
     folded = [f"  {ranks_in_words(sorted(ranks))} {text}" for text, ranks in keys_by_value(rows).items()]
     more = [f"  {len(folded) - MOST_ROWS} more"] * (len(folded) > MOST_ROWS)
-    return (f"how far the ranks of group {described} are:", *folded[:MOST_ROWS], *more)
+    return (f"how far the ranks of group {records.groups[group]} are:", *folded[:MOST_ROWS], *more)

@@ -87,5 +87,4 @@ def _lanes(explanation: Explanation) -> dict[str, Any]:
 
 
 def _text(records: Records, record: RankRecord, at: int) -> str:
-    group = records.groups[int(record.group[at])]
-    return f"{records.text(record.rank, at)} in group {group.description or group.name}"
+    return f"{records.text(record.rank, at)} in group {records.groups[int(record.group[at])]}"

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from parallelism.operation import ranks_in_words
 from vcluster.hangs.calls import CallForm, Site
 from vcluster.hangs.files import DumpError, FileDump, FileEntry, OnePath, dumps_in
 
@@ -31,6 +32,9 @@ class Group(NamedTuple):
     description: str
     ranks: tuple[int, ...]
     """Global ranks in group order; empty if the dumps do not say."""
+
+    def __str__(self) -> str:
+        return self.name if self.description in ("", "undefined") else self.description
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,6 +121,14 @@ class Records:
         if not form.is_message:
             return form.text
         return form.text.replace("{peer}", str(self.peer(rank, int(record.group[at]), form.peer)))
+
+    def text_with_group(self, rank: int, at: int) -> str:
+        """A call as errors show it, with its group if that is not of all ranks."""
+        text = self.text(rank, at)
+        members = self.members(int(self.ranks[rank].group[at]))
+        if self.is_own or self.form(rank, at).is_message or len(members) >= len(self.ranks):
+            return text
+        return f"{text} of {ranks_in_words(sorted(members))}"
 
     def site(self, rank: int, at: int) -> Site:
         """Where a call was made."""
