@@ -8,8 +8,11 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from itertools import pairwise
+from math import inf
 from select import poll
 from time import perf_counter
 from typing import Any, TypeVar
@@ -20,12 +23,21 @@ MOST_COPIES = 7
 """So many copies of this process are made at most."""
 PATIENCE, PATIENCE_SECONDS = 4, 10.0
 """A copy may take so many times as long as this process for its own share, and so many seconds more."""
+HEAD = 8
+"""The bytes of the length of a result."""
 UNSAFE = "jax", "mpi4py.MPI", "torch"
 """Libraries with threads or connections of their own: a process that has loaded one of them is not copied."""
 
 
+_ALONE: ContextVar[bool] = ContextVar("_ALONE", default=False)
+"""Whether the cores are taken by works that are done side by side: further works are then done one by one."""
+
+
 def side_by_side(
-    works: Sequence[Callable[[], Result]], *, told: Callable[[int, int], object] | None = None
+    works: Sequence[Callable[[], Result]],
+    *,
+    told: Callable[[int, int], object] | None = None,
+    took: Callable[[int, Result], object] | None = None,
 ) -> list[Result]:
     """The results of all ``works``, in order.
 
@@ -34,30 +46,99 @@ def side_by_side(
     because it fails, dies or takes too long, are done here afterwards, so that errors are those of a process alone.
     ``told(done, all)`` is called here before each work.
 
-    Without copies, all works are done here: on one core, outside of Linux, beside threads that are no daemons, and
-    where a library of `UNSAFE` is loaded.
+    For works of minutes there is ``took(place, result)``, called here for each result as soon as it is known, and for
+    all that there are where an exception, such as `KeyboardInterrupt`, ends the work.  Then each process does works that
+    stand beside each other, which may share what the process keeps, and copies may take as long as they need.
+
+    Without copies, all works are done here: on one core, outside of Linux, beside threads that are no daemons, where a
+    library of `UNSAFE` is loaded, and inside of a work.
     """
-    count = min(max(len(works), 1), 1 + copies())
-    started: list[_Copy] = []
+    team = _Team(works, min(max(len(works), 1), 1 + copies()), told, took)
     try:
-        with suppress(OSError):  # the system allows no further process or descriptor
-            for place in range(1, count):
-                started.append(_Copy(works[place::count]))
-        start = perf_counter()
-        done: list[list[Result]] = [_done(works[::count], count, len(works), told)]
-        patience = PATIENCE * (perf_counter() - start) + PATIENCE_SECONDS
-        for place in range(1, count):
-            own = started[place - 1].results(patience) if place <= len(started) else []
-            done.append(own + [work() for work in works[place::count][len(own) :]])
+        return team.results()
+    except BaseException:
+        team.read(0.0)
+        raise
     finally:
-        for copy in started:
+        team.end()
+
+
+class _Team:
+    """This process and its copies, which do some works together."""
+
+    def __init__(
+        self,
+        works: Sequence[Callable[[], Any]],
+        count: int,
+        told: Callable[[int, int], object] | None,
+        took: Callable[[int, Any], object] | None,
+    ) -> None:
+        self.works, self.count, self.told, self.took = works, count, told, took
+        self.at_once = took is not None
+        self.copies: list[_Copy] = []
+        self.found: dict[int, Any] = {}
+
+    def results(self) -> list[Any]:
+        """The results of all works, in order."""
+        own, *others = _shares(len(self.works), self.count, beside=self.at_once)
+        with suppress(OSError):  # the system allows no further process or descriptor
+            for share in others:
+                self.copies.append(_Copy([self.works[place] for place in share], share, at_once=self.at_once))
+        start = perf_counter()
+        with _others(self.count > 1):
+            for number, place in enumerate(own):
+                self._tell(number)
+                self._take(place, self.works[place]())
+                if self.at_once:
+                    self.read(0.0)
+        self.read(inf if self.at_once else PATIENCE * (perf_counter() - start) + PATIENCE_SECONDS)
+        for place in range(len(self.works)):
+            if place not in self.found:
+                self._take(place, self.works[place]())
+        return [self.found[place] for place in range(len(self.works))]
+
+    def read(self, patience_seconds: float) -> None:
+        """Takes what the copies have sent, and waits so long for each."""
+        for copy in self.copies:
+            copy.read(patience_seconds, self._take)
+
+    def end(self) -> None:
+        """Ends the copies."""
+        for copy in self.copies:
             copy.end()
-    return [done[place % count][place // count] for place in range(len(works))]
+
+    def _tell(self, number: int) -> None:
+        if self.told is not None:
+            count = len(self.works)
+            self.told(len(self.found) if self.at_once else min(number * self.count, count), count)
+
+    def _take(self, place: int, result: Any) -> None:
+        self.found[place] = result
+        if self.took is not None:
+            self.took(place, result)
+
+
+def _shares(works: int, count: int, *, beside: bool) -> list[Sequence[int]]:
+    """The places of the works of each process: in turns, or in pieces that stand ``beside`` each other."""
+    if not beside:
+        return [range(place, works, count) for place in range(count)]
+    bounds = [works * place // count for place in range(count + 1)]
+    return [range(first, end) for first, end in pairwise(bounds)]
+
+
+@contextmanager
+def _others(are_there: bool) -> Iterator[None]:
+    """What is done meanwhile has no copies of its own, if others work beside it."""
+    before = _ALONE.set(_ALONE.get() or are_there)
+    try:
+        yield
+    finally:
+        _ALONE.reset(before)
 
 
 def copies() -> int:
     """How many copies of this process may work beside it."""
-    if sys.platform != "linux" or any(name in sys.modules for name in UNSAFE):
+    if _ALONE.get() or sys.platform != "linux" or any(name in sys.modules for name in UNSAFE):
         return 0
     current = threading.current_thread()
     if any(not thread.daemon for thread in threading.enumerate() if thread is not current):
@@ -65,22 +146,14 @@ def copies() -> int:
     return min(len(os.sched_getaffinity(0)) - 1, MOST_COPIES)
 
 
-def _done(
-    works: Sequence[Callable[[], Result]], shares: int, count: int, told: Callable[[int, int], object] | None
-) -> list[Result]:
-    """The results of the own share."""
-    found = []
-    for place, work in enumerate(works):
-        if told is not None:
-            told(min(place * shares, count), count)
-        found.append(work())
-    return found
-
-
 class _Copy:
-    """A forked copy of this process that does some works and ends."""
+    """A forked copy of this process that does the works at some places and ends.
 
-    def __init__(self, works: Sequence[Callable[[], Any]]) -> None:
+    With ``at_once`` it sends each result as soon as it has it, else all of them at the end: a pipe does not hold much.
+    """
+
+    def __init__(self, works: Sequence[Callable[[], Any]], places: Sequence[int], *, at_once: bool) -> None:
+        self.places, self.taken, self.data = places, 0, bytearray()
         self.receiving, sending = os.pipe()
         with warnings.catch_warnings():
             # Python 3.12 warns of threads: those here are daemons, and a copy that waits for one is ended.
@@ -93,24 +166,32 @@ class _Copy:
                 raise
         if self.pid == 0:
             os.close(self.receiving)  # then a copy whose parent was killed cannot write, and ends
-            _work(works, sending)
+            _work(works, sending, at_once=at_once)
         os.close(sending)
 
-    def results(self, patience_seconds: float) -> list[Any]:
-        """The results of its first works: of all of them, unless it failed."""
-        data, end = bytearray(), perf_counter() + patience_seconds
+    def read(self, patience_seconds: float, take: Callable[[int, Any], object]) -> None:
+        """Takes its results, up to its last one or as far as they come in so many seconds."""
+        end = perf_counter() + patience_seconds
         asked = poll()
         asked.register(self.receiving)
-        while (left := end - perf_counter()) > 0 and asked.poll(1e3 * left):
+        while asked.poll(_milliseconds(end - perf_counter())):
             piece = os.read(self.receiving, 1 << 20)
             if not piece:
-                break
-            data += piece
-        try:
-            found = pickle.loads(data)  # noqa: S301  (from a copy of this process)
-        except Exception:  # it is not whole: the error depends on where it ends
-            return []
-        return list(found)
+                return
+            self.data += piece
+            for result in self._whole():
+                take(self.places[self.taken], result)
+                self.taken += 1
+
+    def _whole(self) -> Iterator[Any]:
+        """The results that have come as a whole, each behind its length."""
+        while len(self.data) >= HEAD:
+            end = HEAD + int.from_bytes(self.data[:HEAD], "little")
+            if len(self.data) < end:
+                return
+            content = bytes(self.data[HEAD:end])
+            del self.data[:end]
+            yield pickle.loads(content)  # noqa: S301  (from a copy of this process)
 
     def end(self) -> None:
         """Ends the copy, which may have ended before."""
@@ -121,15 +202,29 @@ class _Copy:
             os.waitpid(self.pid, 0)
 
 
-def _work(works: Sequence[Callable[[], Any]], sending: int) -> None:
+def _milliseconds(seconds: float) -> float | None:
+    """How long `poll` is to wait: None is without an end."""
+    return None if seconds == inf else 1e3 * max(seconds, 0.0)
+
+
+def _work(works: Sequence[Callable[[], Any]], sending: int, *, at_once: bool) -> None:
     """What a copy does.  It never returns, and it runs nothing that its parent wanted to run at the end."""
-    found: list[Any] = []
+    data = bytearray()
+    _ALONE.set(True)
     try:
         with suppress(Exception):  # the parent meets the same error
             for work in works:
-                found.append(work())
-        data = memoryview(pickle.dumps(found, pickle.HIGHEST_PROTOCOL))
-        while data:
-            data = data[os.write(sending, data) :]
+                content = pickle.dumps(work(), pickle.HIGHEST_PROTOCOL)
+                data += len(content).to_bytes(HEAD, "little") + content
+                if at_once:
+                    data = _sent(data, sending)
+        _sent(data, sending)
     finally:
         os._exit(0)
+
+
+def _sent(data: bytearray, sending: int) -> bytearray:
+    """Sends all of the data.  Nothing is left."""
+    while data:
+        del data[: os.write(sending, data)]
+    return data

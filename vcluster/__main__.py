@@ -25,6 +25,7 @@ LIST = f"""vcluster: a cluster of real processes on this machine
   {PROGRAM} convert A B       a program as StableHLO, ONNX or our text
   {PROGRAM} report T.json     a recorded trace: summary, timeline, page
   {PROGRAM} compare A B       two traces: what got slower, and why
+  {PROGRAM} hang DUMP...      why a real job hangs, from its dumps
   {PROGRAM} playground        a page to try collectives and schedules
   {PROGRAM} doctor            what this machine lacks, and what to do
   {PROGRAM} hardware [NAME]   list described clusters, or print one
@@ -46,6 +47,7 @@ COMMANDS = {
     "run": "vcluster.cli.programs:run",
     "report": "vcluster.cli.traces:report",
     "compare": "vcluster.cli.traces:compare",
+    "hang": "vcluster.cli.traces:hang",
     "playground": "vcluster.cli.playground:playground",
     "doctor": "vcluster.cli.doctor:doctor",
     "hardware": "vcluster.cli.hardware:hardware",

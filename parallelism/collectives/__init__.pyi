@@ -1,6 +1,8 @@
 from .agreement import (
     check_agreement as check_agreement,
     check_declared as check_declared,
+    difference as difference,
+    mismatch as mismatch,
     text_of as text_of,
 )
 from .arguments import (

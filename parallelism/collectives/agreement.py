@@ -1,6 +1,6 @@
 """Checks that the members of a group call the same collective, and raises an error that shows the difference."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -19,9 +19,9 @@ def check_agreement(ranks: Sequence[int], kind: str, calls: Sequence[MemberCall]
     """
     first = next((call for call in calls if call.gives), calls[0])
     for other in calls:
-        what = _difference(first, other)
+        what = difference(first, other)
         if what is not None:
-            raise _mismatch(ranks, kind, calls, what)
+            raise mismatch(kind, {rank: text_of(call) for rank, call in zip(ranks, calls, strict=True)}, what)
 
 
 def text_of(call: MemberCall) -> str:
@@ -60,19 +60,17 @@ def check_declared(
         )
 
 
-def _mismatch(
-    ranks: Sequence[int], kind: str, calls: Sequence[MemberCall], what: str
-) -> CollectiveMismatchError:
-    texts = {rank: text_of(call) for rank, call in zip(ranks, calls, strict=True)}
+def mismatch(kind: str, texts: Mapping[int, str], what: str) -> CollectiveMismatchError:
+    """The error of a group whose members differ in ``what``; ``texts`` is what each called, in group order."""
     by_frequency = sorted(keys_by_value(texts).values(), key=len, reverse=True)
     is_tied = len(by_frequency) > 1 and len(by_frequency[0]) == len(by_frequency[1])
     odd = chain(*(by_frequency if is_tied else by_frequency[1:]))
     return CollectiveMismatchError(
-        f"the members of group {list(ranks)} differ in {what}", ranks=sorted(odd), operation=kind, calls=texts
+        f"the members of group {list(texts)} differ in {what}", ranks=sorted(odd), operation=kind, calls=texts
     )
 
 
-def _difference(a: MemberCall, b: MemberCall) -> str | None:
+def difference(a: MemberCall, b: MemberCall) -> str | None:
     """What differs between two calls that must agree in it; None if nothing does."""
     for name in ("kind", "root", "op", "pairs", "algorithm"):
         if getattr(a, name) != getattr(b, name):

@@ -18,6 +18,7 @@ MOST_TOLD = 1500
 """Characters of an error about a text, at most about."""
 
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
+_DURATIONS = ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
 _BYTES = tuple(
     (1024.0**power, unit) for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB"), (0, "B"))
 )
@@ -25,6 +26,10 @@ _COUNTS = tuple(
     (1000.0**power, prefix) for power, prefix in zip(range(6, -1, -1), "EPTGMk", strict=False)
 ) + ((1.0, ""),)
 
+_GIVEN_COUNT = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?(?:e\+?[0-9]+)?)\s*([kmgbt]|)\s*", re.IGNORECASE)
+_GIVEN_SECONDS = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?)\s*(s|min|h|d|days?|y|years?)\s*")
+_SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "y": 31_557_600.0}
+_GIVEN_RATE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?)\s*([kKMGTP]?)(B|b|bit)(?:/s|ps)\s*")
 _GIVEN_BYTES = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?)\s*((?:[KMGT]i?)?B|)\s*", re.IGNORECASE)
 
 
@@ -89,6 +94,49 @@ def bytes_in(text: str) -> float:
     return float(given[1]) * (1024.0 if len(given[2]) == 3 else 1000.0) ** power
 
 
+def count_in(text: str) -> float:
+    """The number that a text gives: ``1T``, ``300B`` or ``300G``, ``1.5M``, ``2k``, ``1e12``, ``512``.
+
+    ``ValueError`` for any other text.
+
+    >>> count_in("15.6T"), count_in("300B"), count_in("1e9")
+    (15600000000000.0, 300000000000.0, 1000000000.0)
+    """
+    given = _GIVEN_COUNT.fullmatch(text)
+    if given is None:
+        raise ValueError(f"it must be a number, such as 1T, 300B or 1e12; got {shortened(text)}")
+    return float(given[1]) * 1000.0 ** {"": 0, "k": 1, "m": 2, "g": 3, "b": 3, "t": 4}[given[2].lower()]
+
+
+def seconds_in(text: str) -> float:
+    """The seconds that a text gives: ``50000h``, ``10 min``, ``2.5d``, ``5 years``.
+
+    ``ValueError`` for any other text.
+
+    >>> seconds_in("50000h"), seconds_in("10 min"), seconds_in("2.5d")
+    (180000000.0, 600.0, 216000.0)
+    """
+    given = _GIVEN_SECONDS.fullmatch(text)
+    if given is None:
+        raise ValueError(f"it must be a time with a unit, such as 50000h or 10min; got {shortened(text)}")
+    return float(given[1]) * _SECONDS["min" if given[2] == "min" else given[2][0]]
+
+
+def rate_in(text: str) -> float:
+    """The bytes per second that a text gives: ``10GB/s``, or in bits ``10Gb/s`` and ``400Gbps``.
+
+    ``ValueError`` for any other text.
+
+    >>> rate_in("10GB/s"), rate_in("400 Gb/s")
+    (10000000000.0, 50000000000.0)
+    """
+    given = _GIVEN_RATE.fullmatch(text)
+    if given is None:
+        raise ValueError(f"it must be a rate with a unit, such as 10GB/s or 400Gb/s; got {shortened(text)}")
+    power = "kmgtp".index(given[2].lower()) + 1 if given[2] else 0
+    return float(given[1]) * 1000.0**power / (1.0 if given[3] == "B" else 8.0)
+
+
 def rate(bytes_per_second: float | None) -> str:
     """A bandwidth in powers of ten, as nccl-tests and data sheets give it: ``12.5 GB/s``; ``-`` for none."""
     return "-" if bytes_per_second is None else _measured(bytes_per_second, _COUNTS[2:]) + "B/s"
@@ -99,6 +147,17 @@ def count(value: float) -> str:
     if abs(value) < 10_000 and value == int(value):
         return str(int(value))
     return _measured(value, _COUNTS).rstrip()
+
+
+def duration(seconds: float) -> str:
+    """A measured time of a run: ``2.05 h``, ``37.5 min``, ``0.250 s``."""
+    size, unit = next((pair for pair in _DURATIONS if seconds >= pair[0]), _DURATIONS[-1])
+    return f"{_digits(seconds / size)} {unit}"
+
+
+def measured(value: float) -> str:
+    """A measured number without a prefix, in three digits: ``31.2``."""
+    return _digits(value)
 
 
 def given(value: float) -> str:

@@ -11,6 +11,7 @@ from parallelism.dtypes import is_floating
 from parallelism.ir import Expression, Op, Value
 from parallelism.ir.operators.attention import attention_shape
 from parallelism.ir.operators.contractions import product_shape
+from parallelism.ir.passes.fusion import PRODUCTS
 from parallelism.ir.passes.waiting import Run, Start, Step, Wait
 
 Chain = list[Run]
@@ -130,7 +131,9 @@ def whole_number(extent: Any) -> Any:
 def name_of(ops: Sequence[Op]) -> str:
     """The kind of an op, or the different kinds of a chain: ``add+dropout``.
 
-    Where the results of an op are added to buffers right away, it is the kind of that op.
+    Where the results of an op are added to buffers right away, or a bias to a product, it is the kind of that op.
     """
+    if ops[0].kind in PRODUCTS:
+        return ops[0].kind
     kinds = [*dict.fromkeys(op.kind for op in ops if op.kind != "accumulate")] or [ops[-1].kind]
     return "+".join(kinds if len(kinds) <= MOST_KINDS else (*kinds[:MOST_KINDS], "..."))

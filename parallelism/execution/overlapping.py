@@ -9,7 +9,7 @@ from parallelism.execution.device_program import runs_again
 from parallelism.ir import Function
 from parallelism.ir.core.regions import inside
 from parallelism.ir.passes import chained
-from parallelism.ir.passes.fusion import ELEMENTWISE
+from parallelism.ir.passes.fusion import ELEMENTWISE, EPILOGUES
 from parallelism.ir.passes.gradients import UPDATE
 from parallelism.ir.passes.overlapping import ASYNCHRONOUS, Order, overlapped
 from parallelism.layouts.localization import Localized
@@ -112,13 +112,14 @@ def arranged(
     function: Function, order: Order | None, *, fused: bool | str = False
 ) -> tuple[Function, tuple[tuple[int, ...], ...], tuple[int, ...]]:
     """The function in an order, with the calls of its collectives, and if ``fused`` its chains: what a `DeviceProgram`
-    takes.  ``fused`` may be `ELEMENTWISE`."""
+    takes.  ``fused`` may be `ELEMENTWISE` or `EPILOGUES`."""
     if order is not None:
         function = order.of(function)
     calls, chains = order.calls if order else (), tuple[int, ...]()
     if fused:
         before = function.ops
-        function, chains = chained(function, runs_again, rows=fused != ELEMENTWISE)
+        rows = fused not in (ELEMENTWISE, EPILOGUES)
+        function, chains = chained(function, runs_again, rows=rows, biases=fused == EPILOGUES)
         places = {op.outputs: place for place, op in enumerate(function.ops)}
         calls = tuple(tuple(places[before[number].outputs] for number in call) for call in calls)
     return function, calls, chains

@@ -15,6 +15,7 @@ from .host import (
 )
 from .kernels import AttentionRate as AttentionRate, Kernel as Kernel
 from .links import HostLink as HostLink, Ints as Ints, Link as Link, Piece as Piece
+from .power import Power as Power
 from .rates import Products as Products, Reached as Reached
 from .reserve import Reserve as Reserve
 from .sized import sized_hardware as sized_hardware

@@ -110,10 +110,10 @@ def text_or_none(field: str, value: Any, most: int = 80) -> Any:
     return value and text(field, value, most)
 
 
-def switch(field: str, value: Any, other: str = "") -> Any:
-    """A checked bool, or a text that may stand in its place."""
-    if not isinstance(value, bool) and (not other or value != other):
-        words = f' or "{other}"' if other else ""
+def switch(field: str, value: Any, others: Sequence[str] = ()) -> Any:
+    """A checked bool, or one of the texts that may stand in its place."""
+    if not isinstance(value, bool) and value not in others:
+        words = "".join(f' or "{other}"' for other in others)
         raise TypeError(f"{field} must be true or false{words}; got {shown(value)}")
     return value
 

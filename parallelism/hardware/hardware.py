@@ -30,9 +30,10 @@ from parallelism.hardware.files import HardwareFileError
 from parallelism.hardware.host import VARIABLE, host_file, is_calibrated
 from parallelism.hardware.kernels import AttentionRate, Kernel, checked_kernels
 from parallelism.hardware.links import HostLink, Link, Piece
+from parallelism.hardware.power import Power, checked_power
 from parallelism.hardware.rates import Products, Reached, by_collective
 from parallelism.hardware.reserve import NO_RESERVE, Reserve, checked_reserve
-from parallelism.hardware.stacks import on_stack, refuse_stack, split_name, stack_file
+from parallelism.hardware.stacks import PLAIN, on_stack, refuse_stack, split_name, stack_file
 from parallelism.hardware.validation import Validation
 from parallelism.mesh import Axes, Mesh
 from parallelism.spelling import did_you_mean
@@ -89,10 +90,11 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "stack": checked.text_or_none,
     "kernels": checked_kernels,
     "validation": partial(checked.each, kind=Validation),
-    "fused": partial(checked.switch, other="elementwise"),
+    "fused": partial(checked.switch, others=("elementwise", "epilogues")),
     "overlapping": checked.switch,
     "gradient_buffers": checked.switch,
     "reserve": checked_reserve,
+    "power": checked_power,
 }
 
 
@@ -114,6 +116,7 @@ _PARTS: hardware_files.Parts = {
     "rates": [AttentionRate],
     "validation": [Validation],
     "reserve": Reserve,
+    "power": Power,
 }
 """The descriptions in a file: a kind, a list of one kind, or a table of one kind, by the name of the field."""
 
@@ -146,12 +149,14 @@ class Hardware:
     step, and ``request_seconds`` for each request that it takes in.  A message holds its sender and its receiver for
     ``message_overhead_seconds`` each, and ``message_overhead_seconds_per_byte`` more where they copy it.  A collective
     takes ``collective_share`` of the device from the compute beside it.  With ``fused``, programs run there with chains
-    of elementwise ops as one (`parallelism.transforms.Fused`); "elementwise": without row reductions in them.  With
-    ``overlapping``, a collective that the gradient of one operand of a product needs runs beside the product that makes
-    the gradient of the other one.  With ``gradient_buffers``, a stage adds gradients up in buffers that are there
+    of elementwise ops as one (`parallelism.transforms.Fused`); "elementwise": without row reductions in them;
+    "epilogues": so, and products add the bias that follows them.  With ``overlapping``, a collective that the gradient
+    of one operand of a product needs runs beside the product that makes the gradient of the other one.  With
+    ``gradient_buffers``, a stage adds gradients up in buffers that are there
     during the whole step, also those of a single microbatch.  ``kernels`` has by the names of ops what single kernels
     take.  ``stack`` names the software that these numbers are of, and ``validation`` has the measurements that seconds
     by them were compared with.  ``reserve`` is the memory that tensors cannot use: plans leave it free.
+    ``power`` is what devices and their nodes draw; None: it is not known.
 
     Frozen, hashable, picklable.  Raises ``ValueError`` or ``TypeError``, naming the field.
     """
@@ -192,6 +197,7 @@ class Hardware:
     kernels: Mapping[str, Kernel] = checked.Table({})
     validation: tuple[Validation, ...] = ()
     reserve: Reserve = NO_RESERVE
+    power: Power | None = None
 
     def __post_init__(self) -> None:
         checked.check(self, **_CHECKS)
@@ -235,7 +241,8 @@ class Hardware:
         """
         preset, stack = split_name(name)
         if stack:
-            return on_stack(cls.preset(preset), stack)
+            plain = cls.preset(preset)
+            return plain if stack == PLAIN else on_stack(plain, stack)
         known, colon, extents = name.partition(":")
         if known not in (names := cls.presets()):
             close = did_you_mean(known, names) or f"; there is {', '.join(names)}"

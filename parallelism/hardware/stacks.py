@@ -6,9 +6,11 @@
 The datasheet says what a device could do, and benchmarks what it does in one library at a time.  How a training
 software launches, fuses and multiplies is in a file of its own, ``presets/stacks``: a table with fields of `Hardware`,
 ``reached`` by the names of links, and ``kernels`` by the names of ops.  The source of each number begins with what it
-is: from a ``datasheet``, ``measured`` (where), ``fitted`` (on which table, by which command), or an ``estimate``.
-``fitted_on`` has the tables of published runs that the stack was fitted to: they cannot tell how good its predictions
-are (`vcluster.calibration.published`).
+is: from a ``datasheet``, ``measured`` (where), ``fitted`` (on which table, by which command), or an ``estimate``.  A
+stack with ``default = true`` is that of plans and simulations of Transformers on its ``hardware``, where their words
+name none (`with_usual_stack`); ``dgx-h100+plain`` is the hardware without a stack.  ``fitted_on`` has the tables of
+published runs that the stack was fitted to: they cannot tell how good its predictions are
+(`vcluster.calibration.published`).
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from dataclasses import fields, replace
+from functools import cache
 from importlib.resources import files
 from os import PathLike
 from typing import TYPE_CHECKING, Any
@@ -44,11 +47,14 @@ _OWN = (
     "host",
     "kernels",
     "hardware",
+    "default",
     "measured",
 )
 """What a stack has beside fields of `Hardware` as they are.  ``hardware`` names the preset that a file is for, and
 ``measured`` tells of the machine; both are for people."""
 _REQUIRED = ("name", "title", "sources")
+PLAIN = "plain"
+"""What stands behind a hardware and a plus for no stack at all."""
 
 
 def stack_names() -> tuple[str, ...]:
@@ -143,6 +149,23 @@ def split_name(name: str) -> tuple[str, str]:
     """The name of a preset and that of a stack, from ``dgx-a100:8+megatron-a100``; "" if no stack is named."""
     preset, _, stack = name.partition("+")
     return preset, stack
+
+
+def with_usual_stack(name: str) -> str:
+    """The name of a preset with the stack that training of Transformers has there; others as they are.
+
+    >>> with_usual_stack("dgx-a100:2"), with_usual_stack("dgx-a100+plain"), with_usual_stack("tpu-v4")
+    ('dgx-a100:2+megatron-a100', 'dgx-a100+plain', 'tpu-v4')
+    """
+    usual = _usual_stacks().get(name.partition(":")[0])
+    return f"{name}+{usual}" if usual and "+" not in name else name
+
+
+@cache
+def _usual_stacks() -> dict[str, str]:
+    """By preset, its default stack."""
+    tables = {name: read_stack(name) for name in stack_names()}
+    return {str(table["hardware"]): name for name, table in tables.items() if table.get("default")}
 
 
 def stack_file(name: str) -> str:

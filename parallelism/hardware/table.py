@@ -33,6 +33,7 @@ def rows(hardware: Hardware) -> list[Row]:
         ("memory", f"{given(hardware.memory_bytes)}B at {given(hardware.memory_bytes_per_second)}B/s"),
         ("reached", _reached(hardware.memory_efficiency, hardware.memory_ramp_seconds)),
         *[("reserve", hardware.reserve.text) for _ in range(bool(hardware.reserve))],
+        *([] if hardware.power is None else [("power", hardware.power.text)]),
         ("launch", given_seconds(hardware.kernel_launch_seconds)),
         *[
             (name, given_seconds(seconds))
@@ -55,7 +56,8 @@ def rows(hardware: Hardware) -> list[Row]:
             (
                 "fused",
                 "chains of elementwise ops run as one"
-                + ", without row reductions" * (hardware.fused == "elementwise"),
+                + ", without row reductions" * isinstance(hardware.fused, str)
+                + ", and products add their biases" * (hardware.fused == "epilogues"),
             )
             for _ in range(bool(hardware.fused))
         ],

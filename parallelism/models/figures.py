@@ -5,6 +5,8 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING
 
+from parallelism.ir.core.types import MOST_BYTES
+
 if TYPE_CHECKING:
     from parallelism.models.spec import TransformerSpec
 
@@ -160,6 +162,23 @@ def parameters_of(spec: TransformerSpec) -> tuple[int, int]:
         else:
             model += prod(shape)
     return model, further
+
+
+def check_countable(spec: TransformerSpec) -> None:
+    """``ValueError`` where the bytes of a training step of one sequence would not fit the 64 bits in which they are counted.
+
+    A parameter has 16 bytes at most: itself and its gradient, its copy in float32 and two moments.  Each product leaves a
+    few arrays of its shape behind.
+    """
+    products = sum(shape[-1] for shape in spec.weights.values() if len(shape) > 1) + spec.vocabulary
+    scores = 0 if spec.fused_attention else spec.layers * spec.heads * spec.sequence
+    counts = {
+        "parameters": sum(parameters_of(spec)),
+        "numbers that the products of a sequence write": spec.sequence * (products + scores),
+    }
+    for what, count in counts.items():
+        if 16 * count > MOST_BYTES:
+            raise ValueError(f"a model may have at most {MOST_BYTES // 16:,} {what}, got {count:,}")
 
 
 def idle_parameters(spec: TransformerSpec) -> int:

@@ -12,6 +12,7 @@ from parallelism.ir.tracing.current import region
 from parallelism.ir.tracing.tracing import apply
 from parallelism.models.block_parts import Parameters, Parts
 from parallelism.models.feed_forward import feed_forward
+from parallelism.models.figures import check_countable
 from parallelism.models.layers import capped, cross_entropy
 from parallelism.models.next_tokens import next_token_loss
 from parallelism.models.self_attention import self_attention
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 
 
 def checked_program(spec: TransformerSpec) -> None:
-    """``ValueError`` for figures that have no program."""
+    """``ValueError`` for figures that have no program, or one whose bytes cannot be counted."""
+    check_countable(spec)
     if spec.fused_attention:
         return
     for name, is_used in (("positions='alibi'", spec.positions == "alibi"), ("sinks", spec.attention_sinks)):

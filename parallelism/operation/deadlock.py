@@ -52,11 +52,15 @@ def deadlock_error(
 
 
 def describe(
-    stuck: Sequence[Stuck], finished: Collection[int], stacks: Mapping[int, Sequence[Frame]] | None = None
+    stuck: Sequence[Stuck],
+    finished: Collection[int],
+    stacks: Mapping[int, Sequence[Frame]] | None = None,
+    *,
+    absent: str = "returned without",
 ) -> str:
     """A deadlock as text: the circle of waits if there is one, then a line for each rank.
 
-    ``stacks`` are the user's lines by rank, outermost first.
+    ``stacks`` are the user's lines by rank, outermost first; ``absent`` is what the finished ranks did.
     """
     if circle := _circle({each.rank: each for each in stuck}):
         steps = [
@@ -70,7 +74,7 @@ def describe(
         first = next((each for each in stuck if not {*finished}.isdisjoint(each.waits_for)), stuck[0])
         head = f"deadlock: rank {first.rank} waits for {ranks_in_words(first.waits_for)}"
         if gone := [peer for peer in first.waits_for if peer in finished]:
-            head = f"deadlock: {ranks_in_words(gone)} returned without {_omission(first)}"
+            head = f"deadlock: {ranks_in_words(gone)} {absent} {_omission(first)}"
     texts = {
         each.rank: f"in {each.text} at {each.location}, waiting for {ranks_in_words(each.waits_for)}"
         + callers((stacks or {}).get(each.rank, ()), each.location)

@@ -38,6 +38,9 @@ class ClusterError(RuntimeError):
         self.ranks, self.operation, self.locations = tuple(ranks), operation, tuple(locations)
         self.outputs: dict[int, Any] = {}
         """By rank, the results of the ranks that had finished when a run failed."""
+        self.trace: Any = None
+        """The record of a run that failed, `vcluster.tracing.failed_run.FailedRun`: ``error.trace.save(path)`` writes what
+        ``python -m vcluster hang`` explains.  None of an error that is not of a run."""
         self.called_at = ""
         """On a rank that found the error in an asynchronous operation: the line that called it."""
 
@@ -105,7 +108,7 @@ class CollectiveMismatchError(ClusterError):
             "\n".join([str(self), *lines]),
             ranks=self.ranks,
             operation=self.operation,
-            locations=list(locations.values()),
+            locations=[at for rank, at in locations.items() if rank in self.calls],
             calls=self.calls,
         )
 

@@ -286,7 +286,9 @@ class _Lanes:
             self.places.append(places)
             lengths.append(len(rows) - first)
         roles, self.keys, numbers, costs = zip(*rows, strict=True) if rows else ((), (), (), ())
-        return LaneEvents(lengths, roles, self.keys, (), numbers, costs, *([0] * len(rows) for _ in range(3)))
+        return LaneEvents(
+            lengths, roles, self.keys, (), (), numbers, costs, *([0] * len(rows) for _ in range(3))
+        )
 
     def wait(self, rank: int, event: int) -> str:
         """What a blocked rank waits for, in words; ``event`` is the place of the event that blocks it."""

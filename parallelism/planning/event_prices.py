@@ -35,6 +35,10 @@ class MeshOnHardware:
         """How the groups along these axes lie."""
         return tuple(self._axes[axis] for axis in axes)
 
+    def group(self, axes: Sequence[str]) -> tuple[str, ...]:
+        """The axes along which the groups have several devices: equal for equal groups."""
+        return tuple(axis for axis in axes if self._axes[axis][0] > 1)
+
     @cached_property
     def inside(self) -> Along:
         """How the groups along the axes lie that are inside a stage, or of replicas: equal for equal prices."""
@@ -75,7 +79,7 @@ class EventPrices:
         kinds = events.symbolic.kinds
         seconds = np.zeros(len(kinds))
         number = [self._kinds.setdefault(kinds[event], len(self._kinds)) for event in wanted.tolist()]
-        plain = np.ascontiguousarray(np.column_stack([number, events.numbers[wanted].astype(np.float64)]))
+        plain = np.ascontiguousarray(np.column_stack([number, events.numbers(wanted).astype(np.float64)]))
         keys = plain.view(f"V{plain.shape[1] * plain.itemsize}").ravel().tolist()
         unknown = {key: each for each, key in enumerate(keys) if key not in self._computes}
         if unknown:

@@ -135,6 +135,8 @@ class PlanCosts:
         self.prices = EventPrices(Pricing.of(task.hardware, "modelled", None, link_sharing=False))
         self.limited = [setting for setting in SETTINGS.records.values() if setting.from_pieces is not always]
         """The settings of which some values are not put together from pieces."""
+        self.registered = [setting.name for setting in SETTINGS.registered]
+        """The settings from outside."""
         self._costs: dict[Any, StageCosts] = {}
         self._seconds: dict[Any, StageSeconds] = {}
         self._settings: dict[int, dict[str, Any]] = {}
@@ -155,10 +157,9 @@ class PlanCosts:
             self._settings[row] = self.possible.settings(row)
         return self._settings[row]
 
-    @staticmethod
-    def _registered(settings: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    def _registered(self, settings: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
         """The settings from outside, with their values in a plan."""
-        return tuple((setting.name, settings[setting.name]) for setting in SETTINGS.registered)
+        return tuple([(name, settings[name]) for name in self.registered])
 
     def shape(self, row: int) -> Shape:
         """The pipeline of a plan."""
@@ -272,6 +273,7 @@ class PlanCosts:
 
     # -- preparing -----------------------------------------------------------------------------------------------------
 
+    @memoized
     def held(self, row: int) -> int:
         """The most bytes that a device of a plan holds between the actions and the update at least, without activations.
         `Unpriceable` as from `prepare`.
@@ -299,6 +301,7 @@ class PlanCosts:
             return "two stages of a device share weights whose gradients are summed inside of each"
         return ""
 
+    @memoized
     def _held_by_devices(self, row: int, *, ends: bool = False) -> Sequence[tuple[int, int, Any]]:
         """For each of `_devices` the bytes that it holds during the whole step; those of the sums of gradients, which of
         one microbatch are there after the actions alone; and if ``ends``, those that the end takes beside them at most."""
@@ -323,6 +326,7 @@ class PlanCosts:
         self._memory(row)
         self._held_by_devices(row, ends=True)
 
+    @memoized
     def _memory(self, row: int) -> tuple[Ints, Ints]:
         """The changes of memory and the peaks of a plan's actions, as `Order.peaks` takes them."""
         s, shape = self.settings(row), self.shape(row)

@@ -65,7 +65,7 @@ class StageCosts:
     def exchanged(self, place: int) -> int:
         """The bytes of the gradients of shared weights."""
         events = self.symbolic.sections[(place, 1), "end"]
-        return int(self.events.numbers[events, 0][self.symbolic.are(MESSAGE)[events]].sum())
+        return int(self.events.nbytes(events)[self.symbolic.are(MESSAGE)[events]].sum())
 
     def _size(self, place: int, section: tuple[str, ...], name: str, blocks: int) -> int:
         """A size of a stage of so many blocks, to which every block adds the same."""
@@ -88,14 +88,14 @@ class StageCosts:
         end, beside what is held before it."""
         found = []
         for events, is_repeated in self.symbolic.runs(((place, 2), action)):
-            levels = np.cumsum(self._changes[events])
+            levels = np.cumsum(self._changes(events))
             found.append((is_repeated, int(levels.max()), int(levels[-1])))
         return found
 
-    @cached_property
-    def _changes(self) -> Ints:
-        """By event, the change of memory."""
-        changes: Ints = np.where(self.symbolic.are(MEMORY), self.events.numbers[:, 0], 0).astype(np.int64)
+    def _changes(self, events: slice) -> Ints:
+        """The change of memory by each of some events."""
+        nbytes = self.events.nbytes(events)
+        changes: Ints = np.where(self.symbolic.are(MEMORY)[events], nbytes, 0).astype(np.int64)
         return changes
 
     # -- seconds -------------------------------------------------------------------------------------------------------
@@ -103,8 +103,10 @@ class StageCosts:
     def seconds(self, prices: EventPrices, layout: MeshOnHardware) -> StageSeconds:
         """The seconds of all sections on a mesh."""
         if self._computes is None:
-            self._each = prices.computes(self.events, self._first(COMPUTE))[self.symbolic.alike]
-            self._computes = self._sums(self._each)
+            each = prices.computes(self.events, self.symbolic.first(COMPUTE))[self.symbolic.alike]
+            self._computes = self._sums(each)
+            if self.symbolic.with_waits:
+                self._each = each
         events, different, number = self._collectives
         seconds = np.zeros(len(self.symbolic.kinds))
         if len(events):
@@ -114,8 +116,8 @@ class StageCosts:
         found = {name: sums.get(name, 0.0) + own for name, own in self._computes.items()}
         share = prices.hardware.collective_share
         found |= {
-            name: _beside(self.symbolic.kinds[at], self._each[at], seconds[at], share)
-            for name, at in self._with_waits.items()
+            name: _beside(self.symbolic.kinds[at], self._each[at], seconds[at], share, layout)
+            for name, at in self.symbolic.with_waits.items()
         }
         return StageSeconds(
             found, self._joined, lambda kind, payload: prices.collective(kind, payload, layout)
@@ -125,20 +127,11 @@ class StageCosts:
     def _joined(self) -> Mapping[Any, Mapping[EventKind, float]]:
         """By section, the payload of each call of several collectives."""
         found: dict[Any, dict[EventKind, float]] = {}
-        for name, events in self.symbolic.sections.items():
-            payloads: dict[EventKind, float] = {}
-            for event in range(events.start, events.stop):
+        for name, events in self.symbolic.joined.items():
+            payloads = found[name] = {}
+            for event, nbytes in zip(events, self.events.nbytes(np.array(events)), strict=True):
                 kind = self.symbolic.kinds[event]
-                if kind.joined:
-                    payloads[kind] = payloads.get(kind, 0.0) + float(self.events.numbers[event, 0])
-            if payloads:
-                found[name] = payloads
-        return found
-
-    def _first(self, what: str) -> Ints:
-        """Of the events of a sort the first of those that are alike."""
-        events = np.flatnonzero(self.symbolic.are(what))
-        found: Ints = events[self.symbolic.alike[events] == events]
+                payloads[kind] = payloads.get(kind, 0.0) + float(nbytes)
         return found
 
     @cached_property
@@ -146,24 +139,20 @@ class StageCosts:
         """The collectives that are calls of their own, the first of those that are alike; the different ones; and for
         each collective its number among them."""
         events = np.array(
-            [event for event in self._first(COLLECTIVE).tolist() if not self.symbolic.kinds[event].joined],
+            [
+                event
+                for event in self.symbolic.first(COLLECTIVE).tolist()
+                if not self.symbolic.kinds[event].joined
+            ],
             np.int64,
         )
         different: dict[tuple[EventKind, float], int] = {}
-        payloads = self.events.numbers[events, 0].astype(np.float64).tolist()
+        payloads = self.events.nbytes(events).astype(np.float64).tolist()
         number = [
             different.setdefault((self.symbolic.kinds[event], payload), len(different))
             for event, payload in zip(events.tolist(), payloads, strict=True)
         ]
         return events, [*different], number
-
-    @cached_property
-    def _with_waits(self) -> dict[Any, slice]:
-        """The sections in which a collective is waited for later."""
-        waits = self.symbolic.are(WAIT)
-        if not waits.any():
-            return {}
-        return {name: events for name, events in self.symbolic.sections.items() if waits[events].any()}
 
     def _sums(self, seconds: Floats) -> dict[Any, float]:
         """The seconds of each section; of an end under ``before`` those before its gradients are exchanged."""
@@ -178,10 +167,13 @@ class StageCosts:
         return found
 
 
-def _beside(kinds: Sequence[EventKind], computes: Floats, collectives: Floats, share: float) -> float:
+def _beside(
+    kinds: Sequence[EventKind], computes: Floats, collectives: Floats, share: float, layout: MeshOnHardware
+) -> float:
     """The seconds of events in order, of which some collectives run beside others: as in `parallelism.timeline.replay`,
-    one follows the other, and each holds the device for a share of its seconds."""
-    clock, stream, before = 0.0, 0.0, 0
+    those of one group follow each other, and each holds the device for a share of its seconds."""
+    clock, before = 0.0, 0
+    streams: dict[tuple[str, ...], float] = {}  # by group: when its stream is free
     ends: list[float] = []
     for number, kind in enumerate(kinds):
         if kind.what not in (COLLECTIVE, WAIT):
@@ -190,12 +182,14 @@ def _beside(kinds: Sequence[EventKind], computes: Floats, collectives: Floats, s
         if kind.what == WAIT:
             clock = max(clock, ends[-kind.later])
             continue
-        stream = max(clock, stream) + float(collectives[number])
+        group = layout.group(kind.axes)
+        end = max(clock, streams.get(group, 0.0)) + float(collectives[number])
+        streams[group] = end
         if kind.later:
-            ends.append(stream)
+            ends.append(end)
             clock += share * float(collectives[number])
         else:
-            clock = stream
+            clock = end
     return clock + float(computes[before:].sum())
 
 

@@ -128,18 +128,29 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True)
 class Events:
-    """Events by section, with numbers."""
+    """Events by section, with numbers.
+
+    A search has thousands of these, and of their events most have equal numbers: each number is kept once.
+    """
 
     symbolic: SymbolicEvents
-    numbers: Exact = field(repr=False)
-    """By event: bytes, flops, bytes of other dtypes, and a shape."""
+    values: Exact = field(repr=False)
+    """By formula."""
+
+    def numbers(self, events: npt.NDArray[np.int64]) -> Exact:
+        """By event: bytes, flops, bytes of other dtypes, and a shape."""
+        return self.values[self.symbolic.index[events]]
+
+    def nbytes(self, events: npt.NDArray[np.int64] | slice) -> Exact:
+        """The first number of some events: bytes, or the payload of a collective."""
+        return self.values[self.symbolic.index[events, 0]]
 
     def size(self, section: Any, name: str) -> int:
         """The number of the event of a section that has this name; 0 if there is none."""
         events, kinds = self.symbolic.sections[section], self.symbolic.kinds
         named = (event for event in range(events.start, events.stop) if kinds[event].name == name)
         event = next(named, None)
-        return 0 if event is None else int(self.numbers[event, 0])
+        return 0 if event is None else int(self.values[self.symbolic.index[event, 0]])
 
 
 @dataclass(frozen=True)
@@ -173,7 +184,7 @@ class SymbolicEvents:
 
     def at(self, numbers: Mapping[str, int]) -> Events:
         """The events with these numbers for the symbols."""
-        return Events(self, self.formulas.at(numbers)[self.index])
+        return Events(self, self.formulas.at(numbers))
 
     @memoized
     def are(self, what: str) -> Bools:
@@ -196,6 +207,28 @@ class SymbolicEvents:
             if start < stop
         ]
 
+    @memoized
+    def first(self, what: str) -> npt.NDArray[np.int64]:
+        """Of the events of a sort the first of those that are alike."""
+        events = np.flatnonzero(self.are(what))
+        found: npt.NDArray[np.int64] = events[self.alike[events] == events]
+        return found
+
+    @cached_property
+    def joined(self) -> Mapping[Any, list[int]]:
+        """By section, its events that are parts of a call."""
+        found: dict[Any, list[int]] = {}
+        for name, events in self.sections.items():
+            if own := [event for event in range(events.start, events.stop) if self.kinds[event].joined]:
+                found[name] = own
+        return found
+
+    @cached_property
+    def with_waits(self) -> dict[Any, slice]:
+        """The sections in which a collective is waited for later."""
+        waits = self.are(WAIT)
+        return {name: events for name, events in self.sections.items() if waits[events].any()}
+
     @cached_property
     def alike(self) -> npt.NDArray[np.int64]:
         """By event, the first event that is equal to it for any rows of a microbatch and any devices."""
@@ -215,12 +248,12 @@ class Formulas:
     def __init__(self, extents: Sequence[Extent]) -> None:
         self.extents = extents
         monomials: dict[Any, int] = {}
-        terms: list[tuple[int, int, Any]] = []
-        for number, extent in enumerate(extents):
+        terms: list[tuple[int, Any]] = []
+        starts: list[int] = []
+        for extent in extents:
+            starts.append(len(terms))
             of = extent.terms if isinstance(extent, Expression) else (((), extent),)
-            terms += [
-                (number, monomials.setdefault(monomial, len(monomials)), factor) for monomial, factor in of
-            ]
+            terms += [(monomials.setdefault(monomial, len(monomials)), factor) for monomial, factor in of]
         self.monomials = tuple(monomials)
         self.calls = {
             atom: Expression(((((atom, 1),), 1),))
@@ -228,10 +261,13 @@ class Formulas:
             for atom, _ in monomial
             if not isinstance(atom, str)
         }
-        self.factors = np.zeros((len(extents), len(monomials)), np.longdouble)
-        for number, monomial, factor in terms:
-            above, below = factor.as_integer_ratio()
-            self.factors[number, monomial] = np.longdouble(above) / np.longdouble(below)
+        self.starts = np.array(starts, np.int64)
+        """By extent, its first term."""
+        self.monomial_of = np.array([monomial for monomial, _ in terms], np.int64)
+        ratios = [factor.as_integer_ratio() for _, factor in terms]
+        above, below = (np.array(side, np.longdouble) for side in zip(*ratios, strict=True))
+        self.factors = above / below
+        """By term."""
 
     def at(self, numbers: Mapping[str, int]) -> Exact:
         """The values of all extents."""
@@ -244,7 +280,7 @@ class Formulas:
             ],
             np.longdouble,
         )
-        found: Exact = np.rint(self.factors @ values)
+        found: Exact = np.rint(np.add.reduceat(self.factors * values[self.monomial_of], self.starts))
         return found
 
 

@@ -252,6 +252,9 @@ class DeviceEvents:
             row if row.microbatch is None else row._replace(stage=stage, microbatch=microbatch)
             for row in events.rows
         ]
+        self.pieces += [
+            each._replace(places=(start + each.places[0],), stage=stage) for each in events.pieces
+        ]
         works: dict[int, int] = {}
         for place in events.asynchronous:
             row = self.rows[start + place]

@@ -1,21 +1,25 @@
 """`RepeatingStage`: a stage that runs once for each kind of action and size of microbatch, and then repeats its events.
 
 The first action of a kind runs op by op on the `TypedDevice`.  If its events have one price, they are replaced by one
-*piece*: one compute event, with memory events before and after it.  Later actions of the kind repeat the piece, or the
-events if there is no piece.
+*piece*: one compute event, with memory events before and after it.  If they have none, each run of compute between two
+collectives is such a piece.  Later actions of the kind repeat the pieces, or the events if there is no price at all.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cached_property
+from itertools import groupby
+from typing import Any, NamedTuple
 
 from parallelism.execution import ACTIVATIONS, ProgramStage, TypedArray
 from parallelism.layouts.stages import Part
-from parallelism.simulation.device_events import DeviceEvents, PieceRow
+from parallelism.simulation.device_events import DeviceEvents, EventRow, PieceRow
 from parallelism.simulation.typed_device import TypedDevice
 
 MESSAGES = ("send", "recv")
 """The kinds of events that an action, to be repeated, must not have."""
+RUN = "ops"
+"""The name of an event that stands for a run of computes."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +40,25 @@ class RepeatedAction:
 
 @dataclass(frozen=True)
 class RepeatedEvents(RepeatedAction):
-    """An action of a stage for one microbatch, op by op."""
+    """An action of a stage for one microbatch, op by op, or with runs of compute as pieces."""
 
     events: DeviceEvents
+
+    @cached_property
+    def runs(self) -> list[tuple[int, DeviceEvents]]:
+        """The runs of several computes between which nothing else happens, with the changes of memory among them: where
+        each begins, and its events."""
+        found = []
+        for is_own, places in groupby(range(len(self.events.rows)), key=self._is_own):
+            run = [*places]
+            rows = [self.events.rows[place] for place in run]
+            if is_own and sum(row.kind == "compute" for row in rows) > 1:
+                found.append((run[0], DeviceEvents(rows)))
+        return found
+
+    def _is_own(self, place: int) -> bool:
+        """Whether an event depends on no other device, and on nothing that is under way."""
+        return self.events.rows[place].kind in ("compute", "memory")
 
 
 @dataclass(frozen=True)
@@ -132,7 +152,12 @@ class RepeatingStage(ProgramStage):
                 )
                 self.events.cut(start)
             seconds = None if busy or self.price is None else self.price(known.events)
-            own = replace(known, kept=None if known.kept is None else self._named(known.kept, own=True))
+            own = (
+                known
+                if seconds is not None or self.price is None
+                else in_runs(known, self.number, self.price)
+            )
+            own = replace(own, kept=None if own.kept is None else self._named(own.kept, own=True))
             action = self._actions[kind, part, busy] = own if seconds is None else _as_piece(own, seconds)
         self._last[microbatch] = kind
         if action.kept is None:
@@ -174,19 +199,10 @@ class RepeatingStage(ProgramStage):
 
 
 def _as_piece(action: RepeatedEvents, seconds: float) -> Piece:
-    held: dict[str, int] = {}
-    peak: dict[str, int] = {}
-    flops = nbytes = 0.0
-    for kind, name, size, each, *_ in action.events.rows:
-        if kind == "memory":
-            held[name] = held.get(name, 0) + int(size)
-            if sum(held.values()) > sum(peak.values()):
-                peak = dict(held)
-        elif kind == "compute":
-            flops, nbytes = flops + each, nbytes + size
-    held[ACTIVATIONS] = held.get(ACTIVATIONS, 0) + action.kept_more + action.freed
-    change = {name: held.get(name, 0) - peak.get(name, 0) for name in {**peak, **held}}
-    peak, change = map(_freed_first, (peak, change))
+    work = _Work.of(action.events)
+    more = action.kept_more + action.freed
+    change = {**work.change, ACTIVATIONS: work.change.get(ACTIVATIONS, 0) + more}
+    peak, change = map(_freed_first, (work.peak, change))
     return Piece(
         action.kept,
         action.kept_more,
@@ -195,11 +211,71 @@ def _as_piece(action: RepeatedEvents, seconds: float) -> Piece:
         action.outputs,
         action.events,
         seconds,
-        flops,
-        nbytes,
+        work.flops,
+        work.nbytes,
         peak,
         change,
     )
+
+
+def in_runs(
+    action: RepeatedEvents, stage: int, price: Callable[[DeviceEvents], float | None]
+) -> RepeatedEvents:
+    """The action with its runs of computes as pieces of a stage, as far as they have a price."""
+    events, start = DeviceEvents(), 0
+    place_of: dict[int, int] = {}
+    for place, run in [*action.runs, (len(action.events.rows), DeviceEvents())]:
+        place_of |= {each: each - start + len(events.rows) for each in range(start, place)}
+        events.rows += action.events.rows[start:place]
+        start = place + len(run.rows)
+        seconds = price(run)
+        if seconds is None:
+            events.rows += run.rows
+        elif run.rows:
+            _add_run(events, run, stage, seconds)
+    events.collectives = [each._replace(event=place_of[each.event]) for each in action.events.collectives]
+    return replace(action, events=events)
+
+
+def _add_run(events: DeviceEvents, run: DeviceEvents, stage: int, seconds: float) -> None:
+    """Adds a run as one piece."""
+    work = _Work.of(run)
+    sample = next((row for row in run.rows if row.kind == "memory"), EventRow("memory", ""))
+
+    def memory(changes: Mapping[str, int]) -> Iterator[EventRow]:
+        for category, nbytes in _freed_first(changes).items():
+            yield sample._replace(name=category, nbytes=float(nbytes))
+
+    events.rows += memory(work.peak)
+    events.pieces.append(PieceRow((len(events.rows),), run, stage))
+    events.rows.append(EventRow("compute", RUN, work.nbytes, work.flops, seconds=seconds))
+    events.rows += memory(work.change)
+
+
+class _Work(NamedTuple):
+    """The work and the memory of some events."""
+
+    flops: float
+    nbytes: float
+    peak: dict[str, int]
+    """Bytes by category at the moment when most are held, minus the bytes before."""
+    change: dict[str, int]
+    """Bytes by category after the events, minus the bytes at the peak."""
+
+    @classmethod
+    def of(cls, events: DeviceEvents) -> "_Work":
+        """That of all compute events, and all changes of memory."""
+        held: dict[str, int] = {}
+        peak: dict[str, int] = {}
+        flops = nbytes = 0.0
+        for kind, name, size, each, *_ in events.rows:
+            if kind == "memory":
+                held[name] = held.get(name, 0) + int(size)
+                if sum(held.values()) > sum(peak.values()):
+                    peak = dict(held)
+            elif kind == "compute":
+                flops, nbytes = flops + each, nbytes + size
+        return cls(flops, nbytes, peak, {name: held.get(name, 0) - peak.get(name, 0) for name in held})
 
 
 def _freed_first(change: Mapping[str, int]) -> dict[str, int]:

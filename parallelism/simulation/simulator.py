@@ -192,13 +192,15 @@ class _Simulation:
         """A simulation of the representatives.  Where that is exact, an action of a stage is one piece.
 
         It is not with ``op_by_op``, if messages use the links of a piece's collectives, or if the members of a group do
-        not start the piece at the same time.
+        not start the piece at the same time.  Without ``op_by_op``, each run of compute between two collectives is a
+        piece then.
         """
         simulated = self.placed_on(pricing)
         pieces = _Pieces(simulated.mesh, pricing)
         each = _representatives(simulated.templates(None if self.op_by_op else pieces), pricing)
         if _on_levels(each.events, pricing, pieces.levels) or not pieces.are_of_equals(each.equal):
-            each = _representatives(simulated.templates(), pricing)
+            runs = None if self.op_by_op else pieces.of_computes
+            each = _representatives(simulated.templates(runs), pricing)
         trace = self._trace(_timed(each, pricing), simulated.mesh, pricing, each)
         return _Folded(each, pieces, trace)
 
@@ -317,6 +319,10 @@ class _Pieces:
             )
             self._seconds[key] = events, float(lasts)
         return self._seconds[key][1]
+
+    def of_computes(self, ranks: Ints, events: DeviceEvents) -> float | None:
+        """As the call, of events without collectives; None for others."""
+        return None if events.collectives else self(ranks, events)
 
     def same_price(self, rank: int, events: DeviceEvents) -> tuple[tuple[GroupKey, int], ...]:
         """A key: these events take equal seconds on all ranks with the same key."""

@@ -7,8 +7,8 @@ Its role (`parallelism.timeline.matching`) says what it does to the clock of its
     SEND         takes the ``overhead`` of a message; after that, the message arrives after its cost or, where links are
                  shared, later
     RECV         lasts until the message with the same key has arrived, and the overhead of a message longer
-    COLLECTIVE   begins when all members have reached it and the communication streams of all are free; it ends for all
-                 members at once, after its cost or, where links are shared, later
+    COLLECTIVE   begins when all members have reached it and the communication stream of its group is free; it ends for
+                 all members at once, after its cost or, where links are shared, later
     WAIT         lasts until the asynchronous operation of the same ``work`` is over
     POINT        takes no time
     OUTSIDE      takes no time, and is no step of the lane
@@ -16,16 +16,19 @@ Its role (`parallelism.timeline.matching`) says what it does to the clock of its
 An asynchronous recv or collective (one with a ``work``) lasts as long, but does not hold the clock of its lane; an
 asynchronous send holds it for the overhead, and an asynchronous collective for a share of its price.
 
+Each group has a communication stream of its own, as a communicator of NCCL has in training software: the collectives of
+one group follow each other, those of different groups do not wait for each other.
+
 The engine adds and compares costs, and does nothing else with them.  So costs that are integers give times that are
 integers, costs that are floats give floats, and every time is the one that follows from the rules by hand.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from math import inf
 from operator import sub
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -51,6 +54,8 @@ class LaneEvents(NamedTuple):
     """The same number for a send and its recv, and for the members of a collective."""
     sizes: Sequence[int]
     """The number of members of a collective."""
+    groups: Sequence[int]
+    """The number of the group of a collective."""
     works: Sequence[int | None]
     """The number of an asynchronous operation within its lane, on the operation and on its wait."""
     costs: Sequence[Any]
@@ -82,8 +87,8 @@ class Replay:
 
     If nothing is shared, what a lane waits for depends on the events only, not on the order in which lanes are run; so
     every order gives the same times, as in a Kahn process network.  If lanes share a communication stream or a link
-    (``ordered``), they reach it in the order of their clocks.  Of the collectives whose last members come at one
-    moment, each lane begins those first that are first in its program; so the numbers of the lanes do not matter.
+    (``ordered``), they reach it in the order of their clocks.  Of the collectives of one group whose last members come
+    at one moment, those begin first that are first in the programs of the members.
     """
 
     def __init__(
@@ -96,6 +101,7 @@ class Replay:
     ) -> None:
         lengths = events.lengths
         self.roles, self.keys, self.sizes, self.works = events.roles, events.keys, events.sizes, events.works
+        self.groups = events.groups
         self.costs, self.overheads = events.costs, events.overheads
         self.starts, self.durations = events.starts, events.durations
         self.ends = list(accumulate(lengths))  # by lane: the place after its last event
@@ -117,16 +123,15 @@ class Replay:
         self.share = share
         self.now = 0.0 if ordered else inf  # no lane reaches what is shared before this time
         self.agenda: list[tuple[float, int, int, int]] = []
-        self.stream: list[Any] = [0] * len(lengths)  # by lane: when its communication stream is free
+        self.stream: dict[int, Any] = {}  # by group: when its communication stream is free
         self.links: SharedLinks | None = None
         if sharing is not None:
             self.sharing = sharing
             self.message_routes: dict[tuple[int, int], tuple[Route | None, float]] = {}
-            self.queues: list[deque[int]] = [
-                deque() for _ in lengths
-            ]  # by lane: collectives all members reached
+            self.queues = defaultdict[int, deque[int]](
+                deque
+            )  # by group: collectives that all members reached
             self.joined: dict[int, list[tuple[int, int]]] = {}  # such a collective -> its members
-            self.behind: dict[int, int] = {}  # ... -> in how many queues it is not first
             self.links = SharedLinks(sharing.capacity, self.foretell)
 
     def run(self) -> list[int]:
@@ -257,31 +262,30 @@ class Replay:
         return route is not None
 
     def begin(self) -> None:
-        """Begins the collectives that all members reached at this moment, or puts them into the members' queues."""
+        """Begins the collectives that all members reached at this moment, or puts them into the queues of groups."""
         complete, self.complete = self.complete, []
-        for i, members in _in_program_order(complete) if len(complete) > 1 else complete:
+        # The first lane of a group has its collectives in the order of its program.
+        complete.sort(key=lambda reached: min(reached[1]))
+        for i, members in complete:
             if self.links is not None:
                 self.join(i, members)
                 continue
-            end = self.costs[i] + max([max(self.starts[j], self.stream[member]) for member, j in members])
+            group = self.groups[i]
+            reached = max([self.starts[j] for _, j in members])
+            end = self.stream[group] = max(reached, self.stream.get(group, 0)) + self.costs[i]
             for member, j in members:
-                self.stream[member] = end
                 self.finish(member, j, end)
 
     def join(self, i: int, members: list[tuple[int, int]]) -> None:
-        """All members reached a collective: it begins when it is the first in the queues of all members."""
+        """All members reached a collective: it begins when it is the first in the queue of its group."""
         self.joined[i] = members
-        self.behind[i] = len(members)
-        for member, _ in members:
-            self.queues[member].append(i)
-            if self.queues[member][0] == i:
-                self.lead(i)
+        queue = self.queues[self.groups[i]]
+        queue.append(i)
+        if queue[0] == i:
+            self.lead(i)
 
     def lead(self, i: int) -> None:
-        """A collective became the first in one more queue of its members; if in all, it begins."""
-        self.behind[i] -= 1
-        if self.behind[i]:
-            return
+        """A collective became the first in the queue of its group: it begins."""
         assert self.links is not None
         indices = self.sharing.collective_route
         route = None if indices is None else self.sharing.collective_routes[indices[i]]
@@ -292,14 +296,12 @@ class Replay:
 
     def conclude(self, i: int, end: float) -> None:
         """A collective is over."""
-        del self.behind[i]
-        members = self.joined.pop(i)
-        for member, j in members:
-            self.queues[member].popleft()
+        for member, j in self.joined.pop(i):
             self.finish(member, j, end)
-        for member, _ in members:
-            if self.queues[member]:
-                self.lead(self.queues[member][0])
+        queue = self.queues[self.groups[i]]
+        queue.popleft()
+        if queue:
+            self.lead(queue[0])
 
     def arrive(self, key: int, arrival: Any) -> None:
         """The arrival of a message is known."""
@@ -325,36 +327,3 @@ class Replay:
         self.next[lane] = i + 1
         self.blocked[lane] = _NONE
         self.ready.append(lane)
-
-
-def _in_program_order(
-    complete: list[tuple[int, list[tuple[int, int]]]],
-) -> Iterator[tuple[int, list[tuple[int, int]]]]:
-    """The collectives, each after those that come before it in a lane of its members.
-
-    Where lanes disagree, in the order in which they were complete.
-    """
-    of_lane: dict[
-        int, list[tuple[int, int]]
-    ] = {}  # lane -> event, and place of its collective in ``complete``
-    for place, (_, members) in enumerate(complete):
-        for lane, event in members:
-            of_lane.setdefault(lane, []).append((event, place))
-    after: list[list[int]] = [[] for _ in complete]
-    before = [0] * len(complete)
-    for reached in of_lane.values():
-        for (_, first), (_, second) in pairwise(sorted(reached)):
-            after[first].append(second)
-            before[second] += 1
-    left = dict.fromkeys(range(len(complete)))
-    free = [place for place in left if not before[place]]
-    while left:
-        place = heappop(free) if free else next(iter(left))
-        if place not in left:
-            continue
-        del left[place]
-        yield complete[place]
-        for each in after[place]:
-            before[each] -= 1
-            if not before[each]:
-                heappush(free, each)

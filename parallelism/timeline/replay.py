@@ -10,17 +10,18 @@ times emulated runs, simulations and schedules under given costs; where transfer
     send         takes no time: a copy is on its way, and arrives after what its path takes
     recv         lasts until the message has arrived; where messages hold their ends (`Pricing.overheads`) sends take
                  that long, and recvs that much longer
-    collective   begins when the last member of the group has called it and the communication streams of all members
-                 are free; it ends for all members at once, after its price or, where links are shared, later
+    collective   begins when the last member of the group has called it and the communication stream of the group is
+                 free; it ends for all members at once, after its price or, where links are shared, later
     wait         lasts until the asynchronous operation of the same ``work`` is over
     the rest     takes no time: host traffic, memory
 
 An asynchronous recv or collective lasts as long but does not hold the clock of its rank: a rank has one stream for
-compute and one for communication.  (On a hardware with a ``collective_share`` a collective holds it for that part of
-its price, because it takes this part of the device from the compute beside it.)  The collectives of a rank follow each
-other on the latter, in the order in which their last members call them.  Messages and collectives that are pending at
-the same time share their links (`parallelism.timeline.fair_sharing`); without link sharing each has its links to
-itself.
+compute and one for the collectives of each of its groups.  (On a hardware with a ``collective_share`` a collective
+holds it for that part of its price, because it takes this part of the device from the compute beside it.)  The
+collectives of a group follow each other, as their members call them; those of other groups, a gradient sum over ``dp``
+beside an all_gather over ``tp``, do not wait for them, as NCCL has it with a communicator for each group.  Messages
+and collectives that are pending at the same time share their links (`parallelism.timeline.fair_sharing`); without link
+sharing each has its links to itself.
 `parallelism.timeline.pricing` gives the prices.  Without it compute takes the CPU seconds of the device's thread, and
 everything else is free.
 """
@@ -106,6 +107,7 @@ def replay_columns(
         roles.roles[steps],
         roles.keys[steps],
         roles.sizes[steps],
+        events.only("group").take(steps).key("group"),
         events.only("work").take(steps).numbers("work"),
         values[steps],
         pricing.overheads(events, roles)[steps] if ordered and pricing else np.zeros_like(values[steps]),
@@ -146,6 +148,7 @@ def _times(steps: Steps, *, ordered: bool, sharing: Sharing | None, share: float
             steps.roles.data,
             steps.keys.data,
             steps.sizes.data,
+            steps.groups.data,
             as_values(steps.works),
             steps.costs.data,
             steps.overheads.data,

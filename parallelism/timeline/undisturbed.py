@@ -9,7 +9,7 @@ Only steps that do something are run one by one; what follows from their times i
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,6 +36,7 @@ class Steps(NamedTuple):
     roles: npt.NDArray[np.uint8]
     keys: Places
     sizes: Places
+    groups: Places
     works: Places
     """`ABSENT` for operations that are not asynchronous."""
     costs: Numbers
@@ -75,7 +76,9 @@ def undisturbed(
     lane, ends = np.repeat(np.arange(lanes), steps.lengths), np.cumsum(steps.lengths)
     sends, meets = np.flatnonzero(roles == SEND), np.flatnonzero(roles == COLLECTIVE)
     messages, slot_of_send = np.unique(keys[sends], return_inverse=True)
-    groups, first_of_group, slot_of_meet = np.unique(keys[meets], return_index=True, return_inverse=True)
+    collectives, first_of_collective, slot_of_meet = np.unique(
+        keys[meets], return_index=True, return_inverse=True
+    )
     if works.dtype != np.int64 or len(messages) < len(sends) or not _agree(steps, slot_of_meet, lane, meets):
         return None
     operation = _operations(roles, works, lane)
@@ -115,7 +118,8 @@ def undisturbed(
             np.where(does == _PASS, own, flights)[run].tolist(),
             before[run].tolist(),
             overheads[np.where(does == _TAKE, np.maximum(asks, 0), np.arange(count))[run]].tolist(),
-            np.bincount(slot_of_meet, minlength=len(groups)).tolist(),
+            np.bincount(slot_of_meet, minlength=len(collectives)).tolist(),
+            steps.groups[meets[first_of_collective]].tolist(),
         ),
         len(messages),
         ordered=ordered,
@@ -137,7 +141,7 @@ def undisturbed(
             starts[sends],
             costs[sends] + overheads[sends],
             overheads[sends],
-            meets[first_of_group],
+            meets[first_of_collective],
             begun,
             costs,
         )
@@ -204,6 +208,8 @@ class _Program(NamedTuple):
     """How long a step that sends or takes a message holds its lane."""
     members: Sequence[int]
     """By collective."""
+    groups: Sequence[int]
+    """By collective, the number of its group."""
 
 
 class _Run:
@@ -220,26 +226,21 @@ class _Run:
         """By collective: its end."""
         self.queued = False
         """Whether a collective waited for the end of another that a member had called before."""
-        self.has_order = True
-        """Whether the collectives of each lane came in an order that is known without the engine."""
         self._ready = list(range(len(program.until) - 1, -1, -1))
         self._met = defaultdict[int, dict[int, None]](
             dict
         )  # collective -> the lanes that reached it, in order
-        self._stream: list[Any] = [0] * len(program.until)  # by lane: when its communication stream is free,
-        self._joined: list[Any] = [-1] * len(
-            program.until
-        )  # and when all members had reached its last collective
+        self._stream: dict[int, Any] = {}  # by group: when its communication stream is free
         self._for_message: dict[int, list[int]] = {}
         self._for_collective = defaultdict[int, list[int]](list)
 
     def is_complete(self) -> bool:
-        """Runs the lanes; whether all of them come to their ends, with the collectives of each in its order."""
-        until, does, slots, _, costs, before, overheads, _ = self.program
+        """Runs the lanes; whether all of them come to their ends."""
+        until, does, slots, _, costs, before, overheads, _, _ = self.program
         starts, clocks, arrivals, concluded = self.starts, self.clocks, self.arrivals, self.concluded
         ready, for_message = self._ready, self._for_message
         following = [0, *until[:-1]]
-        while ready and self.has_order:
+        while ready:
             lane = ready.pop()
             clock = clocks[lane]
             i = following[lane]
@@ -266,7 +267,7 @@ class _Run:
             else:
                 i = until[lane]
             following[lane], clocks[lane] = i, clock
-        return self.has_order and following == list(until)
+        return following == list(until)
 
     def _take(self, i: int, lane: int) -> Any:
         """When a message is taken; None if it has not been sent: the lane waits."""
@@ -288,25 +289,22 @@ class _Run:
                 if clock > self.begun[slot]:
                     self.begun[slot] = clock
             if len(reached) == self.program.members[slot]:
-                end = self._conclude(slot, reached, self.program.costs[i])
+                end = self._conclude(slot, self.program.costs[i])
         if what == _CALL:
             return clock + self.share * self.program.costs[i] if self.share else clock
         if end is None:
             self._for_collective[slot].append(lane)
         return end
 
-    def _conclude(self, slot: int, reached: Iterable[int], cost: Any) -> Any:
+    def _conclude(self, slot: int, cost: Any) -> Any:
         """All members have reached a collective; its end."""
-        time = self.begun[slot]
-        for member in reached if self.ordered else ():
-            if self._stream[member] > time:
-                if self._joined[member] >= time:
-                    self.has_order = False
-                    return None
-                self.begun[slot], self.queued = max(self.begun[slot], self._stream[member]), True
+        group = self.program.groups[slot]
+        # All members call the collectives of a group in one order, so those before this one are concluded.
+        free = self._stream.get(group, 0)
+        if self.ordered and free > self.begun[slot]:
+            self.begun[slot], self.queued = free, True
         self.concluded[slot] = end = self.begun[slot] + cost
-        for member in reached:
-            self._stream[member], self._joined[member] = end, time
+        self._stream[group] = end
         self._ready += self._for_collective.pop(slot, ())
         return end
 

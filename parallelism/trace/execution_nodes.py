@@ -8,7 +8,7 @@
 
 A node depends on the node before it, by ``data``, and on what was waited for since.  An asynchronous operation and a
 send, which is buffered, hold nothing up: what comes after them depends on what was before.  A collective depends on
-the collective before it, too, by ``control``: a rank has one stream for them.
+the collective of its group before it, too, by ``control``: a rank has one stream for each of its groups.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class ExecutionNodes:
         """The nodes of a rank."""
         count = 0
         frontier: tuple[int, ...] = ()
-        stream: tuple[int, ...] = ()
+        streams: dict[Ranks | None, tuple[int, ...]] = {}
         works: dict[int, tuple[int, ...]] = {}
         columns = self.trace.columns
         places = np.flatnonzero(columns.isin("rank", {rank}))
@@ -104,7 +104,9 @@ class ExecutionNodes:
                 frontier = tuple(sorted({*frontier, *awaited}))
                 continue
             control = (
-                tuple(node for node in stream if node not in frontier) if event.kind == "collective" else ()
+                tuple(node for node in streams.get(event.group, ()) if node not in frontier)
+                if event.kind == "collective"
+                else ()
             )
             made = []
             for name, type, attributes in self._parts(event, place):
@@ -121,7 +123,8 @@ class ExecutionNodes:
                     attributes,
                 )
             ids = tuple(made)
-            stream = ids if event.kind == "collective" and ids else stream
+            if event.kind == "collective" and ids:
+                streams[event.group] = ids
             if event.work is not None:
                 works[event.work] = ids
             elif ids and event.kind != "send":

@@ -352,7 +352,9 @@ def _is_of_a_simulation(told: Sequence[Any]) -> bool:
     match software:
         case [] | [None]:
             return True
-        case [[bool() | "elementwise", *switches]] if 1 <= len(switches) <= 2:  # earlier files have one
+        case [[bool() | "elementwise" | "epilogues", *switches]] if (
+            1 <= len(switches) <= 2
+        ):  # earlier files have one
             return all(type(switch) is bool for switch in switches)
     return False
 

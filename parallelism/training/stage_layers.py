@@ -10,6 +10,7 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import accumulate, groupby
 
 from parallelism.display.quantities import plural, shortened
@@ -38,6 +39,7 @@ def even(layers: int, stages: int) -> tuple[int, ...]:
     return tuple(few + (stage in longer) for stage in range(stages))
 
 
+@lru_cache(maxsize=1024)
 def balanced_ends(layers: int, stages: int, last: float, first: float = 0.0) -> tuple[int, ...]:
     """`even`, where the first and the last stage do the work of so many further layers.
 

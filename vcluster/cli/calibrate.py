@@ -111,7 +111,8 @@ def _medium(devices: int) -> Medium:
 def _published(name: str) -> int:
     """Refit a stack to a table of published runs and print both."""
     from parallelism.display import progress
-    from vcluster.calibration.published import Table, refitted
+    from vcluster.calibration.published import refitted
+    from vcluster.calibration.published_tables import Table
 
     try:
         table = Table.of(name)

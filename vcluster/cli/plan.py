@@ -2,10 +2,8 @@
 
 import argparse
 import json
-import re
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -14,79 +12,23 @@ from parallelism import ir
 from parallelism.auto_sharding import dual
 from parallelism.display import progress
 from parallelism.hardware import sized_hardware
-from parallelism.hardware.fields import shown
 from parallelism.models import TransformerSpec
 from parallelism.planning import SETTINGS, find_plan
-from parallelism.planning.dealing import spelled_out
 from parallelism.trace import Trace
-from parallelism.training import OPTIONS, MegatronFlags
-from parallelism.training.precision_flags import STATE, state_of
-from parallelism.training.state_sharding import StateSharding
-from parallelism.training.training_run import ADAM_W, ROWS
-from parallelism.transforms import SGD, Adam
+from parallelism.training import MegatronFlags
 from parallelism.transforms.words import SHORTHANDS
 from vcluster.cli.command_line import Arguments, Parser, WrongWords, accessing, whole, writable
 from vcluster.cli.layouts_page import layouts_document, write_layouts
-from vcluster.cli.megatron_words import (
-    check_rate,
-    flags_of,
-    is_model,
-    named_model,
-    tell_remarks,
-    tell_unchanging,
-    training_parser,
-)
-from vcluster.cli.plan_document import Asked, document_of, loaded, printed_json, saved
+from vcluster.cli.megatron_words import is_model, tell_remarks, tell_unchanging, training_parser
+from vcluster.cli.plan_document import document_of, loaded, printed_json, saved
 from vcluster.cli.plan_text import needs_text, plan_text, write_page
-from vcluster.cli.program_files import (
-    loss_of_rows,
-    optimizer_of,
-    program_in,
-    sizes_of,
-    tell_whole,
-    weights_told_once,
-)
+from vcluster.cli.program_files import tell_whole, weights_told_once
 from vcluster.cli.serving.cache_words import CACHE, cache_of
 from vcluster.cli.sliced import tell_slicings
+from vcluster.cli.sweeps.question import Search, in_precision, model_and_batch, optimizer_and_flags, question
+from vcluster.cli.sweeps.swept import swept
+from vcluster.cli.sweeps.words import ARGUMENTS as SWEEP, batches_in, take_apart
 from vcluster.runs.verified import verified
-
-ORDER = "pp dp cp ep tp"
-_FIXED = SETTINGS.with_flag()
-"""The settings of a plan that flags of Megatron-LM fix, by field."""
-_DTYPES = (
-    "fp16",
-    "bf16",
-    "fp32",
-    "accumulate_allreduce_grads_in_fp32",
-    "grad_reduce_in_bf16",
-    "main_grads_dtype",
-    "use_precision_aware_optimizer",
-    *STATE.values(),
-)
-"""The flags about dtypes."""
-_OTHER = (
-    *_DTYPES,
-    "use_distributed_optimizer",
-    "use_megatron_fsdp",
-    "data_parallel_sharding_strategy",
-    "outer_dp_sharding_strategy",
-    "overlap_param_gather",
-    "recompute_activations",
-    "num_layers_per_virtual_pipeline_stage",
-)
-"""The flags about the strategy that have a meaning of their own here."""
-_OPTIONS = {
-    option.field: option
-    for option in OPTIONS
-    if option.field
-    in (
-        *_FIXED,
-        "use_distributed_optimizer",
-        "recompute_activations",
-        "num_layers_per_virtual_pipeline_stage",
-    )
-}
-"""The flags that a question may have, by field."""
 
 HINTS = {f"--{name}": f"--fix {name}=" for name in (*SETTINGS, *SHORTHANDS)}
 """What a setting that is written as a flag may mean."""
@@ -146,43 +88,18 @@ OWN: Arguments = {
     "--json": {"action": "store_true", "help": "print the figures as JSON"},
     "--html": {"type": Path, "metavar": "FILE.html", "help": "write a page that needs no other file"},
     "--save": {"type": Path, "metavar": "FILE.json", "help": "write what was found"},
+    **SWEEP,
     "--load": {"type": Path, "metavar": "FILE.json", "help": "tell what --save wrote, without a search"},
 }
 
 
 def planned(program: str, words: Sequence[str]) -> int:
     """Find the best plans and tell them.  Returns 1 if none fits, or if a run differs from its simulation."""
-    loads = any(word == "--load" or word.startswith("--load=") for word in words)
     began = perf_counter()
-    parser = training_parser(
-        program,
-        "plan",
-        "Finds the best split of a step of training over the devices of a described hardware.\n"
-        "Flags that say how to split restrict the search.",
-        (
-            "gpt --num-layers 40 --hidden-size 5120 --num-attention-heads 40\n"
-            "      --seq-length 2048 --vocab-size 51200 --global-batch-size 512\n"
-            "      --hardware dgx-h100 --devices 64",
-            "llama3-70b --global-batch-size 1024 --hardware dgx-h100 --devices 256\n"
-            "      --memory 72GB --why-not tp=8 --save plans.json",
-            "config.json --global-batch-size 512 --hardware dgx-h100 --devices 64",
-            "loss.mlir --batch B=512 --hardware dgx-h100 --devices 16",
-            "loss.mlir --batch B=512 --hardware dgx-h100 --devices 8 --auto",
-            "gpt2-xl --global-batch-size 64 --hardware dgx-h100 --devices 8 --slices 8",
-            "--load plans.json --json",
-        ),
-        OWN,
-        optional=True,
-        hints=HINTS,
-    )
-    arguments = parser.parse(words)
-    if loads:
-        _check_loads(parser, arguments)
-    else:
-        _check_given(arguments)
-    for option in ("save", "html"):
-        if (path := getattr(arguments, option)) is not None:
-            writable(path, option)
+    loads = any(word == "--load" or word.startswith("--load=") for word in words)
+    arguments = _arguments(program, words, loads=loads)
+    if arguments.tokens is not None:
+        return swept(program, arguments)
     if arguments.auto or arguments.slices:
         return _without_strategies(program, arguments)
     document, trace = (loaded(arguments.load), None) if loads else _searched(program, arguments)
@@ -205,6 +122,50 @@ def planned(program: str, words: Sequence[str]) -> int:
         return int(bool((document.get("verified") or {}).get("differences")))
     print(needs_text(document), file=sys.stderr)
     return 1
+
+
+def _arguments(program: str, words: Sequence[str], *, loads: bool) -> argparse.Namespace:
+    """The words, checked as far as no search is needed.  `WrongWords`."""
+    parser = _parser(program)
+    words, batches = batches_in(words)
+    arguments = parser.parse(words)
+    if loads:
+        _check_loads(parser, arguments)
+    else:
+        _check_given(arguments)
+    arguments.batches = batches
+    take_apart(arguments)
+    for option in ("save", "html"):
+        if (path := getattr(arguments, option)) is not None:
+            writable(path, option)
+    return arguments
+
+
+def _parser(program: str) -> Parser:
+    """The parser of all words of `plan`."""
+    return training_parser(
+        program,
+        "plan",
+        "Finds the best split of a step of training over the devices of a described hardware.\n"
+        "Flags that say how to split restrict the search.",
+        (
+            "gpt --num-layers 40 --hidden-size 5120 --num-attention-heads 40\n"
+            "      --seq-length 2048 --vocab-size 51200 --global-batch-size 512\n"
+            "      --hardware dgx-h100 --devices 64",
+            "llama3-70b --global-batch-size 1024 --hardware dgx-h100 --devices 256\n"
+            "      --memory 72GB --why-not tp=8 --save plans.json",
+            "config.json --global-batch-size 512 --hardware dgx-h100 --devices 64",
+            "loss.mlir --batch B=512 --hardware dgx-h100 --devices 16",
+            "loss.mlir --batch B=512 --hardware dgx-h100 --devices 8 --auto",
+            "gpt2-xl --global-batch-size 64 --hardware dgx-h100 --devices 8 --slices 8",
+            "--load plans.json --json",
+            "llama2-13b --tokens 1T --days 30 --global-batch-size 1024 --price 2.50\n"
+            "      --hardware dgx-h100,h200-node --devices 64,128,256",
+        ),
+        OWN,
+        optional=True,
+        hints=HINTS,
+    )
 
 
 def _check_loads(parser: Parser, arguments: argparse.Namespace) -> None:
@@ -239,7 +200,7 @@ def _without_strategies(program: str, arguments: argparse.Namespace) -> int:
     _check_without_strategies(arguments, asked)
     optimizer, flags = optimizer_and_flags(arguments)
     try:
-        model, batch = _model_and_batch(arguments, flags)
+        model, batch = model_and_batch(arguments, flags)
         if given := [f"--{name.replace('_', '-')}" for name in flags.given("strategy")]:
             raise ValueError(
                 f"{asked} finds {'the layouts' if arguments.auto else 'stages and their meshes'} itself; "
@@ -247,7 +208,7 @@ def _without_strategies(program: str, arguments: argparse.Namespace) -> int:
             )
         if arguments.slices:
             if isinstance(model, TransformerSpec):
-                model = _in_precision(model, flags, arguments)
+                model = in_precision(model, flags, arguments)
             return tell_slicings(model, batch, optimizer, arguments)
         if not isinstance(model, ir.Function):
             raise ValueError(f"--auto is for a program in a file; {arguments.model} is planned by strategies")
@@ -300,35 +261,20 @@ def _tell_layouts(plans: Any, bought: Any, arguments: argparse.Namespace, flags:
 
 
 def _searched(program: str, arguments: argparse.Namespace) -> tuple[dict[str, Any], Trace | None]:
-    optimizer, flags = optimizer_and_flags(arguments)
     try:
-        model, batch = _model_and_batch(arguments, flags)
-        asked = Asked(
-            program, arguments.model, model, flags, arguments.hardware, arguments.devices, optimizer
-        )
-        if not isinstance(model, TransformerSpec):
-            asked = replace(asked, rows=_rows(arguments)[0], sizes=sizes_of(arguments.size))
-        fixed = fixed_settings(flags, model, arguments.fix)
-        if isinstance(model, TransformerSpec):
-            model = _in_precision(model, flags, arguments)
-        else:
-            fixed.setdefault("order", ORDER)  # as in the mesh of a strategy's text
+        search = Search.of(program, arguments)
+        search.check_rate(sized_hardware(arguments.hardware, arguments.devices))
+        asked, flags, model = search.asked, search.asked.flags, search.model
         cache = cache_of(model, str(getattr(model, "dtype", ""))) if arguments.cache else None
-        questions = {text: question(text, model, fixed) for text in arguments.why_not}
+        questions = {text: question(text, model, search.fixed) for text in arguments.why_not}
         with progress("listing the splits") as told, weights_told_once():
             plans = find_plan(
                 model,
                 hardware=arguments.hardware,
                 devices=arguments.devices,
-                batch=batch,
-                memory=arguments.memory,
-                reserve=arguments.reserve,
-                optimizer=optimizer,
-                gradients=flags.gradients,
-                state=state_of(flags),
-                simulations=arguments.simulations,
+                batch=search.batch,
                 progress=told,
-                **fixed,
+                **search.options,
             )
             if not len(plans) and plans.tightest is None:
                 raise ValueError(plans.refusals)
@@ -351,147 +297,3 @@ def _searched(program: str, arguments: argparse.Namespace) -> tuple[dict[str, An
         if update := [f"--{name.replace('_', '-')}" for name in idle]:
             print(f"without effect on a search: {', '.join(update)}", file=sys.stderr)
     return document, trace
-
-
-def optimizer_and_flags(arguments: argparse.Namespace) -> tuple[SGD | Adam, MegatronFlags]:
-    """What updates the weights, and the flags.  A program in a file has an optimizer in the form of `simulate`."""
-    if is_model(arguments.model):
-        flags = flags_of(arguments)
-        return flags.trained_by, flags
-    text, arguments.optimizer = arguments.optimizer, None
-    if arguments.sgd_momentum is not None:
-        raise WrongWords("--sgd-momentum is for a model by its name; leave it out")
-    return ADAM_W if text is None else optimizer_of(text), flags_of(arguments)
-
-
-def _model_and_batch(
-    arguments: argparse.Namespace, flags: MegatronFlags
-) -> tuple[TransformerSpec | ir.Function, int]:
-    """The model of the first word, a name or a file, and the rows of a step."""
-    if is_model(arguments.model):
-        if arguments.size:
-            raise ValueError("--size is for a program in a file; a model by its name has flags")
-        if arguments.batch is not None:
-            raise ValueError(
-                "--batch is for a program in a file; a model by its name has --global-batch-size"
-            )
-        if flags.global_batch_size is None:
-            raise ValueError("--global-batch-size must say how many sequences a step has")
-        return flags.spec(named_model(arguments.model, flags.seq_length)), flags.global_batch_size
-    if given := [
-        f"--{name.replace('_', '-')}"
-        for name in (*flags.given("model"), *flags.given())
-        if name in (*flags.given("model"), *_DTYPES, "global_batch_size")
-    ]:
-        raise ValueError(f"a program in a file has its own figures, dtypes and batch; leave out {given[0]}")
-    name, rows = _rows(arguments)
-    program, sizes = program_in(Path(arguments.model), sizes_of(arguments.size))
-    if not isinstance(program, ir.Function):
-        raise ValueError(
-            f"{arguments.model} is cut into a pipeline already; a plan is for the program of a loss"
-        )
-    return loss_of_rows(program, name, sizes), rows
-
-
-def _in_precision(
-    model: TransformerSpec, flags: MegatronFlags, arguments: argparse.Namespace
-) -> TransformerSpec:
-    dtype = "float32" if flags.fp32 else "float16" if flags.fp16 else "bfloat16"
-    check_rate(sized_hardware(arguments.hardware, arguments.devices), dtype)
-    return replace(model, dtype=dtype)
-
-
-def _rows(arguments: argparse.Namespace) -> tuple[str, int]:
-    """The symbol for the rows of a program in a file, and their number."""
-    name, _, rows = (arguments.batch or "").partition("=")
-    if not name or not rows.isdecimal() or not 0 < int(rows) < 10**9:
-        raise ValueError(
-            "--batch must give the rows of a step, as the symbol that the program has for them and a "
-            f"number: {ROWS}=512"
-        )
-    return name, int(rows)
-
-
-def fixed_settings(
-    flags: MegatronFlags, model: TransformerSpec | ir.Function, fix: Sequence[str]
-) -> dict[str, Any]:
-    """The settings of plans that the flags and ``--fix`` restrict.  ``ValueError`` where they contradict each other."""
-    given = flags.given("strategy") | {
-        name: value for name, value in flags.given("batch").items() if name != "global_batch_size"
-    }
-    if unknown := [f"--{name.replace('_', '-')}" for name in given if name not in (*_FIXED, *_OTHER)]:
-        raise ValueError(f"a search cannot be restricted by {', '.join(unknown)}; --fix restricts settings")
-    fixed = {setting: given[name] for name, setting in _FIXED.items() if name in given}
-    sharding = StateSharding.of(flags)
-    if sharding.stage:
-        fixed["zero"] = sharding.stage
-    if sharding.outer_stage:
-        raise ValueError("a search cannot be restricted by --outer-dp-sharding-strategy optim")
-    if flags.recompute_activations:
-        fixed.setdefault("recompute", "selective")
-    if (each := flags.num_layers_per_virtual_pipeline_stage) is not None:
-        stages = each * fixed.get("pp", 0)
-        layers = model.layers if isinstance(model, TransformerSpec) else 0
-        if not stages or layers % stages or not layers:
-            raise ValueError(
-                "--num-layers-per-virtual-pipeline-stage restricts a search with a "
-                f"--pipeline-model-parallel-size such that both divide the {layers} layers"
-            )
-        fixed |= {"chunks": layers // stages, "schedule": "interleaved_1f1b"}
-    more = spelled_out(settings(fix))
-    if both := sorted({*fixed} & {*more}):
-        raise ValueError(f"--fix {both[0]} and a flag both restrict {both[0]}")
-    return fixed | more
-
-
-def question(text: str, model: TransformerSpec | ir.Function, fixed: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a ``--why-not``: settings of plans, or flags of Megatron-LM without dashes in front.
-
-    A flag without a value is on; with 0 it is off.  ``ValueError`` for what is neither.
-    """
-    flags, found = dict[str, Any](), dict[str, Any]()
-    for each in re.split(r"\s+(?=[a-z-]+=|-*[a-z]+-[a-z-]+(?:\s|$))", text.strip()):
-        name, _, value = each.removeprefix("--").partition("=")
-        option = _OPTIONS.get(name.replace("-", "_"))
-        if option is None:
-            more = settings([each])
-            if twice := next((name for name in more if name in found), None):
-                raise ValueError(
-                    f"--why-not gives {twice} twice: it asks for one value; several questions are several "
-                    "--why-not"
-                )
-            found |= more
-        elif not option.switch:
-            flags[option.field] = value if option.choices else int(value) if value.isdecimal() else value
-        elif value in ("", "1"):
-            flags[option.field] = True
-        elif value == "0" and option.field in (*_FIXED, "use_distributed_optimizer"):
-            found |= {_FIXED.get(option.field, "zero"): False if option.field in _FIXED else 0}
-        else:
-            raise ValueError(f"--why-not {name} takes no value but 0 and 1, got {value!r}")
-    if "num_layers_per_virtual_pipeline_stage" in flags and isinstance(fixed.get("pp"), int):
-        flags.setdefault("pipeline_model_parallel_size", fixed["pp"])
-    return {**fixed_settings(MegatronFlags(**flags), model, []), **found}
-
-
-def settings(texts: Sequence[str]) -> dict[str, Any]:
-    """Settings by name, from texts such as ``tp=8`` and ``zero=0,1``; several values are a list."""
-    found: dict[str, Any] = {}
-    for text in texts:
-        name, equals, values = text.partition("=")
-        if not equals or not values:
-            raise ValueError(f"a setting is a name and a value, as tp=8; got {shown(text)}")
-        if name in found:
-            raise ValueError(
-                f"{name} is given twice; several values of a setting are one list, as {name}=1,2: got "
-                f"{shown(text)}"
-            )
-        several = [_value(name, each) for each in values.split(",")]
-        found[name] = several if len(several) > 1 else several[0]
-    return found
-
-
-def _value(name: str, text: str) -> Any:
-    if name in SETTINGS and SETTINGS[name].is_switch and text in ("0", "1"):
-        return text == "1"
-    return int(text) if text.isdecimal() and len(text) < 10 else text

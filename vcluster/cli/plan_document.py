@@ -393,6 +393,8 @@ def _is_list_of(kind: type, found: Any) -> bool:
 def _check_plan(plan: Any) -> None:
     _check_that(isinstance(plan, dict), "a plan must be an object")
     _fields(plan, _PLAN_TEXTS, _PLAN_NUMBERS, "a plan")
+    if plan.get("tokens_per_second") is not None:
+        _fields(plan, (), ("tokens_per_second",), "a plan")
     _mapping(plan.get("parts"), "parts")
     _mapping(plan.get("mesh"), "mesh")
     _check_that(isinstance(plan.get("memory"), list), "memory must be a list")

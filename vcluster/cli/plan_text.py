@@ -127,13 +127,22 @@ def _search(document: Mapping[str, Any]) -> list[str]:
 
 
 def _table(plans: Sequence[Mapping[str, Any]]) -> list[str]:
-    rows = [("", "step", "MFU", "GB", "plan")]
-    rows += [
-        (str(place), seconds(plan["seconds"]), f"{plan['mfu']:.1%}", gigabytes(plan["peak_bytes"]), "")
-        for place, plan in enumerate(plans, 1)
-    ]
+    rows = [["", "step", "tokens/s", "MFU", "GB"]]
+    for place, plan in enumerate(plans, 1):
+        rate = plan.get("tokens_per_second")  # a program's rows have no known number of tokens
+        rows.append(
+            [
+                str(place),
+                seconds(plan["seconds"]),
+                "" if rate is None else count(rate),
+                f"{plan['mfu']:.1%}",
+                gigabytes(plan["peak_bytes"]),
+            ]
+        )
+    if not any(row[2] for row in rows[1:]):
+        rows = [[*row[:2], *row[3:]] for row in rows]
     splits = ["plan", *(plan["split"] for plan in plans)]
-    cells = in_columns([row[:-1] for row in rows], 0)
+    cells = in_columns(rows, 0)
     return [line for start, split in zip(cells, splits, strict=True) for line in _lines(f"{start}  ", split)]
 
 

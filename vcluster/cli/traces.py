@@ -1,7 +1,8 @@
-"""The commands on recorded traces: `python -m vcluster report` and `compare`."""
+"""The commands on what was recorded: `python -m vcluster report` and `compare` on traces, `hang` on dumps."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -81,6 +82,52 @@ def compare(program: str, words: Sequence[str]) -> int:
 
         with _silent(), accessing(page, option="html"):
             comparison_html(found, page, titles=(arguments.a.name, arguments.b.name))
+        print(f"\nThe page is {page}")
+    return 0
+
+
+def hang(program: str, words: Sequence[str]) -> int:
+    """Print why a job hangs, from the dumps of its ranks, and write its page if requested."""
+    arguments = Parser(
+        {
+            "dumps": {
+                "type": Path,
+                "metavar": "DUMP",
+                "nargs": "+",
+                "help": "flight-recorder dumps as JSON, one a rank, a folder of them, or what error.trace.save has written",
+            },
+            "--html": {
+                "type": Path,
+                "metavar": "FILE.html",
+                "help": "write a page with the last calls of each rank",
+            },
+        },
+        prog=f"{program} hang",
+        description="Why a job hangs: who waits for whom, and which decision differed.",
+    ).parse(words)
+    from vcluster.hangs import DumpError, explain
+
+    for path in arguments.dumps:
+        with accessing(path, "read"):
+            path.stat()
+    page: Path | None = arguments.html
+    if (
+        page is not None
+        and writable(page, "html").exists()
+        and any(page.samefile(path) for path in arguments.dumps)
+    ):
+        raise WrongWords(f"--html: {page} is a dump")
+    try:
+        explanation = explain(arguments.dumps)
+    except DumpError as error:
+        if "\n" not in str(error):
+            raise WrongWords(str(error)) from None
+        print(f"{program} hang: {error}", file=sys.stderr)  # the lines for a pickle are to be copied
+        return 2
+    print(explanation)
+    if page is not None:
+        with accessing(page, option="html"):
+            explanation.html(page)
         print(f"\nThe page is {page}")
     return 0
 

@@ -3,7 +3,6 @@
 import argparse
 import json
 from collections.abc import Sequence
-from math import prod
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -17,8 +16,9 @@ from parallelism.simulation import simulate
 from parallelism.training import Figures, MegatronFlags, TrainingRun, figures
 from parallelism.training.run_figures import CATEGORIES
 from parallelism.training.stage_layers import remark_of
+from parallelism.training.strategy_run import strategy_run
 from parallelism.training.training_run import ADAM_W, precision_remark
-from parallelism.transforms import DataParallel, Pipeline, Strategy
+from parallelism.transforms import Strategy
 from vcluster.cli.command_line import WrongWords, accessing, mesh_of, writable
 from vcluster.cli.megatron_words import (
     check_rate,
@@ -125,8 +125,6 @@ def training_run(arguments: argparse.Namespace, flags: MegatronFlags, devices: i
         if arguments.mesh is not None:
             raise ValueError("--mesh has a meaning with --strategy only; flags give the sizes of the axes")
         return flags.run(devices, named)
-    if taken := [f"--{name.replace('_', '-')}" for name in flags.given("strategy")]:
-        raise ValueError(f"--strategy says all about the strategy; leave out {', '.join(taken)}")
     if arguments.mesh is None:
         strategy, mesh = Strategy.parse_on_mesh(arguments.strategy)
     else:
@@ -136,25 +134,7 @@ def training_run(arguments: argparse.Namespace, flags: MegatronFlags, devices: i
         )
     if mesh.size != devices and arguments.devices is not None:
         raise ValueError(f"--strategy: {mesh!r} has {mesh.size} devices, not {devices}")
-    pipelines = [each for each in strategy.transforms if isinstance(each, Pipeline)]
-    replicas = {each.axis for each in strategy.transforms if isinstance(each, DataParallel)} | {"dp"}
-    dealt = prod(mesh.shape.get(axis, 1) for axis in replicas)
-    dealt *= pipelines[0].microbatches if pipelines else 1
-    batch = flags.global_batch_size or (flags.micro_batch_size or 1) * dealt
-    if flags.micro_batch_size is not None and batch != flags.micro_batch_size * dealt:
-        raise ValueError(
-            f"--micro-batch-size: {batch} sequences on {dealt} microbatches of all replicas are not "
-            f"{flags.micro_batch_size} each"
-        )
-    return TrainingRun(
-        flags.spec(named),
-        batch,
-        strategy,
-        mesh,
-        flags.trained_by,
-        clip=flags.clip_grad or None,
-        loss_scale=flags.loss_scale or None,
-    )
+    return strategy_run(flags, strategy, mesh, named)
 
 
 # -- as text -----------------------------------------------------------------------------------------------------------

@@ -71,7 +71,7 @@ class Body:
         """The devices end with ``owner``, if not sooner; and as soon as what ``interrupt`` delivers raises."""
         self.pid = os.getpid()
         """The process that the devices belong to."""
-        self._mesh = mesh
+        self.mesh = mesh
         self._pricing = pricing
         self._capacity = capacity
         self._seed = seed
@@ -131,7 +131,7 @@ class Body:
             [
                 DeviceSpec(
                     rank,
-                    self._mesh,
+                    self.mesh,
                     self.layout,
                     self._capacity,
                     self._seed,
@@ -173,8 +173,8 @@ class Body:
         __tracebackhide__ = True  # for pytest and IPython
         check_program(program)
         if isinstance(program, Operation):
-            args = by_rank(program.inputs(self._mesh, *args), self.size, program)
-        shipment = pack(program, shipped, args, kwargs, self._mesh, self._encodings)
+            args = by_rank(program.inputs(self.mesh, *args), self.size, program)
+        shipment = pack(program, shipped, args, kwargs, self.mesh, self._encodings)
         with DeferredInterrupt(self.crew.wake) as interrupt:
             if not self.finalizer.alive:  # the handler of a signal has closed the cluster just now
                 raise ClusterError("the cluster was closed while a run was in progress")
@@ -182,6 +182,8 @@ class Body:
             replies = conduct.replies
             error = conduct.error(self._killed_for_memory)
             if error is not None:
+                if isinstance(error, ClusterError):
+                    error.trace = conduct.failed_run(error)
                 self._recover(error, replies)
                 if isinstance(error.__cause__, TypeError):
                     _note_wrong_arguments(error, program, args, kwargs)
@@ -201,7 +203,7 @@ class Body:
             done = [reply for _, reply in sorted(replies.items()) if isinstance(reply, Done)]
             self._warn({line: name for reply in done for line, name in reply.dropped.items()})
             records = [reply.record for reply in done if not isinstance(reply.record, int)]
-            return Run(self._mesh, program, list(outputs.values()), records, self._pricing)
+            return Run(self.mesh, program, list(outputs.values()), records, self._pricing)
 
     def _conduct(self, shipment: Shipment, interrupt: DeferredInterrupt) -> Conduct:
         """Run a packed program on the devices until each has replied."""

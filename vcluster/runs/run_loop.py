@@ -16,14 +16,22 @@ from typing import TYPE_CHECKING
 from parallelism.operation import Stuck, deadlock_error
 from parallelism.operation.deadlock import callers
 from parallelism.operation.errors import folded
-from vcluster.code import ClusterError, ClusterTimeoutError, DeadlockError, Frame, ranks_in_words
+from vcluster.code import (
+    ClusterError,
+    ClusterTimeoutError,
+    CollectiveMismatchError,
+    DeadlockError,
+    Frame,
+    ranks_in_words,
+)
 from vcluster.memory import State
 from vcluster.memory.interrupts import DeferredInterrupt
 from vcluster.memory.threads import conducts, others_run
-from vcluster.processes import Cancelled, Died, Done, Printed, RunCommand
+from vcluster.processes import Cancelled, Died, Done, Failed, Printed, RunCommand
 from vcluster.runs.deadlock import find_deadlock
 from vcluster.runs.host_waits import HostWaits
 from vcluster.runs.outcome import Reply, error_of
+from vcluster.tracing.failed_run import Ended, FailedRun
 
 if TYPE_CHECKING:
     from vcluster.processes.crew import Messages
@@ -62,6 +70,8 @@ class Conduct:
         self._positive_checks = 0
         self._stuck: list[Stuck] = []
         self._finished: set[int] = set()
+        self._states: dict[int, State] = {}
+        """What each pending device published when the run failed."""
         self._late: dict[int, State] = {}
         """The state of each pending device at the deadline."""
 
@@ -116,6 +126,7 @@ class Conduct:
     def _cancel(self) -> None:
         if self._failed_at is None:
             self._failed_at = time.monotonic()
+            self._states = {rank: self._status.read(rank) for rank in sorted(self._pending)}
             self._body.endpoint.signals.cancel()
 
     def error(self, killed_for_memory: Callable[[], bool | None]) -> BaseException | None:
@@ -192,6 +203,27 @@ class Conduct:
 
     def _deadlock(self) -> DeadlockError:
         return deadlock_error(self._stuck, self._finished, self._stacks())
+
+    def failed_run(self, error: BaseException) -> FailedRun:
+        """The record of the run, which has failed with ``error``."""
+        calls = error.calls if isinstance(error, CollectiveMismatchError) else {}
+        finished = self._finished if isinstance(error, DeadlockError) else None
+        ended = {rank: self._ended(rank, reply, finished) for rank, reply in self.replies.items()}
+        records = {
+            rank: reply.record
+            for rank, reply in sorted(self.replies.items())
+            if not isinstance(reply, Died) and not isinstance(reply.record, int)
+        }
+        return FailedRun(self._body.mesh, records, {rank: ended[rank] for rank in records}, calls)
+
+    def _ended(self, rank: int, reply: Reply, finished: set[int] | None) -> Ended:
+        """How a rank ended; ``finished``: those that had returned when a deadlock was found."""
+        if isinstance(reply, Done) and (finished is None or rank in finished):
+            return Ended("returned")
+        if isinstance(reply, Failed):
+            return Ended("raised", reply.failure.type_name, reply.failure.location or "")
+        stack = reply.stack if isinstance(reply, Cancelled) else ()
+        return Ended("stopped", state=self._states.get(rank), stack=stack)
 
     def _stacks(self) -> dict[int, tuple[Frame, ...]]:
         """Where each cancelled kernel was, for the devices that have replied."""

@@ -1,16 +1,21 @@
-"""What branches and loops mean: branches of a known condition, and loops with a fixed number of turns."""
+"""What branches, loops and sequences mean: branches of a known condition, and loops with a fixed number of turns.
+
+A sequence is a list of arrays; none is a value of the program.
+"""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from parallelism.interop.arrays import flipped, reshaped
+from parallelism.interop.arrays import concatenated, flipped, reshaped
 from parallelism.interop.folding import emit, known, same_everywhere, whole
 from parallelism.interop.onnx_models.elementwise import ew
 from parallelism.interop.onnx_models.graph import Graph, GraphNode
 from parallelism.interop.onnx_models.reading import Reader, meaning
+from parallelism.interop.onnx_models.shapes import axis_of
 from parallelism.interop.windows import cut
 
 MOST_TURNS = 10_000
@@ -99,3 +104,61 @@ def _scan(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
             for parts, axis, turn in zip(made, joins, back, strict=True)
         ),
     ]
+
+
+# -- sequences ---------------------------------------------------------------------------------------------------------
+
+
+@meaning("SplitToSequence")
+def _split_to_sequence(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    axis = axis_of(node, len(x[0].shape))
+    extent = x[0].shape[axis]
+    given = None if len(x) < 2 or x[1] is None else reader.numbers(node, x[1], "split")
+    if given is None or not given.ndim:
+        if not isinstance(extent, int):
+            raise node.unsupported(f"the extent of dim {axis}, {extent}, must be a number")
+        size = 1 if given is None else int(given)
+        sizes = [min(size, extent - begin) for begin in range(0, extent, size)]
+    else:
+        sizes = given.tolist()
+    ends = np.cumsum([0, *sizes]).tolist()
+    parts = [cut(x[0], axis, begin, end) for begin, end in pairwise(ends)]
+    if given is None and not node.get("keepdims", 1):
+        rest = [n for d, n in enumerate(x[0].shape) if d != axis]
+        parts = [reshaped(part, rest) for part in parts]
+    return [parts]
+
+
+@meaning("SequenceConstruct", "SequenceEmpty")
+def _sequence(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    return [list(x)]
+
+
+@meaning("SequenceAt")
+def _at(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    return x[0][int(reader.numbers(node, x[1], "the position").reshape(()))]
+
+
+@meaning("SequenceLength")
+def _length(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    return np.asarray(len(x[0]), np.int64)
+
+
+@meaning("SequenceInsert", "SequenceErase")
+def _changed(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    found, at = list(x[0]), 1 if node.kind == "SequenceErase" else 2
+    last = len(found) - (node.kind == "SequenceErase")
+    place = int(reader.numbers(node, x[at], "the position").reshape(())) if len(x) > at else last
+    if node.kind == "SequenceInsert":
+        found.insert(place, x[1])
+    else:
+        del found[place]
+    return [found]
+
+
+@meaning("ConcatFromSequence")
+def _joined(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    axis, parts = node.get("axis", 0), x[0]
+    if node.get("new_axis", 0):
+        return _stacked(parts, axis % (len(parts[0].shape) + 1))
+    return concatenated(parts, axis % len(parts[0].shape))

@@ -192,7 +192,9 @@ def _clip(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
 
 @meaning("Cast", "CastLike")
 def _cast(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
-    wanted = x[1].dtype if node.kind == "CastLike" else dtype_of(node.get("to", 0))
+    wanted = dtype_of(node.get("to", 0)) if node.kind == "Cast" else x[1].dtype
+    if not isinstance(wanted, str) and wanted.kind == "O":  # extents with symbols
+        wanted = np.dtype(np.int64)
     if isinstance(wanted, str):
         raise node.unsupported(f"{wanted} is not supported")
     if x[0].dtype == object:

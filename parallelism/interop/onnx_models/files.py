@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy as np
 from parallelism.dtypes import as_dtype
 from parallelism.interop.errors import InteropError, UnsupportedError
 from parallelism.interop.onnx_models.graph import FunctionBody, Graph, GraphInput, GraphNode, Reference
+from parallelism.interop.onnx_models.origins import line_of, region_of
 from parallelism.ir.core import TensorType, symbol
 
 OLDEST = 7
@@ -44,8 +45,15 @@ def _onnx() -> Any:
 class Model:
     """A model that was read and checked."""
 
-    def __init__(self, path_or_model: Any, sizes: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self,
+        path_or_model: Any,
+        sizes: Mapping[str, int] | None = None,
+        held: Mapping[str, np.ndarray[Any, Any]] | None = None,
+    ) -> None:
         onnx = _onnx()
+        self.held = held or {}
+        """Tensors that are not in the model, by the names of its inputs."""
         self.sizes = dict(sizes or {})
         self.symbols: set[str] = set()
         """The names of dims without a number, also of those that ``sizes`` gives one."""
@@ -124,16 +132,18 @@ class Model:
 
     # -- plain values --------------------------------------------------------------------------------------------------
 
-    def graph(self) -> Graph:
+    @cached_property
+    def main(self) -> Graph:
         """The main graph.  Tensors in its Constant nodes are tensors of the graph, like initializers."""
         proto = self.proto.graph
         held = {node.output[0]: tensor for node in proto.node if (tensor := _held_by(node)) is not None}
         tensors = {name: self.array(tensor) for name, tensor in held.items()}
         found = self._graph(proto, leave_out=held)
+        found = replace(found, inputs=tuple(value for value in found.inputs if value.name not in self.held))
         twice = sorted(held.keys() & {*found.tensors, *(value.name for value in found.inputs)})
         if twice:
             raise InteropError("two tensors have this name", "tensor", twice[0])
-        return replace(found, tensors={**found.tensors, **tensors})
+        return replace(found, tensors={**found.tensors, **tensors, **self.held})
 
     def _graph(self, graph: Any, leave_out: Collection[str] = ()) -> Graph:
         if graph.sparse_initializer:
@@ -160,7 +170,15 @@ class Model:
         domain = "" if node.domain == "ai.onnx" else node.domain
         domain = "com.microsoft" if domain == "" and node.op_type in IN_DEFAULT_DOMAIN else domain
         return GraphNode(
-            node.op_type, domain, node.name, tuple(node.input), tuple(node.output), attributes, node
+            node.op_type,
+            domain,
+            node.name,
+            tuple(node.input),
+            tuple(node.output),
+            attributes,
+            node,
+            region_of(node),
+            line_of(node),
         )
 
     def _attribute(self, attribute: Any, node: Any) -> Any:

@@ -10,6 +10,7 @@ import numpy as np
 
 from parallelism.interop.errors import InteropError, UnsupportedError
 from parallelism.ir.core import TensorType
+from parallelism.ir.core.lines import Line
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,9 @@ class GraphNode:
     attributes: Mapping[str, Any]
     """Numbers, texts, arrays and graphs, and lists of them."""
     proto: Any = field(default=None, repr=False)
+    region: str | None = None
+    """The path of the module of PyTorch that it comes from."""
+    line: Line | None = None
 
     @property
     def label(self) -> str:
@@ -40,7 +44,8 @@ class GraphNode:
 
     @property
     def place(self) -> str:
-        return f"the node of {', '.join(filter(None, self.outputs)) or 'nothing'}"
+        node = f"the node of {', '.join(filter(None, self.outputs)) or 'nothing'}"
+        return f"{node}, {self.line.place}" if self.line else node
 
     def get(self, name: str, default: Any = None) -> Any:
         """An attribute, or a default."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from parallelism.interop.arrays import number, padded, reshaped
-from parallelism.interop.folding import convert, emit, whole
+from parallelism.interop.folding import convert, emit, spread, whole
 from parallelism.interop.onnx_models.elementwise import ew
 from parallelism.interop.onnx_models.graph import GraphNode
 from parallelism.interop.onnx_models.reading import Reader, meaning
@@ -73,10 +73,40 @@ def _instance_norm(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
 def _layer_norm(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     ndim = len(x[0].shape)
     axes = tuple(range(axis_of(node, ndim, -1), ndim))
+    if _is_one_op(node, x, axes):
+        shift = x[2] if len(x) > 2 and x[2] is not None else spread(np.zeros(1, x[1].dtype), x[1].shape)
+        return emit("layer_norm", whole(x[0]), whole(x[1]), whole(shift), epsilon=node.get("epsilon", 1e-5))
     a = x[0] if x[0].dtype.itemsize > 2 else convert(x[0], np.dtype(np.float32))
     result, mean, scale = normalized(a, axes, node.get("epsilon", 1e-5))
     result = ew("multiply", convert(result, x[0].dtype), x[1])
     return [result if len(x) < 3 or x[2] is None else ew("add", result, x[2]), mean, scale]
+
+
+def _is_one_op(node: GraphNode, x: list[Any], axes: tuple[int, ...]) -> bool:
+    """Whether a norm is one op of programs: along the last dim, of at least 4 bytes, with no other result."""
+    a, scale = x[0], x[1]
+    return (
+        len(axes) == 1
+        and len(a.shape) > 1
+        and tuple(scale.shape) == (a.shape[-1],)
+        and a.dtype == scale.dtype
+        and a.dtype.itemsize >= 4
+        and len([name for name in node.outputs if name]) == 1
+    )
+
+
+@meaning("RMSNormalization")
+def _rms_norm(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    ndim = len(x[0].shape)
+    axes = tuple(range(axis_of(node, ndim, -1), ndim))
+    epsilon = node.get("epsilon", 1e-5)
+    if _is_one_op(node, x, axes):
+        return emit("rms_norm", whole(x[0]), whole(x[1]), epsilon=epsilon)
+    a = x[0] if x[0].dtype.itemsize > 2 else convert(x[0], np.dtype(np.float32))
+    count = number(prod(a.shape[d] for d in axes), a)
+    square = ew("divide", emit("sum", whole(ew("multiply", a, a)), axes=axes, keepdims=True), count)
+    result = ew("multiply", a, ew("reciprocal", ew("sqrt", ew("add", square, number(epsilon, a)))))
+    return ew("multiply", convert(result, x[0].dtype), x[1])
 
 
 @meaning("LRN")

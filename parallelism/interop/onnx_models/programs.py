@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from parallelism.interop.errors import InteropError, UnsupportedError
-from parallelism.interop.folding import recorded, whole
+from parallelism.interop.folding import MOST_CONSTANT, recorded, whole
 
 # These imports fill the table of meanings.
 from parallelism.interop.onnx_models import (  # noqa: F401
@@ -96,10 +96,24 @@ def _check_sizes(model: Model, graph: Graph) -> None:
         raise ValueError(f"sizes: the model has no dim {unknown[0]}, {has}{near}")
 
 
+def imported(model: Model, trained: Collection[str], prefix: str, name: str) -> Imported:
+    """The program of a model whose weights are told: those tensors, by names that begin with ``prefix``, which goes.
+
+    Other tensors are constants, or inputs by their own names if they are too large.
+    """
+    tensors = model.main.tensors
+    kept = {each: f"{WEIGHT}{each.removeprefix(prefix)}" for each in trained if each in tensors}
+    large = {
+        each: each.removeprefix(prefix)
+        for each, array in tensors.items()
+        if each not in kept and array.size > MOST_CONSTANT
+    }
+    return _read(model, {}, kept | large, prefix, name)
+
+
 def _imported(model: Model, known: Mapping[str, Any]) -> Imported:
-    graph, builder = model.graph(), Builder()
+    graph = model.main
     _check_sizes(model, graph)
-    given = {name: np.asarray(value) for name, value in known.items()}
     fixed = {
         name
         for name, array in graph.tensors.items()
@@ -109,33 +123,43 @@ def _imported(model: Model, known: Mapping[str, Any]) -> Imported:
         name for node in graph.nodes for i, name in enumerate(node.inputs) if i in FIXING.get(node.kind, ())
     }
     fixed |= {name for name in fixing & graph.tensors.keys() if graph.tensors[name].size <= KNOWN}
-    trained = [name for name in graph.tensors if name not in fixed]
-    names = _plain_names([*(value.name for value in graph.inputs), *(f"{WEIGHT}{name}" for name in trained)])
-    weights: dict[str, np.ndarray[Any, Any]] = {}
-    values: dict[str, Any] = {}
+    weights = {name: f"{WEIGHT}{name}" for name in graph.tensors if name not in fixed}
+    return _read(model, {name: np.asarray(value) for name, value in known.items()}, weights, "", graph.name)
+
+
+def _read(
+    model: Model, known: Mapping[str, Any], weights: Mapping[str, str], prefix: str, called: str
+) -> Imported:
+    """The program.  ``weights`` has the names that tensors have as inputs; the other tensors are constants."""
+    graph, builder = model.main, Builder()
+    names = _plain_names([*(value.name for value in graph.inputs), *weights.values()])
+    arrays: dict[str, np.ndarray[Any, Any]] = {}
+    values: dict[str, Any] = {
+        name: np.asarray(array) for name, array in graph.tensors.items() if name not in weights
+    }
     with recording(builder):
-        for name in trained:
-            array, own = graph.tensors[name], names[f"{WEIGHT}{name}"]
-            values[name] = Traced(builder, builder.input(own, TensorType(array.dtype, array.shape)))
-            weights[own] = array
-        values.update((name, np.asarray(graph.tensors[name])) for name in fixed)
+        for name, own in weights.items():
+            array = arrays[names[own]] = graph.tensors[name]
+            values[name] = Traced(builder, builder.input(names[own], TensorType(array.dtype, array.shape)))
         for value in graph.inputs:
-            if value.name in given:
-                values[value.name] = given[value.name]
+            if value.name in known:
+                values[value.name] = known[value.name]
             elif isinstance(value.type, TensorType):
                 values[value.name] = Traced(builder, builder.input(names[value.name], value.type))
             else:
                 raise UnsupportedError(f"an input that is {value.type} is not supported", "input", value.name)
-        reader = Reader(model, builder, model.sizes)
+        reader = Reader(model, builder, prefix)
         results = []
         for name, x in zip(graph.outputs, reader.graph(graph, values, {}), strict=True):
-            if x is None or x.dtype == object:
+            if x is None or isinstance(x, list) or x.dtype == object:
                 raise UnsupportedError(
-                    "an output that is an extent with symbols is not supported", "output", name
+                    "an output that is an extent with symbols, or a sequence, is not supported",
+                    "output",
+                    name,
                 )
             results.append(recorded(whole(x)).value)
-    name = re.sub(r"[^A-Za-z0-9_.]+", "_", graph.name).strip("_") or "model"
-    return Imported(builder.function(name, results, prune=True), weights)
+    plain = re.sub(r"[^A-Za-z0-9_.]+", "_", called).strip("_") or "model"
+    return Imported(builder.function(plain, results, prune=True), arrays)
 
 
 def _plain_names(names: list[str]) -> dict[str, str]:

@@ -7,6 +7,7 @@ operator that is not in the table, but that ONNX composes of others, is read as 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -31,10 +32,9 @@ MOST_OPS, MOST_DEPTH = 200_000, 32
 class Reader:
     """Reads graphs into the builder of a program."""
 
-    def __init__(self, model: Model, builder: Builder, counts: Mapping[str, int] | None = None) -> None:
-        self.model, self.builder, self.opsets = model, builder, dict(model.opsets)
+    def __init__(self, model: Model, builder: Builder, prefix: str = "") -> None:
+        self.prefix, self.model, self.builder, self.opsets = prefix, model, builder, dict(model.opsets)
         self.depth = 0
-        self.counts = counts or {}
         self.around: dict[str, Any] = {}
 
     def graph(
@@ -53,12 +53,21 @@ class Reader:
             given = [values[name] if name else None for name in node.inputs]
             while given and given[-1] is None:
                 given.pop()
-            results = self.results(node, given, values)
+            with self._from(node):
+                results = self.results(node, given, values)
             values.update((name, result) for name, result in zip(node.outputs, results, strict=False) if name)
         for name in outputs:
             if name not in values:
                 raise InteropError(f"the output {name!r} is not defined")
         return [values[name] for name in outputs]
+
+    def _from(self, node: GraphNode) -> AbstractContextManager[None]:
+        """Ops of a node of the main graph are of its module and its line."""
+        if self.depth or not (node.region or node.line):
+            return nullcontext()
+        region = f"{node.region or ''}."
+        region = region.removeprefix(self.prefix).strip(".")
+        return self.builder.region(region or None, node.line)
 
     def results(self, node: GraphNode, inputs: list[Any], values: dict[str, Any]) -> list[Any]:
         """The outputs of one node."""
@@ -96,7 +105,9 @@ class Reader:
 
     def _composed(self, node: GraphNode, inputs: list[Any]) -> list[Any]:
         types = [
-            None if x is None else TensorType(np.int64 if x.dtype == object else x.dtype, x.shape)
+            None
+            if x is None or isinstance(x, list)
+            else TensorType(np.int64 if x.dtype == object else x.dtype, x.shape)
             for x in inputs
         ]
         body = self.model.body(node, types, self.opsets)
@@ -140,9 +151,9 @@ class Reader:
     def count(self, node: GraphNode, at: int, what: str) -> int:
         """How many elements an output has that depend on numbers: what the caller gave for its name."""
         name = node.outputs[at]
-        if name not in self.counts:
+        if name not in self.model.sizes:
             raise node.unsupported(f"{what} depends on the numbers: give it, as sizes={{{name!r}: 10}}")
-        return self.counts[name]
+        return self.model.sizes[name]
 
     def numbers(self, node: GraphNode, x: Any, what: str) -> np.ndarray[Any, Any]:
         """The numbers of an input that fixes a shape.  Extents with symbols are among them, as objects."""

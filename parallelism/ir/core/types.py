@@ -54,7 +54,8 @@ class _Dtypes(Mapping[str, np.dtype[Any]]):
 DTYPES: Mapping[str, np.dtype[Any]] = _Dtypes()
 """The dtypes of programs by the names of MLIR in small letters: ``i1`` is a bool, ``ui8`` a ``uint8``, ``bf16`` a
 bfloat16, ``f8e4m3fn`` a ``float8_e4m3fn``, ``i4`` an ``int4``: NumPy's letters ``i4`` mean other numbers."""
-MOST_DIMS, MOST_EXTENT = 26, 2**62
+MOST_DIMS, MOST_EXTENT, MOST_BYTES = 26, 2**62, 2**60
+"""Bytes are counted in 64 bits: so many leave room for their sums."""
 
 BARE = re.compile(r"[A-Z][A-Z0-9_]*")
 """Symbols that a type writes without parentheses: they contain no x, which separates extents."""
@@ -102,10 +103,13 @@ class TensorType:
         return frozenset().union(*map(names_in, self.shape))
 
     def specialize(self, numbers: Mapping[str, Extent]) -> TensorType:
-        """The type with symbols replaced by ``numbers``."""
+        """The type with symbols replaced by ``numbers``.  ``ValueError`` for more than `MOST_BYTES`."""
         if all(type(extent) is int for extent in self.shape):
             return self
-        return TensorType(self.dtype, tuple(specialized(extent, numbers) for extent in self.shape))
+        found = TensorType(self.dtype, tuple(specialized(extent, numbers) for extent in self.shape))
+        if isinstance(found.nbytes, int) and found.nbytes > MOST_BYTES:
+            raise ValueError(f"an array must have at most 2**60 bytes, got {found}")
+        return found
 
     def __str__(self) -> str:
         return (

@@ -4,8 +4,9 @@ A value between two ops of a chain has one op that uses it, so it need not be wr
 and writes what other ops use, or the function returns, each once.  That is loop fusion as compilers do it (XLA's
 instruction fusion; *PyTorch 2*, Ansel et al., 2024, section 5), and what handwritten kernels such as a bias with
 dropout and a residual do.  An op that computes products, moves elements, reduces over other dims than the last ones, or
-writes into the memory of an input, is in no chain, but for one case: what adds the result of an op to a buffer right
-away (``accumulate``) is the end of that op, as in a product with BLAS's beta.
+writes into the memory of an input, is in no chain, but for two cases: what adds the result of an op to a buffer right
+away (``accumulate``) is the end of that op, as in a product with BLAS's beta.  And where asked for, a bias that is added
+to a product right away is the end of that product, as in an epilogue of cuBLASLt.
 """
 
 from collections.abc import Callable
@@ -15,25 +16,33 @@ from itertools import chain
 from parallelism.ir.core import Extent, Function, Op, Value
 
 _MOVING = frozenset(("all_slice", "relayout", "reshard"))
-_APART = frozenset(("einsum", "matmul")) | _MOVING
+PRODUCTS = frozenset(("einsum", "matmul"))
+"""Operators of products of matrices."""
+_APART = PRODUCTS | _MOVING
 """Operators that are in no chain, whatever their rules are."""
 
 ELEMENTWISE = "elementwise"
 """What ``fused`` says of software whose chains have elementwise ops only: each row reduction is a kernel of its own."""
+EPILOGUES = "epilogues"
+"""What ``fused`` says of such software whose products add their biases, as linear layers of PyTorch do."""
 
 Shape = tuple[Extent, ...]
 
 
 def chained(
-    function: Function, mark: Callable[[Op], object] | None = None, *, rows: bool = True
+    function: Function,
+    mark: Callable[[Op], object] | None = None,
+    *,
+    rows: bool = True,
+    biases: bool = False,
 ) -> tuple[Function, tuple[int, ...]]:
     """The function with the ops of each chain next to each other, and the number of ops in each chain, in order.
 
     A chain takes the place of its last op.  An op outside of all chains is a chain of one.  The ops of a chain have
     equal ``mark``s, if that is given.  Without ``rows`` an op that needs the last dim whole, such as a softmax, is in
-    no chain.
+    no chain.  With ``biases`` a bias is added by the product before it.
     """
-    chains = _Chains(function, mark, rows=rows)
+    chains = _Chains(function, mark, rows=rows, biases=biases)
     for number in range(len(function.ops)):
         chains.add(number)
     ordered: list[Op] = []
@@ -51,8 +60,10 @@ def chained(
 class _Chains:
     """The chains of a function's ops, which are added in order.  A chain has the number of its last op."""
 
-    def __init__(self, function: Function, mark: Callable[[Op], object] | None, *, rows: bool) -> None:
-        self.ops, self.outputs, self.mark = function.ops, function.outputs, mark
+    def __init__(
+        self, function: Function, mark: Callable[[Op], object] | None, *, rows: bool, biases: bool
+    ) -> None:
+        self.ops, self.outputs, self.mark, self.biases = function.ops, function.outputs, mark, biases
         self.spaces: list[Shape | None] = []
         """By op, its `space_of`; None if it may be in no chain."""
         self.users: dict[Value, set[int]] = {}
@@ -73,7 +84,8 @@ class _Chains:
         """Adds an op: to the chains that it joins, to a chain of its own, or to none."""
         op = self.ops[number]
         if self._ends_the_op_before(number):
-            self.open.clear()
+            if op.operator.reuses:
+                self.open.clear()
             self._close(number, self.members.pop(number - 1, [number - 1]))
             return
         if op.operator.reuses:
@@ -96,11 +108,14 @@ class _Chains:
         self.chain_of.update(dict.fromkeys(self.members[number], number))
 
     def _ends_the_op_before(self, number: int) -> bool:
-        """Whether an op adds the result of the op before it to a buffer, as the end of that op."""
+        """Whether an op adds the result of the op before it to a buffer, or a bias to it, as the end of that op."""
         op = self.ops[number]
-        if op.kind != "accumulate":
+        if op.kind == "accumulate":
+            added = op.inputs[1]
+        elif self.biases and op.kind == "add" and self.ops[number - 1].kind in PRODUCTS and _adds_a_bias(op):
+            added = op.inputs[0]
+        else:
             return False
-        added = op.inputs[1]
         made = self.maker.get(added)
         if made is None or self.chain_of.get(made, made) != number - 1:
             return False
@@ -164,6 +179,12 @@ def _is_elementwise(op: Op) -> bool:
     """Whether each element of the results depends on one element of each input."""
     rule = op.rule
     return not rule.whole and all({*chain(*tensor)} - {"1"} == {*rule.letters} for tensor in rule.outputs)
+
+
+def _adds_a_bias(op: Op) -> bool:
+    """Whether an op adds a vector to each row of its first input."""
+    rows, bias = op.rule.inputs
+    return rows == op.rule.outputs[0] and [dim for dim in bias if dim != ("1",)] == [*rows[-1:]]
 
 
 def _is_kernel(op: Op) -> bool:

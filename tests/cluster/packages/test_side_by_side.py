@@ -58,6 +58,39 @@ def test_results_are_in_order_and_works_are_dealt_out(count: int, works: int) ->
     assert told == [(min(place * shares, works), works) for place in range(-(-works // shares))]
 
 
+def test_results_are_taken_as_they_come_and_neighbours_stay_together(count: int) -> None:
+    took: dict[int, bool] = {}
+    found = side_by_side([in_a_copy] * 7, took=took.__setitem__)
+    bounds = [7 * place // (1 + count) for place in range(2 + count)]
+    assert found == [place >= bounds[1] for place in range(7)] == [took[place] for place in range(7)]
+
+
+def test_an_interrupt_leaves_what_was_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "copies", lambda: 1)
+    told, tell = os.pipe()
+
+    def work(number: int) -> int:
+        if number == 1:
+            assert select([told], [], [], 20)[0]        # a result of the copy is on its way
+            raise KeyboardInterrupt
+        if number == 3:
+            os.write(tell, b".")
+            threading.Event().wait()
+        return number
+
+    took: dict[int, int] = {}
+    with pytest.raises(KeyboardInterrupt):
+        side_by_side([partial(work, number) for number in range(4)], took=took.__setitem__)
+    assert took == {0: 0, 2: 2}
+    os.close(told)
+    os.close(tell)
+
+
+def test_works_inside_of_a_work_are_not_dealt_out() -> None:
+    inside: list[list[int]] = side_by_side([lambda: [copies()] * 2, lambda: [copies()]], took=lambda place, result: None)
+    assert inside == ([[0, 0], [0]] if copies() else [[copies()] * 2, [copies()]])
+
+
 def test_an_error_is_that_of_the_work(count: int) -> None:
     with pytest.raises(ZeroDivisionError):
         side_by_side([lambda: 1, lambda: 1 // 0, lambda: 2])

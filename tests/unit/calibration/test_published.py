@@ -10,19 +10,16 @@ import pytest
 from parallelism.hardware import fitted_on
 from vcluster.__main__ import main
 from vcluster.calibration import published
-from vcluster.calibration.published import (
+from vcluster.calibration.published import hardware_of, refitted, reported
+from vcluster.calibration.published_report import Line, Report
+from vcluster.calibration.published_tables import (
     ALL_REDUCE,
     BACKWARD,
     FORWARD,
     MEMORY,
     STEP,
-    Line,
     Measured,
-    Report,
     Table,
-    hardware_of,
-    refitted,
-    reported,
     tables,
 )
 from vcluster.cli.command_line import WrongWords
@@ -32,7 +29,7 @@ LARGE = 32 * 2**20
 
 
 def test_the_tables_say_where_they_are_from_and_what_was_fitted_to_them():
-    assert tables() == ("korthikanti-2022", "nccl-a100", "zero-bubble-2023")
+    assert tables() == ("fsdp-a100", "fsdp-h100", "korthikanti-2022", "nccl-a100", "zero-bubble-2023")
     assert not Table.of("zero-bubble-2023").parameters and "zero-bubble-2023" not in fitted_on("megatron-a100")
     for table in (NCCL, KORTHIKANTI):
         assert table.source and table.name in fitted_on(table.stack)
@@ -105,7 +102,7 @@ def test_a_layer_takes_what_was_measured(what):
     rows = [row for row in KORTHIKANTI.rows if row.part in (FORWARD, BACKWARD) and row.what == what]
     assert len(rows) == 2
     for row in rows:
-        assert row.predicted(hardware_of(KORTHIKANTI, 8)) == pytest.approx(row.measured, rel=0.05)
+        assert row.predicted(hardware_of(KORTHIKANTI, row)) == pytest.approx(row.measured, rel=0.05)
 
 
 @pytest.mark.parametrize("model", ["28.3B", *(pytest.param(other, marks=pytest.mark.slow) for other in (

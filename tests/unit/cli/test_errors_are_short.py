@@ -22,8 +22,9 @@ from parallelism.training.training_run import ADAM_W
 from parallelism.transforms import Overlap, Step, Strategy
 from vcluster.__main__ import PROGRAM, main
 from vcluster.calibration.published import Table
-from vcluster.cli import plan, program_files as placed
+from vcluster.cli import program_files as placed
 from vcluster.cli.command_line import WrongWords, serve
+from vcluster.cli.sweeps import question
 
 MOST = 2000
 PROGRAM_TEXT = """func @f(%x: tensor<8x16xf64> [dp, None]) -> (tensor<f64>) {
@@ -52,8 +53,8 @@ READERS: dict[str, tuple[Callable[[str], object], str]] = {
     "a table": (Table.of, "megatron"), "an optimizer": (placed.optimizer_of, "adam:0.1"),
     "a rate": (lambda text: placed.optimizer_of(f"adam:{text}"), "0.1"),
     "a size": (lambda text: placed.sizes_of([text]), "B=8"),
-    "settings": (lambda text: plan.settings([text]), "zero=0,1"),
-    "a question": (lambda text: plan.question(text, TransformerSpec(**SPEC), {}), "pp=2 chunks=4"),
+    "settings": (lambda text: question.settings([text]), "zero=0,1"),
+    "a question": (lambda text: question.question(text, TransformerSpec(**SPEC), {}), "pp=2 chunks=4"),
     "a setting": (lambda text: checked_settings({"schedule": text}, MODEL), "1f1b"),
     "a name of a setting": (lambda text: checked_settings({text: 1}, MODEL), "tp"),
     "an axis": (Mesh(dp=2).axes_of, "dp"), "a norm": (lambda text: TransformerSpec(**SPEC, norm=text), "rms"),

@@ -412,6 +412,21 @@ def test_a_plan_beyond_what_is_searched_is_refused(files):
         assert said.startswith(f"program plan: {error}")
 
 
+@pytest.mark.parametrize(("words", "error"), [
+    (["--vocab-size", f"{10**18 - 11}"], "a model may have at most 72,057,594,037,927,936 parameters, got 16,"),
+    (["--seq-length", f"{10**14}", "--position-embedding-type", "rope"],
+     "a model may have at most 72,057,594,037,927,936 numbers that the products of a sequence write, got "),
+    (["--micro-batch-size", f"{10**17}", "--global-batch-size", f"{4 * 10**17}"],
+     "an array must have at most 2**60 bytes, got tensor<100000000000000000x8xi64>"),
+])
+def test_a_model_whose_bytes_do_not_fit_64_bits_is_refused(files, words, error):
+    """Every single extent would fit; a search refuses the batch before."""
+    for command in ("plan", "simulate") if "--micro-batch-size" not in words else ("simulate",):
+        status, out, said = answer(top.main, [command, "gpt", *PLAN, *words])
+        assert (status, out, said.count("\n")) == (2, "", 1)
+        assert said.startswith(f"program {command}: {error}")
+
+
 @pytest.mark.parametrize("words", [["attention", "--policy=--"], ["mlp", "--hardware=--"]])
 def test_the_end_of_options_is_no_value(words):
     status, _, said = answer(demos.main, words)

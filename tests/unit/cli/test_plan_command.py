@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from parallelism import Hardware, ir, models
+from parallelism.display import quantities
 from parallelism.planning import SETTINGS
 from parallelism.planning.plan import Task
 from parallelism.planning.settings import checked_settings
@@ -30,7 +31,7 @@ from parallelism.transforms import SGD
 from vcluster.__main__ import PROGRAM, main
 from vcluster.cli import plan_document, plan_text as text, sliced
 from vcluster.cli.command_line import serve
-from vcluster.cli.plan import fixed_settings, question, settings
+from vcluster.cli.sweeps.question import fixed_settings, question, settings
 
 SMALL, ON = map(str.split, (
     "gpt --num-layers 2 --hidden-size 16 --num-attention-heads 2 --seq-length 8 --vocab-size 100 "
@@ -109,7 +110,9 @@ def test_the_text_has_80_columns_and_what_was_asked(file: Path, capsys: pytest.C
     assert (status, err) == (0, "") and max(map(len, lines)) <= 80
     assert "; the first is the best of all" in " ".join(out.split())
     assert "parameters, vocabulary 128 (padded from 100): 8 sequences a step on 4 devices" in " ".join(out.split())
-    for words in ("dgx-a100, 80.0 GB each", "refused", "MFU", "bubble", "no plan is both faster and",
+    rate = json.loads(file.read_text())["plans"][0]["tokens_per_second"]
+    for words in ("dgx-a100, 80.0 GB each", "refused", f" {quantities.count(rate)}  ", "tokens/s", "MFU",
+                  "bubble", "no plan is both faster and",
                   "Why the first: the second (", "Why not pp=1: the best plan with pp=1 (dp=4",
                   "Why not tp=8: no plan has tp=8",
                   "python -m vcluster simulate gpt --num-layers 2", "--pipeline-model-parallel-size 2"):

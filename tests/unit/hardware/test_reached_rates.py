@@ -160,7 +160,7 @@ def test_a_file_has_all_of_it(tmp_path):
     (lambda: replace(WIRE, striped=1), "striped must be true or false, and is of a switch; got 1 of a switch"),
     (lambda: replace(WIRE, reached=3), "reached must be a Reached; got 3"),
     (lambda: hardware(products=3), "products must be a Products; got 3"),
-    (lambda: hardware(fused=1), 'fused must be true or false or "elementwise"; got 1'),
+    (lambda: hardware(fused=1), 'fused must be true or false or "elementwise" or "epilogues"; got 1'),
     (lambda: hardware(overlapping="products"), "overlapping must be true or false; got 'products'"),
     (lambda: hardware(gradient_buffers=2), "gradient_buffers must be true or false; got 2"),
     (lambda: hardware(collective_share=1.5), "collective_share must be"),

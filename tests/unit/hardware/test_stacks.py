@@ -22,14 +22,15 @@ from parallelism.hardware import (
 
 def test_the_stacks_are_these():
     assert stack_names() == (
-        "megatron-a100", "megatron-h100", "numpy-host", "pytorch-eager-v100", "pytorch-h100", "pytorch-h200")
+        "megatron-a100", "megatron-h100", "numpy-host", "pytorch-eager-v100", "pytorch-h100", "pytorch-h200",
+        "torch-fsdp-a100", "torch-fsdp-h100")
 
 
 @pytest.mark.parametrize("name", stack_names())
 def test_every_number_of_a_stack_says_what_it_is(name):
     table = read_stack(name)
     numbers = {field for field in table if field not in (
-        "name", "title", "fitted_on", "hardware", "measured", "sources", "reached", "kernels", "validation")}
+        "name", "title", "fitted_on", "hardware", "default", "measured", "sources", "reached", "kernels", "validation")}
     numbers |= {f"kernels.{kernel}" for kernel in table.get("kernels", {})}
     numbers |= {f"reached.{link}.{field}" for link, fields in table.get("reached", {}).items() for field in fields}
     assert table["name"] == name and {*table["sources"]} == numbers

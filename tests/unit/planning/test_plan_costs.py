@@ -407,7 +407,7 @@ def test_uneven_parts_have_no_price() -> None:
     spec = models.TransformerSpec(layers=2, width=12, heads=3, vocabulary=24, sequence=6, dtype="bfloat16", **FEW)
     steps = steps_of(spec)
     pattern = Pattern(in_stages=False, split=False, tp=True, sp=False, cp=1, recompute="none", zero=0)
-    assert len(steps.actions(pattern, 2, 3).numbers)
+    assert len(steps.actions(pattern, 2, 3).values)
     with pytest.raises(Unpriceable, match=r"a dim of .* is not split evenly over tp"):
         steps.actions(pattern, 2, 5)
 

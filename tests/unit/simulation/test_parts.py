@@ -49,7 +49,7 @@ def step_of(
 @pytest.mark.parametrize(("mesh", "rows", "microbatches", "options", "link_sharing"), [
     (Mesh(pp=2), 7, 3, {}, True),      # microbatches of 3 and 2 rows
     (Mesh(pp=2, dp=2, tp=2), 12, 3, {}, False),
-    (Mesh(pp=2, dp=2, tp=2), 12, 3, {}, True),     # messages share the links of collectives: no pieces
+    (Mesh(pp=2, dp=2, tp=2), 12, 3, {}, True),     # messages share the links of collectives: pieces between these
     (Mesh(pp=2, tp=3), 4, 2, {}, False),   # extents that do not divide: no pieces
     (Mesh(pp=2, dp=2), 9, 3, {"recompute": True}, True),
     (Mesh(pp=2), 4, 4, {"layers": 4, "schedule": "zero_bubble_v", "chunks": 2}, True),
@@ -77,6 +77,21 @@ def test_equal_to_the_parts_of_all_events(
             assert told._replace(seconds=0.0) == total._replace(seconds=0.0), operation     # to the last bit
             assert told.seconds == pytest.approx(total.seconds, rel=0, abs=tolerance), operation
         assert sum(total.flops for total in expected[rank].values()) == trace.flops(rank)
+
+
+def test_computes_between_two_collectives_are_one_event_where_collectives_share_links_with_messages() -> None:
+    step = step_of(Mesh(pp=2, dp=2, tp=2), 12, 3)
+    runs, ops = (simulate(step, fold=True, op_by_op=op_by_op, **ON) for op_by_op in (False, True))
+    for rank in ops.ranks:
+        few, all_ = ([event for event in trace.events if event.rank == rank] for trace in (runs, ops))
+        assert [event.name for event in few if event.kind == "collective"] == [
+            event.name for event in all_ if event.kind == "collective"]
+        assert [event.start_seconds for event in few if event.kind == "collective"] == pytest.approx(
+            [event.start_seconds for event in all_ if event.kind == "collective"], rel=1e-12)
+        assert 3 * sum(event.kind == "compute" for event in few) < sum(event.kind == "compute" for event in all_)
+        assert any(event.name == "ops" for event in few)
+    assert runs.peaks() == ops.peaks() and runs.makespan_seconds == pytest.approx(ops.makespan_seconds, rel=1e-12)
+    assert runs.flops(0) == ops.flops(0)
 
 
 def test_what_is_computed_again_is_one_part_in_pieces_and_op_by_op() -> None:

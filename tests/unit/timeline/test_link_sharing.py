@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
-from test_pricing import compute, machine, on, recv, ring, send, times, wait
+from test_pricing import machine, on, recv, ring, send, times, wait
 
 from benchmarks import storms
 from benchmarks.storms import all_pairs, random_pairs
@@ -34,16 +34,28 @@ def test_two_collectives_through_one_port_share_it():
 
 
 @pytest.mark.parametrize("link_sharing", [True, False])
-def test_what_begins_at_one_moment_begins_in_the_order_of_the_program(link_sharing):
+def test_collectives_of_one_group_begin_in_the_order_of_the_program(link_sharing):
     def lane(rank):
         rows = (rank - rank % 2, rank - rank % 2 + 1)
-        columns = (rank % 2, rank % 2 + 2)
-        return [ring(rank, rows, 8, work=1), ring(rank, columns, 8, work=2), wait(rank, 1), wait(rank, 2)]
+        return [ring(rank, rows, 8, 0, work=1), ring(rank, rows, 8, 1, work=2), wait(rank, 1), wait(rank, 2)]
 
     # each takes 2 of latency and 1 of its 8 bytes at 8 bytes a second; the second begins when the first is over
     flat = machine(links=[Link("flat", 4, 1, 8)])
     found = times(on([lane(rank) for rank in range(4)], flat, link_sharing=link_sharing))
     assert found == [event for rank in range(4) for event in [(rank, 0, 3), (rank, 0, 6), (rank, 0, 3), (rank, 3, 3)]]
+
+
+@pytest.mark.parametrize("link_sharing", [True, False])
+def test_collectives_of_different_groups_do_not_wait_for_each_other(link_sharing):
+    def lane(rank):
+        rows = (rank - rank % 2, rank - rank % 2 + 1)
+        columns = (rank % 2, rank % 2 + 2)
+        return [ring(rank, rows, 8, work=1), ring(rank, columns, 8, work=2), wait(rank, 1), wait(rank, 2)]
+
+    # alone each takes 2 of latency and 1 of its bytes; where both share the ports of their ranks, the bytes of both
+    flat = machine(links=[Link("flat", 4, 1, 8)])
+    found = times(on([lane(rank) for rank in range(4)], flat, link_sharing=link_sharing))
+    assert found == [event for rank in range(4) for event in [(rank, 0, 3), (rank, 0, 3), (rank, 0, 3), (rank, 3, 0)]]
 
 
 def test_what_a_collective_does_not_ask_for_is_left_to_a_message():
@@ -65,16 +77,15 @@ def test_collectives_over_other_links_are_not_disturbed():
 
 def test_a_stream_is_held_as_long_as_its_collective_takes_with_others_on_the_links():
     lanes = [
-        [ring(0, (0, 2), 8, 0, work=1), ring(0, (0, 1), 8, 0, work=2), compute(0, 1.0), wait(0, 1), wait(0, 2)],
-        [compute(1, 0.5), ring(1, (0, 1), 8, 0)],
-        [ring(2, (0, 2), 8, 0)],
+        [ring(0, (0, 2), 8, 0, work=1), ring(0, (0, 2), 8, 1, work=2), wait(0, 1), wait(0, 2)],
+        [],
+        [ring(2, (0, 2), 8, 0, work=1), ring(2, (0, 2), 8, 1, work=2), wait(2, 1), wait(2, 2)],
         [send(3, 1, 4)],
     ]
     trace = on(lanes, two_nodes(latency=0))
-    # the message into the first node shares its port: the ring ends at 6, and only then the next begins, for 1 s
+    # the message into the first node shares its port: the ring ends at 6, and only then the next begins, for 4 s
     assert [(e.group, e.start_seconds + e.duration_seconds) for e in trace.filter(kind="collective", rank=0)] == [
-        ((0, 2), 6), ((0, 1), 7)]
-    assert trace.filter(kind="collective", rank=1)[0].duration_seconds == 6.5
+        ((0, 2), 6), ((0, 2), 10)]
 
 
 # -- alone -------------------------------------------------------------------------------------------------------------

@@ -94,21 +94,23 @@ def test_bytes_durations_and_dependencies_of_a_simulated_step_are_those_of_its_t
     assert bool(sends) == ("ring" in text or "pp" in text)
 
 
-def test_what_is_asynchronous_holds_nothing_up_until_it_is_waited_for(tmp_path):
+@pytest.mark.parametrize(("group", "follows"), [((1, 0), True), ((0, 1), False)])
+def test_what_is_asynchronous_holds_up_its_group_alone_until_it_is_waited_for(tmp_path, group, follows):
     common = {"group": (1, 0), "sequence": 0}
+    gather = {"group": group, "sequence": int(follows)}
     trace = Trace([
         Event(0, "h2d", "arguments", 0, 1, bytes_received=6, serial=0),
         Event(0, "collective", "broadcast", 1, 5, work=3, root=1, payload_bytes=24, serial=1, **common),
         Event(0, "memory", "held", nbytes=8),
         Event(0, "compute", "a", 1, 1, flops=5, nbytes=7, serial=2),
         Event(0, "send", "send", 2, 0, peer=1, tag=4, sequence=0, bytes_sent=8, serial=3),
-        Event(0, "collective", "all_gather", 2, 4, payload_bytes=30, serial=4, group=(0, 1), sequence=0),
+        Event(0, "collective", "all_gather", 2, 4, payload_bytes=30, serial=4, **gather),
         Event(0, "wait", "broadcast", 6, 0, work=3, serial=5),
         Event(0, "compute", "b", 6, 2, serial=6),
         Event(1, "collective", "broadcast", 0, 6, root=1, payload_bytes=24, **common),
         Event(1, "send", "inner", peer=0, parent=0, serial=1),
         Event(1, "recv", "recv", 6, 0, peer=0, tag=4, sequence=0, bytes_received=8, serial=2),
-        Event(1, "collective", "all_gather", 6, 0, payload_bytes=30, serial=3, group=(0, 1), sequence=0),
+        Event(1, "collective", "all_gather", 6, 0, payload_bytes=30, serial=3, **gather),
         Event(1, "d2h", "result", 6, 1, bytes_sent=3, serial=4),
     ])
     ranks, groups = read(trace, tmp_path / "new")
@@ -117,14 +119,15 @@ def test_what_is_asynchronous_holds_nothing_up_until_it_is_waited_for(tmp_path):
             for nodes in ranks]
     assert told == [
         [("arguments", 2, (), ()), ("broadcast", 7, (1,), ()), ("a", 4, (1,), ()), ("send", 5, (3,), ()),
-         ("all_gather", 7, (3,), (2,)), ("b", 4, (2, 5), ())],
-        [("broadcast", 7, (), ()), ("recv", 6, (1,), ()), ("all_gather", 7, (2,), (1,)), ("result", 3, (3,), ())]]
+         ("all_gather", 7, (3,), (2,) if follows else ()), ("b", 4, (2, 5), ())],
+        [("broadcast", 7, (), ()), ("recv", 6, (1,), ()), ("all_gather", 7, (2,), (1,) if follows else ()),
+         ("result", 3, (3,), ())]]
     numbers = {node.name: found for node, found in ranks[0]}
     assert numbers["arguments"]["tensor_size"] == 6
     assert (numbers["a"]["num_ops"], numbers["a"]["tensor_size"]) == (5, 7)
     assert [numbers["broadcast"][key] for key in ("comm_type", "comm_size", "root")] == [5, 24, 0]
     assert [numbers["all_gather"][key] for key in ("comm_type", "comm_size")] == [2, 15]
-    assert groups == {1: (1, 0), 2: (0, 1)}
+    assert groups == ({1: (1, 0)} if follows else {1: (1, 0), 2: (0, 1)})
     assert messages(ranks, 5) == messages(ranks, 6) == [(0, 1, 0, 8)]
 
 

@@ -170,3 +170,25 @@ def test_a_hardware_runs_programs_fused_whose_software_does_so():
     assert there.makespan_seconds == told.makespan_seconds < plain.makespan_seconds
     assert there.flops() == plain.flops() and there.peaks() == told.peaks()
     assert there.peak_bytes(0) <= plain.peak_bytes(0)
+
+
+def test_a_product_adds_its_bias_where_a_software_has_such_kernels():
+    def body(x, w, bias):
+        first = x @ w + bias
+        return np.exp(first), first @ w.T + x
+
+    wide = ir.TensorType("float32", (5, 3)), ir.TensorType("float32", (3, 4)), ir.TensorType("float32", (4,))
+    function = recorded(body, *wide)
+    plain, told = (replace(Hardware.preset("dgx-a100"), fused=fused) for fused in ("elementwise", "epilogues"))
+    names = [[event.name for event in simulate(function, hardware, mesh=ONE) if event.kind == "compute"]
+             for hardware in (plain, told)]
+    assert names == [["@f", "matmul", "add", "exp", "transpose", "matmul", "add"],
+                     ["@f", "matmul", "exp", "transpose", "matmul", "add"]]
+    product = next(event for event in simulate(function, told, mesh=ONE) if event.name == "matmul")
+    assert product.nbytes == 4 * (15 + 12 + 4 + 20) and product.shape == (1, 5, 4, 3)
+    ordered, _ = chained(function, rows=False, biases=True)
+    rng = np.random.default_rng(0)
+    inputs = [rng.normal(size=type.shape).astype(np.float32) for type in wide]
+    found, wanted = (ir.interpret(each, inputs).outputs for each in (ordered, function))
+    for value, expected in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(value, expected)

@@ -1,0 +1,138 @@
+"""`find_budget`: the best plan on each hardware of each size, searched side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+from typing import Any, NamedTuple
+
+from parallelism.budgets.budget import Budget
+from parallelism.budgets.measures import Measures
+from parallelism.budgets.sweep import Cell, Sweep
+from parallelism.hardware import Hardware, sized_hardware
+from parallelism.ir import Function
+from parallelism.models import TransformerSpec, transformer
+from parallelism.planning import Plan, Plans, find_plan
+from parallelism.planning.explanation import need_text
+from parallelism.side_by_side import side_by_side
+
+TOP = 5
+"""As many plans as the command tells are figured where it is not proved which one is best."""
+Describe = Callable[[Plan], dict[str, Any]]
+
+
+class Place(NamedTuple):
+    """Where a cell of a sweep is searched."""
+
+    hardware: Hardware | str
+    devices: int | None
+    """None: all of the hardware."""
+    batch: int
+
+    @property
+    def name(self) -> str:
+        """That of the hardware."""
+        return self.hardware.name if isinstance(self.hardware, Hardware) else self.hardware
+
+
+def find_budget(
+    model: TransformerSpec | Function | str,
+    budget: Budget,
+    *,
+    hardware: Sequence[Hardware | str],
+    batch: int | Sequence[int],
+    devices: Sequence[int | None] = (None,),
+    row_tokens: int | None = None,
+    describe: Describe | None = None,
+    check: Callable[[Hardware], object] = lambda hardware: None,
+    told: Callable[[str, int, int], object] | None = None,
+    took: Callable[[Cell], object] = lambda cell: None,
+    **options: Any,
+) -> Sweep:
+    """The best plan of ``model`` on each ``hardware`` with each number of ``devices``, and what a run by it takes.
+
+    Model, hardware and ``options`` are as for `find_plan`: each cell has the best plan of that search.  ``batch`` may be
+    several numbers of rows: cells then differ in them, too, and so does what is trained, not only how fast.
+    ``row_tokens`` are those of a row of the batch; a `TransformerSpec` knows them.  ``describe`` makes the fields of a
+    plan that a cell keeps, from `described` on; ``check`` raises ``ValueError`` for hardware that cannot be.  The cells
+    are searched at the same time, on as many cores as there are, and ``took`` gets each as soon as it is known, also
+    before an interrupt ends the search.  ``told(what, done, all)`` hears of the progress.
+
+    A cell in which no plan is possible, or none fits, has the reason.  ``ValueError`` where all cells have one and the
+    same, which is no matter of memory: then the question is wrong.
+    """
+    tokens = _row_tokens(model, row_tokens)
+    batches = [batch] if isinstance(batch, int) else list(batch)
+    places = [Place(each, count, rows) for each in hardware for count in devices for rows in batches]
+    told = told or (lambda what, done, count: None)
+    show, done = describe or described, [0]
+
+    def take(place: int, cell: Cell) -> None:
+        done[0] += 1
+        took(cell)
+
+    def at(place: Place) -> Cell:
+        searched = f"{done[0]} of {len(places)} searched; {place.devices or 'all'} of {place.name}"
+        arguments = dict(options) | {
+            "model": model,
+            "batch": place.batch,
+            "progress": lambda what, done, count: told(f"{searched}: {what}", done, count),
+        }
+        cell = Cell(budget, place.name, place.devices, place.batch, tokens * place.batch, None)
+        return _cell(cell, place, arguments, check, show)
+
+    cells = side_by_side([partial(at, place) for place in places], took=take)
+    refused = {cell.reason if cell.is_refused else "" for cell in cells}
+    if len(refused) == 1 and "" not in refused:
+        raise ValueError(refused.pop())
+    return Sweep(budget, tuple(cells))
+
+
+def _row_tokens(model: TransformerSpec | Function | str, given: int | None) -> int:
+    if isinstance(model, str):
+        model = transformer(model)
+    if isinstance(model, TransformerSpec):
+        if given not in (None, model.sequence):
+            raise ValueError(f"a row of the model has {model.sequence} tokens; row_tokens is for a program")
+        return model.sequence
+    if given is None:
+        raise ValueError("row_tokens must say how many tokens a row of the program's batch has")
+    return given
+
+
+def _cell(
+    cell: Cell, place: Place, arguments: dict[str, Any], check: Callable[[Hardware], object], show: Describe
+) -> Cell:
+    """The cell with its plan, or with the reason why there is none."""
+    try:
+        found = sized_hardware(place.hardware, place.devices)
+        check(found)
+        plans = find_plan(hardware=found, devices=place.devices or found.ranks, **arguments)
+    except ValueError as error:
+        return replace(cell, reason=str(error), is_refused=True)
+    cell = replace(cell, devices=plans.task.devices)
+    if not len(plans):
+        return replace(cell, reason=reason_of(plans))
+    best = best_of(plans)
+    return replace(cell, plan=show(best), measures=Measures.of(best))
+
+
+def best_of(plans: Plans) -> Plan:
+    """The first plan that the command would tell: if it is not proved to be the best, its first ones are simulated."""
+    if not plans.gap:
+        return plans.best
+    return min(islice(plans.programs(), TOP), key=lambda plan: plan.figures.seconds)
+
+
+def reason_of(plans: Plans) -> str:
+    """Why there is no plan: what the smallest needs, or why none is possible."""
+    if plans.tightest is None:
+        return plans.refusals
+    return f"no plan fits: {need_text([plans.tightest.need], plans.memory, plans.reserve.text)}"
+
+
+def described(plan: Plan) -> dict[str, Any]:
+    """What is told of a plan: its figures, its split, and its microbatch."""
+    return {**plan.figures.json(), "microbatch": plan.microbatch, "split": plan.split}

@@ -1,0 +1,49 @@
+"""Where a node comes from: the module of PyTorch, and the line of its code, as PyTorch's exporters write them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from parallelism.ir.core.lines import Line
+
+SCOPES, STACK = "pkg.torch.onnx.name_scopes", "pkg.torch.onnx.stack_trace"
+MOST_CHARACTERS = 20_000
+_PATH = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*")
+_FRAME = re.compile(r'File "([^"\n]*)", line (\d{1,9})')
+_OF_TORCH = re.compile(r"[/\\]torch[/\\]")
+
+
+class Told(Line):
+    """A line that a file names: it is told, and no file is opened for its text."""
+
+    @property
+    def text(self) -> str:
+        return ""
+
+
+def region_of(node: Any) -> str | None:
+    """The path of the module that a node belongs to, as ``blocks.0.attention``; None if it is not told.
+
+    The newer exporter writes the scopes of a node, the last of which is its own; the older one writes them into names,
+    as ``/blocks.0/attention/MatMul``.
+    """
+    told = _told(node, SCOPES)
+    if told:
+        scopes = re.findall(r"'([^'\n]*)'", told)[:-1]
+        path = scopes[-1] if scopes else ""
+    else:
+        path = ".".join(node.name.split("/")[1:-1]) if node.name.startswith("/") else ""
+    return path if _PATH.fullmatch(path) else None
+
+
+def line_of(node: Any) -> Told | None:
+    """The innermost line outside of PyTorch from which a node was recorded; None if it is not told."""
+    frames = [found for found in _FRAME.findall(_told(node, STACK)) if not _OF_TORCH.search(found[0])]
+    return Told(frames[-1][0], int(frames[-1][1])) if frames else None
+
+
+def _told(node: Any, key: str) -> str:
+    """What a node says under a key; empty if it says nothing, or too much."""
+    values = [each.value for each in node.metadata_props if each.key == key]
+    return values[0] if values and len(values[0]) <= MOST_CHARACTERS else ""

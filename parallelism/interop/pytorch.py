@@ -1,0 +1,305 @@
+"""The only module that imports ``torch``: programs of modules of PyTorch, by its exporter to ONNX."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from parallelism.dtypes import as_dtype, is_narrow
+from parallelism.interop.errors import UnsupportedError
+from parallelism.interop.onnx_models.files import Model
+from parallelism.interop.onnx_models.programs import Imported, imported
+from parallelism.ir.core import Expression, TensorType
+
+ROWS = "B"
+"""The symbol for the first dim of the examples, if nothing else is said."""
+WRAPPED = "model"
+OPSET = 23
+"""It has attention, rotary positions and root mean square norms as operators."""
+LARGE = 4096
+"""Tensors of more bytes do not pass through ONNX: only their shapes do."""
+
+
+@cache
+def _torch() -> Any:
+    """The package, with its exporter.  ``ImportError`` says what to install."""
+    try:
+        import onnxscript  # noqa: F401  (the exporter needs it)
+        import torch
+    except ImportError as error:
+        raise ImportError(
+            'modules of PyTorch are exported by torch and onnxscript: pip install "vcluster[torch]"'
+        ) from error
+    return torch
+
+
+def from_torch(
+    module: Any,
+    *examples: Any,
+    loss: Callable[..., Any] | None = None,
+    dynamic: Sequence[Mapping[int, str]] | Mapping[str, Mapping[int, str]] | None = None,
+) -> Imported:
+    """The program of a module of PyTorch, and its weights, by ``torch.export`` and its exporter to ONNX.
+
+    ``examples`` are the arguments of the module: tensors, or `ir.TensorType` for their shapes, in which extents may be
+    symbols.  With a ``loss``, the last of them are those of the loss behind the result of the module: the program is
+    that of ``loss(module(x), targets)``, which `find_plan` takes.
+
+    ``dynamic`` gives the dims that are symbols, as ``{"ids": {0: "B", 1: "time"}}`` or ``[{0: "B"}, {0: "B"}]``.  None:
+    those of the `ir.TensorType`; of tensors the first dim, with the symbol ``B``.
+
+    Parameters are the inputs named ``p.`` and their name in ``state_dict``, and the weights share their memory.  Buffers
+    are constants; a larger one is an input.  Ops know their line and are in regions named after the modules.  It is the
+    program of evaluation (``module.eval()``): nothing is dropped out, and the module stays in the mode that it was in.
+
+    `UnsupportedError` for what PyTorch cannot export, and for an operator that programs do not have, with its line.
+
+        program, weights = from_torch(model, ids, targets, loss=lambda z, t: F.cross_entropy(z.flatten(0, 1), t.flatten()))
+        find_plan(program, hardware="dgx-h100", devices=64, batch=512)
+    """
+    torch = _torch()
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(f"from_torch takes a torch.nn.Module, got {type(module).__name__}")
+    if not examples:
+        raise ValueError(
+            "from_torch needs the arguments of the module: tensors, or ir.TensorType for their shapes"
+        )
+    whole, own = (module, len(examples)) if loss is None else _with_loss(torch, module, loss, len(examples))
+    names = _names(module, loss, own, len(examples))
+    dims = _dims(examples, names, dynamic)
+    extents = _extents(whole, examples, dims)
+    given = tuple(
+        [_example(torch, x, of_x, name, extents) for x, of_x, name in zip(examples, dims, names, strict=True)]
+    )
+    with _evaluated(whole), _quiet():
+        proto, arrays = _exported(torch, whole, given, names, dims)
+    prefix = "" if whole is module else f"{WRAPPED}."
+    trained = {name for name, _ in whole.named_parameters(remove_duplicate=False)}
+    return imported(Model(proto, held=arrays), trained, prefix, type(module).__name__)
+
+
+# -- the module and its examples ---------------------------------------------------------------------------------------
+
+
+def _with_loss(torch: Any, module: Any, loss: Callable[..., Any], count: int) -> tuple[Any, int]:
+    """A module that computes the loss, and how many of the examples are those of ``module``."""
+    own = max(0, _required(loss) - 1)
+    if own >= count:
+        raise ValueError(
+            f"the loss takes {own} values beside the result, and there are {count} examples in all"
+        )
+    of_module = count - own
+
+    class Trained(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.model, self.loss = module, loss
+
+        def forward(self, *given: Any) -> Any:
+            return self.loss(self.model(*given[:of_module]), *given[of_module:])
+
+    return Trained(), of_module
+
+
+def _parameters(function: Any) -> list[inspect.Parameter]:
+    """The positional parameters of a function or of a module."""
+    called = getattr(function, "forward", function)
+    try:
+        found = inspect.signature(called).parameters.values()
+    except (ValueError, TypeError):
+        return []
+    return [each for each in found if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+
+
+def _required(function: Any) -> int:
+    return len([each for each in _parameters(function) if each.default is each.empty])
+
+
+def _names(module: Any, loss: Any, count: int, all_of_them: int) -> list[str]:
+    """A name for each example: those of the parameters of the module, and of the loss."""
+    found = [each.name for each in _parameters(module)][:count]
+    found += [f"x{i}" for i in range(len(found), count)]
+    found += [each.name for each in _parameters(loss)][1 : 1 + all_of_them - count]
+    for i, name in enumerate(found):
+        found[i] = name if name not in found[:i] else f"{name}_{i}"
+    return found
+
+
+def _dims(examples: Sequence[Any], names: Sequence[str], dynamic: Any) -> list[dict[int, str]]:
+    """The dims of each example that are symbols."""
+    if dynamic is None:
+        return [_own_dims(x) for x in examples]
+    if isinstance(dynamic, Mapping):
+        if unknown := sorted(set(dynamic) - set(names)):
+            raise ValueError(f"dynamic: there is no argument {unknown[0]!r}: they are {', '.join(names)}")
+        return [dict(dynamic.get(name) or {}) for name in names]
+    if len(dynamic) != len(examples):
+        raise ValueError(
+            f"dynamic has dims of {len(dynamic)} arguments, and there are {len(examples)} examples"
+        )
+    return [dict(each or {}) for each in dynamic]
+
+
+def _own_dims(x: Any) -> dict[int, str]:
+    if isinstance(x, TensorType):
+        return {d: str(n) for d, n in enumerate(x.shape) if isinstance(n, Expression)}
+    return {0: ROWS} if getattr(x, "ndim", 0) else {}
+
+
+def _extents(whole: Any, examples: Sequence[Any], dims: Sequence[Mapping[int, str]]) -> dict[str, int]:
+    """For each symbol a number of elements that no other dim has: PyTorch would take two equal ones for the same."""
+    taken = {n for tensor in whole.state_dict().values() for n in tensor.shape}
+    taken |= {n for x in examples for n in getattr(x, "shape", ()) if isinstance(n, int)}
+    free = (n for n in count(3, 2) if n not in taken and all(n % k for k in range(3, n, 2)))
+    return {name: next(free) for name in dict.fromkeys(name for own in dims for name in own.values())}
+
+
+def _example(torch: Any, x: Any, dims: Mapping[int, str], name: str, extents: Mapping[str, int]) -> Any:
+    """A tensor of its own for an argument; dims with symbols have their number of elements."""
+    if isinstance(x, TensorType):
+        shape = [extents[dims[d]] if d in dims else n for d, n in enumerate(x.shape)]
+        array = np.zeros(shape, np.float32 if is_narrow(x.dtype) else x.dtype)
+        made = torch.from_numpy(array)
+        return made.to(getattr(torch, x.dtype.name)) if is_narrow(x.dtype) else made
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"{name} must be a tensor or an ir.TensorType, got {type(x).__name__}")
+    made = x.detach()
+    for d, symbol in dims.items():
+        if not 0 <= d < x.ndim or not x.shape[d]:
+            raise ValueError(f"dynamic: {name} of shape {list(x.shape)} has no dim {d} with elements")
+        made = torch.cat([made] * (extents[symbol] // x.shape[d] + 1), d).narrow(d, 0, extents[symbol])
+    return made.clone()
+
+
+# -- the export --------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _evaluated(module: Any) -> Iterator[None]:
+    """All modules in evaluation, and afterwards as they were."""
+    modes = [(each, each.training) for each in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for each, mode in modes:
+            each.training = mode
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Nothing is said about packages that the exporter would know, too."""
+    logs = [logging.getLogger(name) for name in ("torch", "torch.onnx", "torch.export", "torch.fx")]
+    before = [log.level for log in logs]
+    for log in logs:
+        log.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            yield
+    finally:
+        for log, level in zip(logs, before, strict=True):
+            log.setLevel(level)
+
+
+def _exported(
+    torch: Any, whole: Any, given: Any, names: Sequence[str], dims: Any
+) -> tuple[Any, dict[str, Any]]:
+    """The model as ONNX without its large tensors, and all its tensors, which share memory with the module."""
+    symbols = {
+        name: torch.export.Dim(name) for name in dict.fromkeys(n for own in dims for n in own.values())
+    }
+    shapes: Any = tuple([{d: symbols[name] for d, name in own.items()} for own in dims])
+    try:
+        program = torch.export.export(whole, given, dynamic_shapes=_as_taken(whole, shapes), strict=False)
+        program = program.run_decompositions({torch.ops.aten.cross_entropy_loss.default: _cross_entropy})
+        made = torch.onnx.export(
+            program,
+            given,
+            dynamo=True,
+            optimize=False,
+            verbose=False,
+            opset_version=OPSET,
+            input_names=list(names),
+        )
+    except Exception as error:  # the exporter raises many types
+        told = " ".join(str(error).split())
+        raise UnsupportedError(f"PyTorch cannot export it: {told}", type(whole).__name__) from error
+    graph = made.model.graph
+    state = {
+        **dict(whole.named_parameters(remove_duplicate=False)),
+        **dict(whole.named_buffers(remove_duplicate=False)),
+    }
+    arrays = {}
+    for name, value in list(graph.initializers.items()):
+        held = state[name] if name in state else torch.from_numpy(np.array(value.const_value.numpy()))
+        arrays[name] = _array(torch, held)
+        if arrays[name].nbytes > LARGE:  # the model is written without its weights
+            del graph.initializers[name]
+            graph.inputs.append(value)
+    proto = made.model_proto
+    for value, own in zip(proto.graph.input, dims, strict=False):
+        for d, name in own.items():
+            value.type.tensor_type.shape.dim[d].dim_param = name
+    return proto, arrays
+
+
+def _cross_entropy(
+    scores: Any,
+    target: Any,
+    weight: Any = None,
+    reduction: int = 1,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> Any:
+    """``F.cross_entropy`` in plain operators: the exporter to ONNX leaves label smoothing out.
+
+    ``scores`` has the classes in dim 1, or in its only dim.  ``reduction`` is 0 for none, 1 for the mean, 2 for the sum.
+    """
+    torch = _torch()
+    dim = 1 if scores.dim() > 1 else 0
+    logs = torch.log_softmax(scores, dim)
+    classes = scores.shape[dim]
+    shape = [classes if d == dim else 1 for d in range(scores.dim())]
+    weights = None if weight is None else weight.reshape(shape)
+    if target.is_floating_point():  # probabilities of the classes
+        target = target * (1 - label_smoothing) + label_smoothing / classes
+        each = -(target * logs if weights is None else target * logs * weights).sum(dim)
+        rows = each.numel()
+        return [each, each.sum() / rows, each.sum()][reduction]
+    counts = target != ignore_index
+    chosen = torch.where(counts, target, 0).unsqueeze(dim)
+    of_class = torch.gather(logs, dim, chosen).squeeze(dim)
+    share = counts.to(logs.dtype)
+    if weight is not None:
+        share = share * weight[chosen.squeeze(dim)]
+    each = -of_class * share
+    total = each.sum()
+    if label_smoothing:
+        even = -(logs if weights is None else logs * weights).sum(dim) * counts.to(logs.dtype)
+        each = each * (1 - label_smoothing) + even * (label_smoothing / classes)
+        total = each.sum()
+    return [each, total / share.sum(), total][reduction]
+
+
+def _as_taken(module: Any, shapes: tuple[Any, ...]) -> Any:
+    """The dims of arguments as ``torch.export`` takes them: those of ``*given`` are together."""
+    first = next(iter(inspect.signature(module.forward).parameters.values()))
+    return {first.name: shapes} if first.kind is first.VAR_POSITIONAL else shapes
+
+
+def _array(torch: Any, tensor: Any) -> np.ndarray[Any, Any]:
+    """A tensor as an array, which shares its memory where it lies on the host."""
+    tensor = tensor.detach().cpu()
+    name = str(tensor.dtype).removeprefix("torch.")
+    if tensor.dtype in (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2):
+        words = torch.uint8 if tensor.itemsize == 1 else torch.uint16
+        return np.asarray(tensor.contiguous().view(words).numpy()).view(as_dtype(name))
+    return np.asarray(tensor.numpy())

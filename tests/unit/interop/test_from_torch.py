@@ -1,0 +1,110 @@
+"""`from_torch`: the programs of modules compute what the modules compute, under the names of their parameters."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+
+if find_spec("torch") is None or find_spec("onnxscript") is None:
+    pytest.skip("they need torch and onnxscript", allow_module_level=True)
+
+from numpy.testing import assert_allclose
+
+from parallelism import ir
+from parallelism.interop import UnsupportedError, from_torch
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # importing torch alone takes seconds
+MODELS = (
+    "a tied GPT, some targets ignored", "label smoothing, some targets ignored", "a perceptron with a loss that is a module",
+    "experts", "an LSTM in both directions", "a diffusion U-Net", "speech with a decoder", "a vision transformer", "a Llama",
+    "a residual network", "nn.TransformerEncoder", "a GRU", "chances of two classes", "chances as targets",
+    "a negative log likelihood", "a loss of places")
+
+
+@pytest.fixture(scope="module")
+def torch():
+    return pytest.importorskip("torch")
+
+
+@pytest.fixture(scope="module")
+def models(torch):
+    return pytest.importorskip("torch_models")
+
+
+def outputs_of(program, weights, examples):
+    names = [value.name for value in program.inputs if value.name not in weights]
+    given = {name: x.numpy() for name, x in zip(names, examples, strict=True)}
+    return ir.interpret(program, {**weights, **given}).outputs
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_module_and_its_loss(torch, models, name):
+    torch.manual_seed(0)
+    module, examples, loss = models.MODELS[name]()
+    module.train()
+    program, weights = from_torch(module, *examples, loss=loss)
+    assert all(each.training for each in module.modules())
+    module.eval()
+    function = loss.forward if isinstance(loss, torch.nn.Module) else loss
+    targets = 0 if name in ("nn.TransformerEncoder", "a GRU") else 1
+    own = len(examples) - targets
+    expected = function(module(*examples[:own]), *examples[own:])
+    assert program.symbols == {"B"}
+    found, = outputs_of(program, weights, examples)
+    assert_allclose(found, expected.detach().numpy(), rtol=1e-4, atol=1e-6)
+    trained = {f"p.{each}" for each, _ in module.named_parameters(remove_duplicate=False)}
+    assert {each for each in weights if each.startswith("p.")} <= trained
+    for each, parameter in module.named_parameters():
+        assert f"p.{each}" not in weights or np.shares_memory(weights[f"p.{each}"], parameter.detach().numpy())
+
+
+def test_shapes_with_symbols_names_lines_and_regions(torch):
+    torch.manual_seed(0)
+    rows, = ir.symbols("rows")
+    module = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.GELU())
+    program, weights = from_torch(module, ir.TensorType("f4", (rows, 3, 5)))
+    assert program.name == "Sequential" and program.symbols == {"rows"}
+    assert [(value.name, value.type.shape) for value in program.inputs] == [
+        ("p.0.weight", (7, 5)), ("p.0.bias", (7,)), ("input", (rows, 3, 5))]
+    assert program.regions == ("0", "1")
+    x = torch.randn(2, 3, 5)
+    assert_allclose(outputs_of(program, weights, [x])[0], module(x).detach().numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_dims_that_are_said_to_be_dynamic(torch, models):
+    torch.manual_seed(0)
+    module = models.Experts()
+    for dynamic in ({"x": {0: "n"}}, [{0: "n"}]):
+        program, _ = from_torch(module, torch.randn(1, 12), dynamic=dynamic)
+        assert program.symbols == {"n"}
+    gpt, ids = models.GPT(23, 6, 8, 2, 1), models.some(23, 1, 4)
+    program, weights = from_torch(gpt, ids, dynamic={"ids": {0: "B", 1: "time"}})
+    assert program.symbols == {"B", "time"}
+    assert_allclose(outputs_of(program, weights, [ids])[0], gpt(ids).detach().numpy(), rtol=1e-4, atol=1e-6)
+
+
+def test_what_cannot_be_is_refused_with_its_reason(torch, models):
+    linear = torch.nn.Linear(5, 7)
+    with pytest.raises(TypeError, match=r"takes a torch\.nn\.Module, got function"):
+        from_torch(models.of_tokens, torch.ones(2, 5))
+    with pytest.raises(ValueError, match="needs the arguments of the module"):
+        from_torch(linear)
+    with pytest.raises(TypeError, match=r"input must be a tensor or an ir\.TensorType, got list"):
+        from_torch(linear, [1, 2])
+    with pytest.raises(ValueError, match="no argument 'x': they are input"):
+        from_torch(linear, torch.ones(2, 5), dynamic={"x": {0: "B"}})
+    with pytest.raises(ValueError, match=r"input of shape \[2, 5\] has no dim 2"):
+        from_torch(linear, torch.ones(2, 5), dynamic=[{2: "B"}])
+    with pytest.raises(ValueError, match="loss takes 1 values beside the result, and there are 1 examples"):
+        from_torch(linear, torch.ones(2, 5), loss=models.of_tokens)
+
+
+def test_a_refusal_names_the_line_of_the_module(torch):
+    class Determinant(torch.nn.Module):
+        def forward(self, x):
+            return torch.linalg.det(x)  # this line
+
+    with pytest.raises(UnsupportedError, match=r"Det.*test_from_torch\.py:\d+.*not supported"):
+        from_torch(Determinant(), torch.eye(3).repeat(2, 1, 1))

@@ -1,0 +1,59 @@
+"""Numbers of a hardware by name, as a table of published runs names those that are fitted to it.
+
+``flops_efficiency`` is a field of `Hardware`, or of what the first links reach; ``reached.infiniband.base_seconds`` one
+of what the links of this name reach; ``kernels.attention.efficiency`` that of all attention rates of this kernel, and
+``kernels.gelu.times`` a field of the kernel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+from parallelism.hardware import Hardware
+from parallelism.hardware.kernels import AttentionRate, Kernel
+from parallelism.hardware.links import Link
+
+_OF_RATES = {field.name for field in fields(AttentionRate)}
+
+
+def parameter(hardware: Hardware, name: str) -> float:
+    """The value of the parameter; of attention rates that of the first."""
+    where, _, field = name.rpartition(".")
+    if where.startswith("kernels."):
+        kernel = hardware.kernels[where.removeprefix("kernels.")]
+        return float(getattr(kernel.rates[0] if field in _OF_RATES else kernel, field))
+    link = _link(hardware, where)
+    return float(getattr(link.reached if where or _reaches(link, field) else hardware, field))
+
+
+def with_parameter(hardware: Hardware, name: str, value: float) -> Hardware:
+    """The hardware with another value of the parameter."""
+    where, _, field = name.rpartition(".")
+    changed: dict[str, Any] = {field: value}
+    if where.startswith("kernels."):
+        kernel = where.removeprefix("kernels.")
+        kernels = {**hardware.kernels, kernel: _with_field(hardware.kernels[kernel], field, value)}
+        return replace(hardware, kernels=kernels)
+    link = _link(hardware, where)
+    if link.reached is None or not (where or _reaches(link, field)):
+        return replace(hardware, **changed)
+    reached = replace(link, reached=replace(link.reached, **changed))
+    return replace(hardware, links=tuple(reached if each is link else each for each in hardware.links))
+
+
+def _link(hardware: Hardware, where: str) -> Link:
+    """The links that ``reached.NAME`` means; the first ones if none are named."""
+    name = where.removeprefix("reached.")
+    return next((link for link in hardware.links if link.name == name), hardware.links[0])
+
+
+def _reaches(link: Link, field: str) -> bool:
+    return hasattr(link.reached, field)
+
+
+def _with_field(kernel: Kernel, field: str, value: float) -> Kernel:
+    changed: dict[str, Any] = {field: value}
+    if field not in _OF_RATES:
+        return replace(kernel, **changed)
+    return replace(kernel, rates=tuple(replace(rate, **changed) for rate in kernel.rates))

@@ -1,0 +1,162 @@
+"""`PublishedRun`: a published run of training, a row of ``tables/training_runs.csv``, and the step that it describes."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from importlib.resources import files
+from typing import Any
+
+from parallelism.hardware import Hardware
+from parallelism.training import MegatronFlags, TrainingRun, figures
+from parallelism.training.strategy_run import strategy_run
+from parallelism.transforms import Strategy
+
+_FEW_LAYERS = (2, 4)
+_ACTIVATIONS = {"gelu": {}, "swiglu": {"swiglu": True}, "relu2": {"squared_relu": True}}
+
+
+@dataclass(frozen=True)
+class PublishedRun:
+    """A row of the table: what a source says of a run, as text by the name of the column."""
+
+    number: int
+    """Its place in the table."""
+    columns: Mapping[str, str]
+
+    def __hash__(self) -> int:
+        return hash(self.number)
+
+    @property
+    def measured_seconds(self) -> float:
+        """The seconds of a step."""
+        return float(self.columns["step_s"])
+
+    @property
+    def devices(self) -> int:
+        """The number of GPUs."""
+        return self._whole("gpus")
+
+    @property
+    def what(self) -> str:
+        """What tells the run from others of its model, in words."""
+        told = f"{self.devices} GPUs, {self._whole('seq')} tokens"
+        split = [f"{axis}={self.columns[axis]}" for axis in ("tp", "pp", "cp") if self.columns[axis] != "1"]
+        return " ".join([f"{told}, {self._whole('gbs')} x" if split else told, *split])
+
+    @cached_property
+    def model_flags(self) -> dict[str, Any]:
+        """The model and the batch as flags of Megatron-LM."""
+        row = self.columns
+        flags: dict[str, Any] = {
+            "num_layers": self._whole("layers"),
+            "hidden_size": self._whole("width"),
+            "ffn_hidden_size": self._whole("ffn"),
+            "num_attention_heads": self._whole("heads"),
+            "seq_length": self._whole("seq"),
+            "vocab_size": self._whole("vocab"),
+            "attention_backend": "flash",
+            "attention_dropout": 0.0,
+            "hidden_dropout": 0.0,
+            "micro_batch_size": self._whole("mbs"),
+            "global_batch_size": self._whole("gbs"),
+            **_ACTIVATIONS[row["act"]],
+        }
+        if row["kv"] != row["heads"]:
+            flags |= {"group_query_attention": True, "num_query_groups": self._whole("kv")}
+        if row["norm"] == "rms":
+            flags["normalization"] = "RMSNorm"
+        if row["pos"] == "rotary":
+            flags["position_embedding_type"] = "rope"
+        if row["tied"] == "False":
+            flags["untie_embeddings_and_output_weights"] = True
+        if row["biases"] == "False":
+            flags["disable_bias_linear"] = True
+        return flags
+
+    @cached_property
+    def strategy(self) -> str | None:
+        """The strategy in words, where devices share the weights as FSDP does; None where flags say it."""
+        sharing = self._whole("fsdp")
+        if not sharing:
+            return None
+        row, devices = self.columns, self.devices
+        split = f"fsdp={devices}" if sharing == devices else f"hsdp={devices // sharing}x{sharing}"
+        if row["zero"] != "3":
+            split = f"dp={devices} zero={row['zero']} overlap"
+        # A policy of recomputation other than a whole block computes less again.
+        again = "" if row["recompute"] == "none" else "recompute=block.*"
+        precision = "precision=bf16,bf16" if row["mp_mode"] == "PURE" else "precision=bf16"
+        count = self._whole("gbs") // devices // self._whole("mbs")
+        return " ".join(f"{precision} {split} {again} pp=1 1f1b:{count}".split())
+
+    @cached_property
+    def flags(self) -> MegatronFlags:
+        """All that flags of Megatron-LM say of the run."""
+        if self.strategy is not None:
+            return MegatronFlags(**self.model_flags)
+        row = self.columns
+        split: dict[str, Any] = {
+            "bf16": True,
+            "tensor_model_parallel_size": self._whole("tp"),
+            "pipeline_model_parallel_size": self._whole("pp"),
+            "context_parallel_size": self._whole("cp"),
+            "sequence_parallel": row["tp"] != "1" or None,
+            "cp_comm_type": "p2p" if row["cp"] != "1" else None,
+            "num_virtual_stages_per_pipeline_rank": self._whole("vp") if row["vp"] != "1" else None,
+            "use_distributed_optimizer": row["zero"] == "1" or None,
+            "overlap_grad_reduce": row["dp_overlap"] == "True" or None,
+            "recompute_granularity": "selective" if row["recompute"] == "selective" else None,
+        }
+        return MegatronFlags(**self.model_flags, **split)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The run as the words behind ``python -m vcluster simulate``."""
+        told = ("--strategy", self.strategy) if self.strategy is not None else ()
+        where = ("--hardware", self.columns["hw"], "--devices", str(self.devices))
+        return ("gpt", *self.flags.words(), *told, *where)
+
+    @cached_property
+    def run(self) -> TrainingRun:
+        """The step on its devices."""
+        return self.of_layers(self._whole("layers"))
+
+    @cached_property
+    def flops(self) -> float:
+        """The model's floating-point operations of a step, of one device."""
+        spec = self.flags.spec()
+        return spec.flops(self._whole("gbs") * spec.sequence) / self.devices
+
+    def of_layers(self, layers: int) -> TrainingRun:
+        """The same step of a model with another number of layers."""
+        flags = MegatronFlags(**{**self.flags.given(), "num_layers": layers})
+        if self.strategy is None:
+            return flags.run(self.devices)
+        return strategy_run(flags, *Strategy.parse_on_mesh(self.strategy))
+
+    def _whole(self, name: str) -> int:
+        return int(self.columns[name] or 0)
+
+
+def training_seconds(published: PublishedRun, hardware: Hardware) -> float:
+    """What a simulation says of the step.
+
+    Where every device has all layers, models of two and of four layers are simulated, and each layer beyond takes what
+    the last two take.
+    """
+    if published.strategy is None:
+        return figures(published.run, hardware).seconds
+    few, more = (figures(published.of_layers(layers), hardware).seconds for layers in _FEW_LAYERS)
+    layers = published.flags.num_layers or 0
+    return few + (more - few) * (layers - _FEW_LAYERS[0]) / (_FEW_LAYERS[1] - _FEW_LAYERS[0])
+
+
+@lru_cache(maxsize=1)
+def published_runs() -> tuple[PublishedRun, ...]:
+    """All rows of the table."""
+    text = files("vcluster.calibration").joinpath("tables", "training_runs.csv").read_text(encoding="utf-8")
+    rows = csv.DictReader(line for line in text.splitlines() if not line.startswith("#"))
+    return tuple(PublishedRun(number, row) for number, row in enumerate(rows))
