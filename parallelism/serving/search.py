@@ -413,8 +413,8 @@ class Fit:
         )
 
     def token_seconds(self, batch: int) -> float:
-        """The seconds of a step in which so many requests, with their prompts in the cache, have their next tokens: a microbatch
-        of them through all stages."""
+        """The seconds of a step in which so many requests, with their prompts in the cache, have their next tokens: of
+        a microbatch of them, through all stages."""
         each = -(-batch // self.layout.pp)
         return self._step_seconds(each, each, self._shortest, through=True)
 
