@@ -58,7 +58,8 @@ def test_devices_draw_by_the_time_in_which_they_compute() -> None:
 def test_presets_say_what_they_draw_or_nothing() -> None:
     drawn = {name: Hardware.preset(name).power for name in Hardware.presets()}
     assert {name for name, power in drawn.items() if power is None} == {
-        "laptop", "tpu-v5e", "tpu-v5p", "tpu-v6e", "trainium2"}
+        "laptop", "tpu-v5e", "tpu-v5e-multislice", "tpu-v5p", "tpu-v6e", "tpu-v6e-multislice", "trainium2",
+        "trainium2-ultra"}
     systems = {"dgx-h100": 10.2, "dgx-a100": 6.5, "h200-node": 10.2, "b200-node": 14.3, "dgx-1-v100": 3.5}
     for name, kilowatts in systems.items():
         power = drawn[name]

@@ -15,7 +15,7 @@ import pytest
 from drawn import up_to
 from hypothesis import given, strategies as st
 
-from parallelism import Hardware, HardwareFileError, HostLink, Link, LinkFault, Mesh, Straggler
+from parallelism import Costs, Hardware, HardwareFileError, HostLink, Link, LinkFault, Mesh, Straggler
 from parallelism.hardware import stack_names
 from vcluster.__main__ import main
 from vcluster.cli.command_line import WrongWords
@@ -42,9 +42,10 @@ def copied(value):
 
 def test_the_presets_are_these():
     assert Hardware.presets() == (
-        "a100-pcie-node", "b200-node", "dgx-1-v100", "dgx-1-v100-16", "dgx-a100", "dgx-a100-40", "dgx-h100",
-        "ethernet-cpu", "gb200-nvl72", "h100-pcie-node", "h200-node", "l40s-node", "laptop", "mi300x-node", "pcie-v100",
-        "tpu-v4", "tpu-v5e", "tpu-v5p", "tpu-v6e", "trainium2")
+        "a100-pcie-node", "b200-node", "b300-node", "dgx-1-v100", "dgx-1-v100-16", "dgx-a100", "dgx-a100-40", "dgx-h100",
+        "ethernet-cpu", "gb200-nvl72", "gb300-nvl72", "h100-pcie-node", "h200-node", "l40s-node", "laptop", "mi300x-node",
+        "mi325x-node", "mi355x-node", "pcie-v100", "rtx-pro-6000-node", "tpu-v4", "tpu-v5e", "tpu-v5e-multislice", "tpu-v5p",
+        "tpu-v6e", "tpu-v6e-multislice", "trainium2", "trainium2-ultra")
 
 
 def numbers(table, path=""):
@@ -87,10 +88,42 @@ def test_what_the_data_sheets_say():
     assert Hardware.preset("tpu-v4").links[0].extents == (4, 4, 4)
 
 
+def test_the_machines_of_2025_are_as_their_data_sheets_say():
+    """Per device: memory, its rate, dense products in bfloat16 and in the narrowest format, and links, one way."""
+    said = {
+        "b300-node": (288e9, 8e12, 2.25e15, 13.5e15, (900e9, 100e9)),
+        "gb300-nvl72": (278e9, 8e12, 2.5e15, 15e15, (900e9, 100e9)),
+        "rtx-pro-6000-node": (96e9, 1.597e12, 500e12, 2e15, (64e9, 50e9)),
+        "mi325x-node": (256e9, 6e12, 1.3074e15, 2.6149e15, (64e9, 50e9)),
+        "mi355x-node": (288e9, 8e12, 2.5166e15, 10.0663e15, (76.8e9, 50e9)),
+        "tpu-v5e-multislice": (1.71799e10, 8.19e11, 1.97e14, 3.93e14, (5e10, 3.125e9)),
+        "tpu-v6e-multislice": (3.43597e10, 1.64e12, 9.18e14, 1.836e15, (1e11, 12.5e9)),
+        "trainium2-ultra": (1.03079e11, 2.9e12, 6.67e14, 1.299e15, (1.28e11, 64e9, 25e9)),
+    }
+    for name, (memory, rate, bfloat16, narrowest, links) in said.items():
+        told = Hardware.preset(name)
+        assert (told.memory_bytes, told.memory_bytes_per_second, told.peak("bfloat16")) == (memory, rate, bfloat16)
+        assert max(told.flops_per_second.values()) == narrowest
+        assert tuple(link.bytes_per_second for link in told.links) == links
+    assert Hardware.preset("gb300-nvl72").links[0].extents == (72,)
+    assert Hardware.preset("trainium2-ultra:2").devices == 128          # 2 UltraServers of 4 tori of 16 chips
+    assert Hardware.preset("tpu-v6e-multislice:3").devices == 768
+
+
+def test_a_group_in_a_slice_uses_no_data_centre_network():
+    """Two slices: groups inside of one are as fast as alone; a group of both waits for the network."""
+    one, several = Costs(Hardware.preset("tpu-v6e")), Costs(Hardware.preset("tpu-v6e-multislice:2"))
+    inside = [each.collective("all_reduce", 2**28, range(256)).seconds for each in (one, several)]
+    across = several.collective("all_reduce", 2**28, [0, 256]).seconds
+    assert inside[0] == inside[1] and across > 2**28 / 12.5e9
+
+
 @pytest.mark.parametrize("name", Hardware.presets())
 def test_the_numbers_of_a_preset_fit_each_other(name):
     told = Hardware.preset(name)
-    rates = told.flops_per_second
+    rates = dict(told.flops_per_second)
+    if name in ("b300-node", "gb300-nvl72"):      # their tensor cores do three times as much in float4 as in float8
+        assert rates.pop("float4") == 3 * rates["float8"]
     halves = ("float64", "float32"), ("tfloat32", "bfloat16"), ("bfloat16", "float8"), ("float8", "float4")
     assert all(rates[wide] <= rates[narrow] for wide, narrow in halves if wide in rates and narrow in rates)
     assert all(rates[narrow] == pytest.approx(2 * rates[wide], rel=0.03)         # as far as data sheets round
