@@ -53,7 +53,11 @@ def with_sums(function: Function, first: int, weights: Sequence[str], sums: Sums
 
 
 def sums_behind(function: Function, value: Value) -> tuple[Op, ...]:
-    """The ops that an update begins with: they bring an input, a term of a sum, into the layout of the sum."""
+    """The ops that an update begins with: they bring an input, a term of a sum, into the layout of the sum.
+
+    Of several sums the first is among them: those behind it, of norms under sequence parallelism over ``tp``, would wait
+    for it.
+    """
     readers: dict[str, list[Op]] = {}
     for op in function.ops:
         for each in op.inputs:
@@ -63,6 +67,8 @@ def sums_behind(function: Function, value: Value) -> tuple[Op, ...]:
     while len(readers.get(value.name, ())) == 1 and value.name not in returned:
         (op,) = readers[value.name]
         if op.inputs != (value,) or op.kind not in (*ASYNCHRONOUS, "all_slice", "relayout"):
+            break
+        if op.kind in ASYNCHRONOUS and any(each.kind in ASYNCHRONOUS for each in ops):
             break
         ops.append(op)
         (value,) = op.outputs

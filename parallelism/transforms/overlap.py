@@ -36,9 +36,10 @@ class Overlap:
     - Any other collective starts when the one before it is needed, if its input is ready then.
 
     A sum of gradients by all_reduce lies in the memory of its terms.  Of reduce_scatters in buckets at most two are
-    under way, because their inputs stay in memory.
+    under way, because their inputs stay in memory.  Those of gradients that several microbatches were added up in are
+    not held back: these buffers are there anyway.
 
-    With a `Pipeline` the sums over replicas start in the last backward of each stage.
+    With a `Pipeline` the sums over replicas start in the last backward of each stage, and go on behind it.
 
     **Communication**: that of the program without `Overlap`, in fewer calls; arrays of one call that cannot be cut evenly
     are padded.  Every result has the same bits.

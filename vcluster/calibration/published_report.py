@@ -110,6 +110,14 @@ class Report:
                 sets.setdefault(f"{published.columns['set']}{split}, {told}", []).append(line)
         return [Comparison(name, tuple(lines)) for name, lines in sorted(sets.items())]
 
+    def _constant_errors(self) -> dict[Measured, float]:
+        """By row of a run of training, the error of the constant of its set (`Comparison`)."""
+        found: dict[Measured, float] = {}
+        for each in self.comparisons():
+            rows = [line.row for line in each.lines]
+            found.update(zip(rows, each.constant_errors, strict=True))
+        return found
+
     def residuals(self, width: int = 25) -> str:
         """A picture of the errors: a bar for each row, to the left where the prediction is too short."""
         half = width // 2
@@ -133,31 +141,17 @@ class Report:
         ]
         best = {line.row: line for line in self.best}
         without = {line.row: line for line in self.without_model}
-        cells = [
-            (
-                "part",
-                "of",
-                "measured",
-                "predicted",
-                "error",
-                "",
-                "without its model" * bool(without) or "best of this form" * bool(best),
-            )
-        ]
+        constant = self._constant_errors()
+        other_fit = "without its model" * bool(without) or "best of this form" * bool(best)
+        heads = ["part", "of", "measured", "predicted", "error", "", other_fit]
+        cells = [tuple(heads + ["constant MFU"] * bool(constant))]
         for line in self.lines:
             row, other = line.row, without.get(line.row) or best.get(line.row)
             told_as = "counted" if row.part == MEMORY else "held out" if line.held_out else "fitted"
-            cells.append(
-                (
-                    row.part,
-                    named(row),
-                    _shown(row, row.measured),
-                    _shown(row, line.predicted),
-                    f"{line.error:+.1%}",
-                    told_as,
-                    "" if other is None else f"{other.error:+.1%}",
-                )
-            )
+            shown = [row.part, named(row), _shown(row, row.measured), _shown(row, line.predicted)]
+            shown += [f"{line.error:+.1%}", told_as, "" if other is None else f"{other.error:+.1%}"]
+            shown += [f"{constant[row]:+.1%}" if row in constant else ""] * bool(constant)
+            cells.append(tuple(shown))
         told += in_columns(cells, 2)
         for part in dict.fromkeys(line.row.part for line in self.lines):
             lines = [line for line in self.lines if line.row.part == part]

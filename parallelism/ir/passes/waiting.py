@@ -105,7 +105,7 @@ def _with_waits(
     at_once: bool,
 ) -> list[Step]:
     call_of = {number: which for which, call in enumerate(calls) for number in call}
-    waits = _Waits(owner)
+    waits = _Waits(owner, {*function.inputs})
     for number, op in enumerate(function.ops):
         which = call_of.get(number)
         if which is None:
@@ -129,8 +129,8 @@ def _with_waits(
 class _Waits:
     """The steps so far, and the calls that are under way after them."""
 
-    def __init__(self, owner: Mapping[Value, Value]) -> None:
-        self.owner = owner
+    def __init__(self, owner: Mapping[Value, Value], inputs: Collection[Value]) -> None:
+        self.owner, self.inputs = owner, inputs
         self.steps: list[Step] = []
         self.under_way: dict[int, tuple[Op, ...]] = {}
 
@@ -147,16 +147,23 @@ class _Waits:
                 self.wait(which)
 
     def start(self, which: int, ops: tuple[Op, ...]) -> None:
-        """Starts a call, after those that it needs; few reduce_scatters are under way at one time."""
+        """Starts a call, after those that it needs; few reduce_scatters of gradients that were made just now are under
+        way at one time.  Those of buffers that the caller made are not held back: their memory is there anyway."""
         inputs = [value for op in ops for value in op.inputs]
         made = {self.owner[value] for op in ops for value in op.outputs}
         self.wait_for(inputs, made - {self.owner[value] for value in inputs})
-        if ops[0].kind == "reduce_scatter":
-            scatters = [each for each, started in self.under_way.items() if started[0].kind == ops[0].kind]
+        if self._is_held_back(ops):
+            scatters = [each for each, started in self.under_way.items() if self._is_held_back(started)]
             for each in scatters[: len(scatters) - UNDER_WAY + 1]:
                 self.wait(each)
         self.under_way[which] = ops
         self.steps.append(Start(which, ops))
+
+    def _is_held_back(self, ops: tuple[Op, ...]) -> bool:
+        """Whether a call is a reduce_scatter of which the memory of an input is not the caller's."""
+        if ops[0].kind != "reduce_scatter":
+            return False
+        return any(self.owner[value] not in self.inputs for op in ops for value in op.inputs)
 
 
 def owners_overlapped(

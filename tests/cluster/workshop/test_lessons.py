@@ -166,8 +166,8 @@ def test_the_score_of_an_exercise_is_that_of_its_last_check(tmp_path, capsys):
     assert "0 of 4" in capsys.readouterr().out
     with pytest.raises(ValueError, match="has no exercise 'nothing'"):
         lesson.check("nothing", gpipe)
-    with pytest.raises(ValueError, match="there is no lesson 9"):
-        lesson_module.Lesson(9)
+    with pytest.raises(ValueError, match="there is no lesson 10"):
+        lesson_module.Lesson(10)
 
 
 def test_a_lesson_without_a_notebook_is_not_reset(tmp_path, monkeypatch):

@@ -240,11 +240,11 @@ def test_what_has_no_gradient_is_timed_forward_alone(clock):
     assert both["backward_seconds"] > 0
 
 
-def test_pytorch_is_imported_in_one_module():
+def test_pytorch_is_imported_in_one_module_of_each_room_that_may():
     importing = []
     for package in ("vcluster", "parallelism", "tensor_parallelism", "pipeline_parallelism"):
         for file in (ROOT / package).rglob("*.py"):
             words = [line.split()[:2] for line in file.read_text(encoding="utf-8").splitlines()]
             if ["import", "torch"] in words or ["from", "torch"] in words:
                 importing.append(file.name)
-    assert importing == ["torch_found.py"]
+    assert sorted(importing) == ["pytorch.py", "torch_found.py"]     # modules are read there, and a GPU is measured

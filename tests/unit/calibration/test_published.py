@@ -10,14 +10,16 @@ import pytest
 from parallelism.hardware import fitted_on
 from vcluster.__main__ import main
 from vcluster.calibration import published
+from vcluster.calibration.parameters import parameter, with_parameter
 from vcluster.calibration.published import hardware_of, refitted, reported
-from vcluster.calibration.published_report import Line, Report
+from vcluster.calibration.published_report import Comparison, Line, Report
 from vcluster.calibration.published_tables import (
     ALL_REDUCE,
     BACKWARD,
     FORWARD,
     MEMORY,
     STEP,
+    TRAINING,
     Measured,
     Table,
     tables,
@@ -119,10 +121,10 @@ def test_layers_that_nothing_was_fitted_to_take_in_all_what_was_measured(model):
 
 def test_the_mean_of_fitted_rows_is_told_apart_from_those_held_out():
     rows = [row for row in KORTHIKANTI.rows if row.part == STEP][:3]
-    lines = [published.Line(row, row.measured * (1 + error), held_out=held_out)
+    lines = [Line(row, row.measured * (1 + error), held_out=held_out)
              for row, error, held_out in zip(rows, (0.01, -0.03, 0.08), (False, False, True), strict=True)]
     table = replace(KORTHIKANTI, name="another", rows=tuple(rows))
-    told = [str(published.Report(table, "megatron-a100", each, {})) for each in (tuple(lines), tuple(lines[:2]))]
+    told = [str(Report(table, "megatron-a100", each, {})) for each in (tuple(lines), tuple(lines[:2]))]
     assert "step: mean error 2.0% where fitted, 8.0% held out, 4.0% in all\n" in told[0]
     assert "step: mean error 2.0%\n" in told[1]
 
@@ -143,3 +145,57 @@ def test_the_command_prints_the_table_and_refuses_another(capsys, monkeypatch):
     assert "1 MiB on 2" in printed.out and f"{ALL_REDUCE}: mean error" in printed.out and printed.err == ""
     with pytest.raises(WrongWords, match="no published table 'nccl'"):
         main(["calibrate", "--published", "nccl"])
+
+
+# -- runs of training --------------------------------------------------------------------------------------------------
+
+FSDP = Table.of("fsdp-h100")
+
+
+def test_every_second_run_of_training_is_only_tested():
+    for table in (FSDP, Table.of("fsdp-a100")):
+        assert {row.part for row in table.rows} == {TRAINING} and table.name in fitted_on(table.stack)
+        assert len(table.rows) == 2 * len(table.fitted_rows) and len({row.published.number for row in table.rows}) == len(
+            table.rows)
+        lines = tuple(Line(row, row.measured, row.held_out) for row in table.rows)
+        assert str(Report(table, table.stack, lines, {})).count("held out") == len(lines) // 2 + 1 + len({
+            row.published.columns["set"] for row in table.rows})
+        wrong = tuple(Line(row, row.measured, held_out=True) for row in table.fitted_rows[:1])
+        with pytest.raises(ValueError, match="its rows are not held out"):
+            Report(table, table.stack, wrong, {})
+
+
+def test_runs_of_training_stand_beside_one_constant():
+    rows = FSDP.rows[:4]
+    lines = tuple(Line(row, row.measured * factor, held_out=True)
+                  for row, factor in zip(rows, (1.02, 0.96, 1.0, 1.04), strict=True))
+    told = Comparison("set", lines)
+    mfu = [line.work / row.measured for line, row in zip(lines, rows, strict=True)]
+    assert told.error == pytest.approx(0.025)
+    assert told.constant_errors == pytest.approx([each / np.median(mfu) - 1 for each in mfu])
+    assert Comparison("as measured", tuple(replace(line, predicted=line.row.measured) for line in lines)).order == (
+        pytest.approx(1.0))
+    turned = tuple(replace(line, predicted=line.work**2 / line.row.measured) for line in lines)
+    assert Comparison("the other way round", turned).order == pytest.approx(-1.0)
+    assert str(told).startswith("set, 4 runs: mean error 2.5%, of one constant MFU ")
+
+
+@pytest.mark.parametrize(("name", "value"), [
+    ("flops_efficiency", 0.5), ("kernels.attention.efficiency", 0.3), ("kernels.gelu.times", 2.0),
+    ("reached.infiniband.bus_bytes_per_second", 4e10), ("bus_bytes_per_second", 3e11), ("collective_share", 0.25)])
+def test_a_parameter_is_read_and_changed_by_its_name(name, value):
+    before = hardware_of(FSDP, FSDP.rows[0])
+    after = with_parameter(before, name, value)
+    assert parameter(after, name) == value != parameter(before, name)
+    assert with_parameter(after, name, parameter(before, name)) == before
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("name", "most"), [("fsdp-h100", 0.04), ("fsdp-a100", 0.05)])
+def test_runs_of_training_that_were_held_out_are_told_better_than_by_a_constant(name, most):
+    held_out = [each for each in reported(Table.of(name)).comparisons() if each.name.endswith("held out")]
+    errors = [abs(line.error) for each in held_out for line in each.lines]
+    assert float(np.mean(errors)) <= most
+    for each in held_out:
+        assert each.error < float(np.mean(np.abs(each.constant_errors)))

@@ -18,6 +18,7 @@ from parallelism.hardware import (
     validation_json,
     validation_text,
 )
+from vcluster.calibration.published_tables import Table
 
 
 def test_the_stacks_are_these():
@@ -71,10 +72,11 @@ def test_a_stack_says_what_its_seconds_were_compared_with_on_its_own_hardware():
 
 @pytest.mark.parametrize("name", stack_names())
 def test_no_table_that_a_stack_was_fitted_to_is_told_as_held_out_whole(name):
-    """Only rows that the fit left out may be: those of groups of 4 devices in nccl-a100."""
-    table = read_stack(name)
-    for each in table.get("validation", []):
-        assert not each["held_out"] or each["table"] not in fitted_on(name) or each["table"] == "nccl-a100"
+    """Only rows that the fit left out may be: those of groups of 4 devices in nccl-a100, every second run of training."""
+    for each in read_stack(name).get("validation", []):
+        if each["table"] in fitted_on(name) and each["held_out"] and each["table"] != "nccl-a100":
+            published = Table.of(each["table"])
+            assert each["rows"] == len(published.rows) - len(published.fitted_rows) > 0
 
 
 def test_what_is_wrong_with_a_validation_is_told(tmp_path):
