@@ -63,6 +63,8 @@ _SECONDS = (
     "flops_ramp_seconds",
     "memory_ramp_seconds",
     "issue_seconds",
+    "step_seconds",
+    "request_seconds",
     "message_overhead_seconds",
     "message_overhead_seconds_per_byte",
 )
@@ -143,7 +145,8 @@ class Hardware:
 
     What software reaches is in fields of its own.  ``flops_efficiencies`` are those of single dtypes.  With
     ``products``, products of matrices reach ``efficiency`` times what their shape allows, without a ramp.  An op takes
-    at least ``issue_seconds``: issuing it takes as long.  A message holds its sender and its receiver for
+    at least ``issue_seconds``: issuing it takes as long.  An engine that serves takes ``step_seconds`` on the host for each
+    step, and ``request_seconds`` for each request that it takes in.  A message holds its sender and its receiver for
     ``message_overhead_seconds`` each, and ``message_overhead_seconds_per_byte`` more where they copy it.  A collective
     takes ``collective_share`` of the device from the compute beside it.  With ``fused``, programs run there with chains
     of elementwise ops as one (`parallelism.transforms.Fused`); "elementwise": without row reductions in them;
@@ -182,6 +185,8 @@ class Hardware:
     flops_efficiencies: Mapping[str, float] = checked.Table({})
     products: Products | None = None
     issue_seconds: float = 0.0
+    step_seconds: float = 0.0
+    request_seconds: float = 0.0
     message_overhead_seconds: float = 0.0
     message_overhead_seconds_per_byte: float = 0.0
     collective_share: float = 0.0
