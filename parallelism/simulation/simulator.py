@@ -311,7 +311,7 @@ class _Pieces:
         """Seconds of the events on each of these ranks; None if they have messages, or if a price differs by rank."""
         hardware = self.pricing.hardware
         if any(row.kind in MESSAGES for row in events.rows) or (
-            hardware is not None and (hardware.stragglers or hardware.faults)
+            hardware is not None and (hardware.stragglers or hardware.path_faults)
         ):
             return None
         groups = []
