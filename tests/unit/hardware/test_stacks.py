@@ -23,7 +23,8 @@ from vcluster.calibration.published_tables import Table
 
 def test_the_stacks_are_these():
     assert stack_names() == (
-        "megatron-a100", "megatron-h100", "numpy-host", "pytorch-eager-v100", "pytorch-h100", "pytorch-h200",
+        "megatron-a100", "megatron-core-b200", "megatron-core-h100", "megatron-h100", "numpy-host",
+        "pytorch-eager-v100", "pytorch-h100", "pytorch-h200",
         "torch-fsdp-a100", "torch-fsdp-h100")
 
 
