@@ -1,5 +1,5 @@
 """Tests on virtual devices: the implementation of the pytest plugin, and assertions for any test."""
 
-from vcluster.testing.communication import assert_communication
+from parallelism.faces import load_names
 
-__all__ = ["assert_communication"]
+__getattr__, __dir__, __all__ = load_names(__name__, __file__)
