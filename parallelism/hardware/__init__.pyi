@@ -26,6 +26,7 @@ from .stacks import (
     on_stack as on_stack,
     read_stack as read_stack,
     stack_names as stack_names,
+    with_usual_stack as with_usual_stack,
 )
 from .validation import (
     NOTHING as NOTHING,

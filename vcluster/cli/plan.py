@@ -19,7 +19,13 @@ from parallelism.training import MegatronFlags
 from parallelism.transforms.words import SHORTHANDS
 from vcluster.cli.command_line import Arguments, Parser, WrongWords, accessing, whole, writable
 from vcluster.cli.layouts_page import layouts_document, write_layouts
-from vcluster.cli.megatron_words import is_model, tell_remarks, tell_unchanging, training_parser
+from vcluster.cli.megatron_words import (
+    is_model,
+    searched_hardware,
+    tell_remarks,
+    tell_unchanging,
+    training_parser,
+)
 from vcluster.cli.plan_document import document_of, loaded, printed_json, saved
 from vcluster.cli.plan_text import needs_text, plan_text, write_page
 from vcluster.cli.program_files import tell_whole, weights_told_once
@@ -270,7 +276,7 @@ def _searched(program: str, arguments: argparse.Namespace) -> tuple[dict[str, An
         with progress("listing the splits") as told, weights_told_once():
             plans = find_plan(
                 model,
-                hardware=arguments.hardware,
+                hardware=searched_hardware(arguments.hardware, model),
                 devices=arguments.devices,
                 batch=search.batch,
                 progress=told,

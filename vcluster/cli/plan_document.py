@@ -105,6 +105,7 @@ def document_of(
         "batch": plans.task.batch,
         "devices": plans.task.devices,
         "hardware": plans.task.hardware.name,
+        "stack": plans.task.hardware.stack,
         "validation": validation_json(plans.task.hardware.validation),
         "memory_bytes": plans.memory,
         "reserve": plans.reserve.json(),

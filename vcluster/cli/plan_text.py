@@ -85,12 +85,17 @@ def _lines(start: str, text: str) -> list[str]:
     ) or [start.rstrip()]
 
 
+def _stacked(document: Mapping[str, Any]) -> str:
+    """The hardware with its stack."""
+    return "+".join(name for name in (document["hardware"], document.get("stack")) if name)
+
+
 def _heading(document: Mapping[str, Any]) -> list[str]:
     """What is planned for, and what is assumed."""
     tokens = f", {document['tokens']}" if "tokens" in document else ""
     text = (
         f"{document['model']}, {count(document['parameters'])} parameters{tokens}: {document['batch']} sequences a "
-        f"step on {document['devices']} devices of {document['hardware']}, "
+        f"step on {document['devices']} devices of {_stacked(document)}, "
         f"{gigabytes(document['memory_bytes'])} GB each"
     )
     reserve = _reserve(document)
@@ -344,7 +349,7 @@ def write_page(document: Mapping[str, Any], trace: Trace | None, path: Path) -> 
     answers += [("The first plan again:", plans[0]["command"])] if plans else []
     plan_html(
         path,
-        title=f"Plans of {document['model']} on {document['devices']} devices of {document['hardware']}",
+        title=f"Plans of {document['model']} on {document['devices']} devices of {_stacked(document)}",
         verdict=verdict,
         facts=facts,
         plans=found,

@@ -187,8 +187,9 @@ def _model(model: Any, name: str, tokens: str) -> list[str]:
 
 def _run(run: TrainingRun, hardware: Hardware) -> list[str]:
     axes = ", ".join(f"{axis}={size}" for axis, size in run.mesh.shape.items())
+    stacked = f"{hardware.name}+{hardware.stack}" if hardware.stack else hardware.name
     text = (
-        f"{run.mesh.size} devices of {hardware.name}: {axes}; {run.batch} sequences, {run.microbatches} "
+        f"{run.mesh.size} devices of {stacked}: {axes}; {run.batch} sequences, {run.microbatches} "
         f"microbatches of {run.microbatch}; {run.dtype}"
     )
     text += "" if run.optimizer == ADAM_W else f"; {optimizer_text(run.optimizer)}"
