@@ -31,6 +31,8 @@ from .stacks import (
 from .validation import (
     NOTHING as NOTHING,
     Validation as Validation,
+    mfu_remark as mfu_remark,
+    usual_error as usual_error,
     validation_json as validation_json,
     validation_text as validation_text,
 )

@@ -63,6 +63,9 @@ def plan_text(document: Mapping[str, Any], *, again: bool) -> str:
         ]
         answers = [_why_not_text(each, plans[0]) for each in document["why_not"]]
         lines += [*wrap(f"Of the first, {document['stages']}.", WIDTH), ""] if document.get("stages") else []
+        lines += [
+            line for text in document.get("remarks", ()) for line in (*wrap(fit(text, 1000), WIDTH), "")
+        ]
         lines += [*_why(plans), *(line for answer in answers for line in (*wrap(answer, WIDTH), ""))]
         lines += [verified_text(document["verified"]), ""] if document.get("verified") else []
         lines += [*wrap(cache_text(document["cache"]), WIDTH), ""] if document.get("cache") else []

@@ -9,7 +9,7 @@ from typing import Any
 
 from parallelism.display import WIDTH, in_columns, progress
 from parallelism.display.quantities import count, seconds
-from parallelism.hardware import Hardware, validation_text
+from parallelism.hardware import Hardware, mfu_remark, validation_text
 from parallelism.mesh import Mesh
 from parallelism.models import TransformerSpec
 from parallelism.simulation import simulate
@@ -154,6 +154,7 @@ def told(found: Figures, name: str, tokens: str) -> str:
         speeds.insert(1, f"{count(found.tokens_per_second)} tokens/s")
     lines += [
         ", ".join(speeds),
+        *wrap(mfu_remark(found.hardware.name, run.dtype, found.mfu), WIDTH),
         "",
         "the step by part, on the device that waits least for others",
         *_parts(found),
