@@ -19,6 +19,7 @@ LIST = f"""vcluster: a cluster of real processes on this machine
   {PROGRAM} simulate M.mlir   predict its time on described hardware
   {PROGRAM} simulate gpt ...  the same of a training step, by its flags
   {PROGRAM} plan gpt ...      the best split of a training step
+  {PROGRAM} serve MODEL ...   how to serve a model, within limits
   {PROGRAM} run M.mlir        run it on devices here, and compare
   {PROGRAM} shardings OP      every split of an operator over a mesh
   {PROGRAM} convert A B       a program as StableHLO, ONNX or our text
@@ -52,6 +53,7 @@ COMMANDS = {
     "hardware": "vcluster.cli.hardware:hardware",
     "calibrate": "vcluster.cli.calibrate:calibrate",
     "plan": "vcluster.cli.plan:planned",
+    "serve": "vcluster.cli.serving.command:served",
     "convert": "vcluster.cli.convert:convert",
     "shardings": "vcluster.cli.shardings:shardings",
     "demo": "vcluster.__main__:demo",

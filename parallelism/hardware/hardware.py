@@ -63,6 +63,8 @@ _SECONDS = (
     "flops_ramp_seconds",
     "memory_ramp_seconds",
     "issue_seconds",
+    "step_seconds",
+    "request_seconds",
     "message_overhead_seconds",
     "message_overhead_seconds_per_byte",
 )
@@ -143,7 +145,8 @@ class Hardware:
 
     What software reaches is in fields of its own.  ``flops_efficiencies`` are those of single dtypes.  With
     ``products``, products of matrices reach ``efficiency`` times what their shape allows, without a ramp.  An op takes
-    at least ``issue_seconds``: issuing it takes as long.  A message holds its sender and its receiver for
+    at least ``issue_seconds``: issuing it takes as long.  An engine that serves takes ``step_seconds`` on the host for each
+    step, and ``request_seconds`` for each request that it takes in.  A message holds its sender and its receiver for
     ``message_overhead_seconds`` each, and ``message_overhead_seconds_per_byte`` more where they copy it.  A collective
     takes ``collective_share`` of the device from the compute beside it.  With ``fused``, programs run there with chains
     of elementwise ops as one (`parallelism.transforms.Fused`); "elementwise": without row reductions in them;
@@ -182,6 +185,8 @@ class Hardware:
     flops_efficiencies: Mapping[str, float] = checked.Table({})
     products: Products | None = None
     issue_seconds: float = 0.0
+    step_seconds: float = 0.0
+    request_seconds: float = 0.0
     message_overhead_seconds: float = 0.0
     message_overhead_seconds_per_byte: float = 0.0
     collective_share: float = 0.0
@@ -216,6 +221,12 @@ class Hardware:
         named = [(f"stragglers[{i}].rank", straggler.rank) for i, straggler in enumerate(self.stragglers)]
         for i, fault in enumerate(self.faults):
             named += [(f"faults[{i}].source", fault.source or 0), (f"faults[{i}].target", fault.target or 0)]
+        names = [link.name for link in self.links]
+        for i, fault in enumerate(self.faults):
+            if fault.level not in (None, *names):
+                raise ValueError(
+                    f"faults[{i}].level must be one of {', '.join(names)}; got {checked.shown(fault.level)}"
+                )
         for field, rank in named:
             if rank >= self.ranks:
                 raise ValueError(f"{field} must be a rank from 0 to {self.ranks - 1}; got {rank}")
@@ -318,11 +329,21 @@ class Hardware:
         target: int | None = None,
         delay_seconds: float = 0.0,
         bandwidth_factor: float = 1.0,
+        level: str | None = None,
     ) -> Hardware:
         """The same with a `LinkFault` on the way from rank ``source`` to rank ``target`` (None: from or to anyone)."""
-        return replace(
-            self, faults=(*self.faults, LinkFault(source, target, delay_seconds, bandwidth_factor))
-        )
+        fault = LinkFault(source, target, delay_seconds, bandwidth_factor, level)
+        return replace(self, faults=(*self.faults, fault))
+
+    @property
+    def port_faults(self) -> tuple[LinkFault, ...]:
+        """The faults of single ports."""
+        return tuple(fault for fault in self.faults if fault.is_of_port)
+
+    @property
+    def path_faults(self) -> tuple[LinkFault, ...]:
+        """The faults that are met on any level, and those between two ranks."""
+        return tuple(fault for fault in self.faults if not fault.is_of_port)
 
     def placed(self, placement: Sequence[int]) -> Hardware:
         """The same with rank r at ``placement[r]``; there are no other ranks then."""
@@ -411,7 +432,7 @@ class Hardware:
         channels: list[Channel] = [(level, -1, number) for number in numbers] if link.shared else []
         latency, bandwidth = distance * link.latency_seconds, link.message_bytes_per_second
         for i, fault in enumerate(self.faults):
-            if fault.concerns(source, target):
+            if fault.concerns(source, target, link.name):
                 if link.shared:
                     channels.append((level, i, 0))
                 latency += fault.delay_seconds

@@ -134,34 +134,9 @@ class SymbolicStage(StagePrograms):
         """The events of an action, as `parallelism.execution.ProgramStage` leaves them."""
         received = nbytes_of(self.message(kind, ANY, last=last))
         held = [Event(EventKind(MEMORY, ACTIVATIONS), [received])] if received else []
-        events = [*held, *self._events_of_blocks(self.program(kind, ANY).steps)]
+        events = [*held, *events_of_blocks(self.program(kind, ANY).steps, self.devices)]
         events += [Event(EventKind(LEFT, category), []) for category, _ in self.left(kind, ANY)]
         return [*events, Event(EventKind(MEMORY, ACTIVATIONS), [-received])] if received else events
-
-    def _events_of_blocks(self, steps: Sequence[ProgramStep | StartStep | WaitStep]) -> list[Event]:
-        """The events of an action.  A block ends with its last product, and the next one begins behind that.
-
-        What follows the last product of a block, such as the sum with the residual, may be in one chain with what
-        begins the next block; a product is in no chain.  But what is done for a block long before it begins is its own:
-        a second half of a backward begins with sums over devices that the first half left.  ``ValueError`` if a block
-        has no product.
-        """
-        found: list[Iterator[Event]] = []
-        next_end: int | None = None
-        later_ends, met = set[int](), set[int]()
-        for step, events in reversed([*zip(steps, events_by_step(steps, self.devices), strict=True)]):
-            own = own_block(step)
-            if own is not None and own not in later_ends and has_product(step):
-                later_ends.add(own)
-                next_end = own
-            if own is not None and events:
-                met.add(own)
-            found.append(of_block(events, own if own in later_ends else next_end))
-        if without := met - later_ends:
-            raise ValueError(
-                f"block {min(without)} has no product in an action, so nothing says where it ends"
-            )
-        return [event for events in reversed(found) for event in events]
 
     def splits(self, kinds: Sequence[str]) -> set[Split]:
         """What must be even."""
@@ -170,6 +145,32 @@ class SymbolicStage(StagePrograms):
             localized = self.localized(kind, ANY)
             found |= splits_of(localized) if localized is not None else set()
         return found
+
+
+def events_of_blocks(
+    steps: Sequence[ProgramStep | StartStep | WaitStep], devices: Devices | None
+) -> list[Event]:
+    """The events of an action.  A block ends with its last product, and the next one begins behind that.
+
+    What follows the last product of a block, such as the sum with the residual, may be in one chain with what
+    begins the next block; a product is in no chain.  But what is done for a block long before it begins is its own:
+    a second half of a backward begins with sums over devices that the first half left.  ``ValueError`` if a block
+    has no product.
+    """
+    found: list[Iterator[Event]] = []
+    next_end: int | None = None
+    later_ends, met = set[int](), set[int]()
+    for step, events in reversed([*zip(steps, events_by_step(steps, devices), strict=True)]):
+        own = own_block(step)
+        if own is not None and own not in later_ends and has_product(step):
+            later_ends.add(own)
+            next_end = own
+        if own is not None and events:
+            met.add(own)
+        found.append(of_block(events, own if own in later_ends else next_end))
+    if without := met - later_ends:
+        raise ValueError(f"block {min(without)} has no product in an action, so nothing says where it ends")
+    return [event for events in reversed(found) for event in events]
 
 
 def has_product(step: ProgramStep | StartStep | WaitStep) -> bool:

@@ -20,6 +20,9 @@ from parallelism.models.inference.programs import kinds_of
 from parallelism.serving.pages import Pages
 from parallelism.serving.requests import Request
 
+PAGE_TOKENS = 16
+"""The tokens of a page, where nobody says another number: those of a block of vLLM."""
+
 
 @dataclass(frozen=True)
 class EngineSettings:
@@ -69,6 +72,10 @@ class Row:
     start: int
     stop: int
     samples: bool
+
+    def later(self, steps: int) -> Row:
+        """The same so many tokens later."""
+        return Row(self.request, self.start + steps, self.stop + steps, self.samples)
 
 
 @dataclass(frozen=True)
@@ -207,7 +214,9 @@ class Engine:
             for kind in self.kinds:
                 count = self.settings.table_pages(self.spec, kind, request.cached_tokens)
                 self.pages[replica][kind].take(number, count)
-            self.running[number] = _Running(number, request, replica, self._microbatch_of(replica))
+            self.running[number] = _Running(
+                number, request, replica, self._microbatch_of(replica), request.prefix_tokens
+            )
 
     def _replica_for(self, request: Request) -> int | None:
         """The replica with the fewest requests of those that can take one more; None if none can."""
@@ -250,9 +259,8 @@ class Engine:
             each for each in self.running.values() if (each.replica, each.microbatch) == (replica, microbatch)
         ]
         prompts = [each for each in own if each.done < len(each.request.prompt)]
-        rows = [
-            Row(each.number, each.done, each.done + 1, samples=True) for each in own if each not in prompts
-        ]
+        through = [each for each in own if each.done >= len(each.request.prompt)]
+        rows = [Row(each.number, each.done, each.done + 1, samples=True) for each in through]
         left = self.settings.chunk - len(rows)
         for each in prompts:
             stop = min(len(each.request.prompt), each.done + left)

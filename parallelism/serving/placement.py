@@ -99,6 +99,11 @@ class Placement:
         axes = {transform.axis for kind in (DataParallel, ExpertParallel) for transform in self._of(kind)}
         return prod(self.mesh.shape[axis] for axis in axes)
 
+    @property
+    def inner_strategy(self) -> Strategy:
+        """The strategy inside a stage."""
+        return Strategy(*(each for each in self.strategy.transforms if not isinstance(each, Pipeline)))
+
     @cached_property
     def inside(self) -> Mesh:
         """The mesh inside a stage."""
@@ -164,9 +169,10 @@ class Placement:
 
     # -- programs ------------------------------------------------------------------------------------------------------
 
-    def function(self, stage: int, settings: EngineSettings, cache_dtype: Any = None) -> Function:
-        """The program of a stage for an engine, laid out, with symbols for what differs from step to step."""
-        part = self.parts[stage]
+    def function(
+        self, part: Part, settings: EngineSettings, cache_dtype: Any = None, weights_dtype: Any = None
+    ) -> Function:
+        """The program of some blocks for an engine, laid out, with symbols for what differs from step to step."""
         kinds = kinds_of(self.spec)
         tables: dict[str, Extent] = {FULL: symbol(TABLE), WINDOW: settings.ring_pages(self.spec)}
         step = engine_step(
@@ -179,14 +185,17 @@ class Placement:
             picked=symbol(PICKED),
             replicas=self.replicas,
             cache_dtype=cache_dtype,
+            weights_dtype=weights_dtype,
             part=part,
         )
         return self._as_in_prefill(self._split(step, part), part)
 
-    def localized(self, stage: int, settings: EngineSettings, cache_dtype: Any = None) -> Localized:
-        """The program of a stage on the mesh inside."""
-        function = self.function(stage, settings, cache_dtype)
-        if not self.parts[stage].ends:  # what a stage sends lies as what the next one gets
+    def localized(
+        self, part: Part, settings: EngineSettings, cache_dtype: Any = None, weights_dtype: Any = None
+    ) -> Localized:
+        """The program of some blocks on the mesh inside a stage."""
+        function = self.function(part, settings, cache_dtype, weights_dtype)
+        if not part.ends:  # what a stage sends lies as what the next one gets
             hidden = next(value for value in function.inputs if value.name in ("tokens", "hidden"))
             rows = () if hidden.layout is None else hidden.layout.dims[0].axes
             function = annotate(function, {function.outputs[0]: _rows_over(rows)})

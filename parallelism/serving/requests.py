@@ -70,8 +70,14 @@ class Request:
     stop: frozenset[int] = frozenset()
     sampling: Sampling = field(default_factory=Sampling)
     arrival_seconds: float = 0.0
+    prefix_tokens: int = 0
+    """So many tokens of the prompt have their keys and values already; prices count with it, and a run refuses it."""
 
     def __post_init__(self) -> None:
+        if not 0 <= self.prefix_tokens < max(len(self.prompt), 1):
+            raise ValueError(
+                f"prefix_tokens must be at least 0 and fewer than the prompt has, got {self.prefix_tokens!r}"
+            )
         if not self.prompt:
             raise ValueError("a prompt must have at least one token, got an empty one")
         if type(self.new_tokens) is not int or self.new_tokens < 1:

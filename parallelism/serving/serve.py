@@ -98,6 +98,8 @@ def on_cluster(
     given: list[Any] = [parameters]
 
     def run(engine: Engine, step: Step) -> tuple[Mapping[int, int], float]:
+        if any(request.prefix_tokens for request in engine.requests):
+            raise ValueError("prefix_tokens are for prices; a run computes every token")
         arrays = step_arrays(served.placement, served.settings, engine, step)
         result = cluster.run(served, arrays, *given)
         given.clear()

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from parallelism.arrays import Array
 from parallelism.execution.device_program import DeviceProgram, array_maker
+from parallelism.execution.overlapping import arranged
 from parallelism.execution.typed_arrays import TypedArray
 from parallelism.ir.core import Function, Value
 from parallelism.ir.passes import with_room
@@ -92,7 +93,7 @@ class ServedModel(Operation):
             fused,
         )
         self.stages: tuple[Localized, ...] = tuple(
-            placement.localized(stage, settings, cache_dtype) for stage in range(placement.stages)
+            placement.localized(part, settings, cache_dtype) for part in placement.parts
         )
         self._programs: dict[Any, DeviceProgram] = {}
 
@@ -122,7 +123,8 @@ class ServedModel(Operation):
             function = with_room(function)
         categories = {value.name: _category(value) for value in function.inputs}
         kept = {name: category for name, category in categories.items() if category is not None}
-        return DeviceProgram(function, kept, given_up=frozenset({"hidden"}))
+        function, calls, chains = arranged(function, None, fused=self.fused)
+        return DeviceProgram(function, kept, calls=calls, chains=chains, given_up=frozenset({"hidden"}))
 
     @cached_property
     def inputs_of(self) -> list[tuple[list[str], list[str], list[str]]]:

@@ -51,6 +51,8 @@ class Asked:
     """The symbol for the rows of the batch, of a program in a file."""
     sizes: Mapping[str, int] = field(default_factory=dict)
     """Those of its other symbols."""
+    faults: Sequence[str] = ()
+    """The words for slow links and devices."""
 
     @property
     def prefix(self) -> list[str]:
@@ -63,7 +65,7 @@ class Asked:
         on = ["--hardware", self.hardware] + (
             ["--devices", str(self.devices)] if self.devices is not None else []
         )
-        return [*self.program.split(), "simulate", self.name, *flags.words(), *on]
+        return [*self.program.split(), "simulate", self.name, *flags.words(), *on, *self.faults]
 
     @property
     def parameters(self) -> int:
@@ -302,7 +304,7 @@ def printed_json(document: Mapping[str, Any], *, again: bool = False) -> str:
     more |= {"front": document["front"]} if again else {}
     more |= {
         name: document[name]
-        for name in ("one_by_one", "verified", "assumed", "stages", "needs", "cache")
+        for name in ("one_by_one", "verified", "assumed", "stages", "needs", "cache", "imperfect")
         if document.get(name)
     }
     reserve = document.get("reserve", {})
@@ -392,6 +394,9 @@ def _check(document: Mapping[str, Any]) -> None:
     answered = [each["plan"] for each in document["why_not"] if each.get("plan") is not None]
     for plan in [*document["plans"], *answered]:
         _check_plan(plan)
+    if document.get("imperfect") is not None:
+        _check_that(isinstance(document["imperfect"], dict), "imperfect must be an object")
+        _fields(document["imperfect"], ("text",), ("slowdown",), "imperfect")
     run = document.get("verified")
     if run is not None:
         _check_run(run)

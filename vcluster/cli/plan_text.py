@@ -66,6 +66,8 @@ def plan_text(document: Mapping[str, Any], *, again: bool) -> str:
         lines += [
             line for text in document.get("remarks", ()) for line in (*wrap(fit(text, 1000), WIDTH), "")
         ]
+        imperfect = document.get("imperfect")
+        lines += [*wrap(imperfect["text"], WIDTH, break_on_hyphens=False), ""] if imperfect else []
         lines += [*_why(plans), *(line for answer in answers for line in (*wrap(answer, WIDTH), ""))]
         lines += [verified_text(document["verified"]), ""] if document.get("verified") else []
         lines += [*wrap(cache_text(document["cache"]), WIDTH), ""] if document.get("cache") else []

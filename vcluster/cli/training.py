@@ -33,6 +33,7 @@ from vcluster.cli.megatron_words import (
 )
 from vcluster.cli.plan_document import optimizer_text
 from vcluster.cli.serving.cache_words import CACHE, cache_of, cache_text
+from vcluster.cli.sweeps.imperfect_words import SLOW, imperfections_of
 from vcluster.cli.written_files import CHAKRA, keep_for_chakra
 from vcluster.report import html
 
@@ -73,6 +74,7 @@ def simulated_training(program: str, words: Sequence[str]) -> int:
             "--json": {"action": "store_true", "help": "print the figures as JSON"},
             "--report": {"type": Path, "metavar": "FILE.html", "help": "write a page of the timeline"},
             **CACHE,
+            **SLOW,
             **CHAKRA,
         },
         hints=HINTS,
@@ -82,6 +84,7 @@ def simulated_training(program: str, words: Sequence[str]) -> int:
     flags = flags_of(arguments)
     hardware, devices = hardware_and_devices(arguments)
     try:
+        hardware = imperfections_of(arguments).on(hardware, devices)
         run = training_run(arguments, flags, devices)
         if arguments.strategy is None:
             check_rate(hardware, run.dtype)

@@ -126,8 +126,14 @@ def cache_types(
     }
 
 
-def _weight_types(spec: TransformerSpec, part: Part) -> Types:
-    return {name: TensorType(spec.dtype, shape) for name, shape in part.weights(spec).items()}
+def _weight_types(spec: TransformerSpec, part: Part, product_dtype: npt.DTypeLike | None = None) -> Types:
+    """The types of the parameters; the weights of products in blocks, but of routers, may be of another dtype."""
+    found = {}
+    for name, shape in part.weights(spec).items():
+        is_weight = len(shape) > 1 and name[0].isdigit() and not name.endswith(("router", "_bias"))
+        dtype = spec.dtype if product_dtype is None or not is_weight else product_dtype
+        found[name] = TensorType(checked_dtype(dtype), shape)
+    return found
 
 
 def _whole(spec: TransformerSpec) -> Part:
@@ -154,6 +160,7 @@ def _recorded(
     others: Types,
     picks: Callable[[Mapping[str, Any]], Any],
     name: str,
+    weights_dtype: npt.DTypeLike | None = None,
 ) -> Function:
     """A program: ``p``, ``cache``, ``tokens`` or ``hidden``, then the others."""
     checked_program(spec)
@@ -172,7 +179,12 @@ def _recorded(
         return step(p, cache, hidden, at)
 
     return record(
-        of_tokens if part.begins else of_hidden, _weight_types(spec, part), cache, entry, others, name=name
+        of_tokens if part.begins else of_hidden,
+        _weight_types(spec, part, weights_dtype),
+        cache,
+        entry,
+        others,
+        name=name,
     )
 
 
@@ -257,12 +269,14 @@ def engine_step(
     picked: Extent | None,
     replicas: Extent = 1,
     cache_dtype: npt.DTypeLike | None = None,
+    weights_dtype: npt.DTypeLike | None = None,
     part: Part | None = None,
 ) -> Function:
     """A step of an engine: tokens of any sequences at any positions, whose caches lie in pages.
 
     ``pages`` says for each kind of layers how many there are, and how many a sequence may have.  ``picked``: so many
-    tokens have logits; None: all.
+    tokens have logits; None: all.  ``weights_dtype`` is that of the weights of products in blocks: integers are multiplied as
+    they are, so a step with them is priced, and not run.
     """
     part = part or _whole(spec)
 
@@ -287,6 +301,7 @@ def engine_step(
         others,
         lambda given: given.get("picked"),
         "engine_step",
+        weights_dtype,
     )
 
 

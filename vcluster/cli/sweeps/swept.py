@@ -21,6 +21,7 @@ from vcluster.cli.command_line import WrongWords
 from vcluster.cli.megatron_words import searched_hardware, tell_remarks, tell_unchanging
 from vcluster.cli.plan_document import Asked, words_of
 from vcluster.cli.program_files import weights_told_once
+from vcluster.cli.sweeps.imperfect_words import imperfections_of
 from vcluster.cli.sweeps.question import Search
 from vcluster.cli.sweeps.words import budget_of
 
@@ -66,6 +67,7 @@ def _search(search: Search, budget: Budget, arguments: argparse.Namespace, cells
                 batch=arguments.batches or search.batch,
                 devices=arguments.devices,
                 row_tokens=arguments.row_tokens,
+                imperfections=imperfections_of(arguments),
                 describe=partial(_described, search.asked),
                 check=search.check_rate,
                 on=partial(searched_hardware, model=search.model),

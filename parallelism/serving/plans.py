@@ -1,0 +1,287 @@
+"""What a search for a way to serve finds: plans, the best first, the front, and why others are not the best."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from parallelism.display.quantities import count as shown, seconds as shown_seconds
+from parallelism.hardware import Hardware, Reserve
+from parallelism.models import TransformerSpec
+from parallelism.serving.engine import PAGE_TOKENS
+from parallelism.serving.serve import Served
+from parallelism.serving.workloads import Workload
+
+SETTINGS = ("tp", "pp", "ep", "replicas", "batch")
+
+
+class Layout(NamedTuple):
+    """Devices along each axis of a replica, and the number of replicas."""
+
+    tp: int
+    pp: int
+    ep: int
+    replicas: int
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is asked for."""
+
+    spec: TransformerSpec
+    hardware: Hardware
+    devices: int
+    workload: Workload
+    is_loaded: bool
+    """Whether there are always as many requests as a plan takes at a time."""
+    precision: str
+    chunk: int
+    first_token_seconds: float | None
+    token_seconds: float | None
+    memory: float | None
+    reserve: float | None
+    price: float | None
+
+    def usable_bytes(self, communicators: int) -> float:
+        """The bytes that tensors may use of a device in so many groups."""
+        memory = self.hardware.memory_bytes if self.memory is None else self.memory
+        if self.reserve is not None:
+            return memory - self.reserve
+        reserve = Reserve() if self.memory is not None else self.hardware.reserve
+        return float(reserve.usable_bytes(memory, communicators))
+
+    def meets(self, plan: ServingPlan) -> bool:
+        """Whether a plan is within the limits."""
+        return not self.excess(plan) > 0
+
+    def excess(self, plan: ServingPlan) -> float:
+        """By what part a plan is beyond the limits, the largest; at most 0 within them."""
+        limits = (
+            (plan.first_token_seconds, self.first_token_seconds),
+            (plan.token_seconds, self.token_seconds),
+        )
+        return max((found / limit - 1 for found, limit in limits if limit is not None), default=0.0)
+
+
+@dataclass(frozen=True)
+class ServingPlan:
+    """A way to serve: its layout, its figures in the mean over all requests, and its memory."""
+
+    tp: int
+    pp: int
+    ep: int
+    replicas: int
+    batch: int
+    """Requests of a replica at a time."""
+    first_token_seconds: float
+    token_seconds: float
+    tokens_per_second: float
+    """Of answers, of all devices."""
+    requests_per_second: float
+    cache_tokens: int
+    """So many tokens fit the cache of a replica; in layers with a window fewer are kept."""
+    memory: Mapping[str, int] = field(hash=False)
+    """Bytes of the fullest device: ``weights``, ``cache``, ``activations``, ``reserve``."""
+    devices: int
+    steps: int
+    price: float | None = None
+
+    @classmethod
+    def of(cls, task: Task, layout: Layout, batch: int, room: Any, served: Served) -> ServingPlan:
+        """The plan whose replica of attention served so."""
+        requests = served.requests
+        later = sum(each.tokens - 1 for each in requests)
+        gaps = sum(each.last_token_seconds - each.first_token_seconds for each in requests)
+        times = layout.ep * layout.replicas
+        memory = task.hardware.memory_bytes if task.memory is None else task.memory
+        kind = "full" if "full" in room.pages else "window"
+        return cls(
+            *layout,
+            batch,
+            sum(each.waited_seconds for each in requests) / len(requests),
+            gaps / max(later, 1),
+            served.tokens_per_second * times,
+            len(requests) / served.seconds * times,
+            room.pages[kind] * PAGE_TOKENS * layout.ep,
+            {
+                "weights": room.weights_bytes,
+                "cache": room.cache_bytes,
+                "activations": room.activations_bytes,
+                "reserve": int(memory - task.usable_bytes(sum(n > 1 for n in layout[:3]))),
+            },
+            task.devices,
+            served.steps,
+            task.price,
+        )
+
+    @property
+    def layout(self) -> Layout:
+        """Its layout."""
+        return Layout(self.tp, self.pp, self.ep, self.replicas)
+
+    @property
+    def peak_bytes(self) -> int:
+        """What the tensors of the fullest device take."""
+        return sum(nbytes for name, nbytes in self.memory.items() if name != "reserve")
+
+    @property
+    def tokens_per_second_per_device(self) -> float:
+        """Of answers."""
+        return self.tokens_per_second / self.devices
+
+    @property
+    def cost_per_million_tokens(self) -> float | None:
+        """By the price of a device in an hour; None without a price."""
+        if self.price is None:
+            return None
+        return self.price * self.devices / 3600 / self.tokens_per_second * 1e6
+
+    @property
+    def words(self) -> str:
+        """Its settings in words."""
+        return " ".join(f"{name}={getattr(self, name)}" for name in SETTINGS)
+
+    def json(self) -> dict[str, Any]:
+        """Its figures by name."""
+        names = (
+            *(
+                "tp",
+                "pp",
+                "ep",
+                "replicas",
+                "batch",
+                "first_token_seconds",
+                "token_seconds",
+                "tokens_per_second",
+            ),
+            *("tokens_per_second_per_device", "requests_per_second", "cache_tokens", "peak_bytes"),
+            "cost_per_million_tokens",
+        )
+        return {name: getattr(self, name) for name in names} | {"memory": dict(self.memory)}
+
+
+@dataclass(frozen=True)
+class ServingPlans:
+    """The plans of a search, the best first: those within the limits by tokens a second, then others, the nearest first."""
+
+    task: Task
+    rows: tuple[ServingPlan, ...]
+    refused: Mapping[str, int]
+    """By reason, how many rows have no figures."""
+    reasons: Mapping[Any, str]
+    left_out: int
+    """So many rows cannot meet the limits, by a bound."""
+    elapsed_seconds: float
+    allowed: Mapping[str, tuple[int, ...] | None]
+
+    @cached_property
+    def plans(self) -> tuple[ServingPlan, ...]:
+        """Those within the limits, the most tokens a second first; of equal ones the shorter token."""
+        within = [plan for plan in self.rows if self.task.meets(plan)]
+        return tuple(sorted(within, key=_by_speed))
+
+    @cached_property
+    def beyond(self) -> tuple[ServingPlan, ...]:
+        """Those that do not meet the limits, the nearest first."""
+        others = [plan for plan in self.rows if not self.task.meets(plan)]
+        return tuple(sorted(others, key=lambda plan: (self.task.excess(plan), *_by_speed(plan))))
+
+    @property
+    def best(self) -> ServingPlan:
+        """The first.  ``ValueError`` if no plan is within the limits."""
+        if not self.plans:
+            raise ValueError(self.why_none)
+        return self.plans[0]
+
+    @property
+    def why_none(self) -> str:
+        """Why no plan is within the limits, with the nearest."""
+        if not self.rows:
+            reasons = ", ".join(f"{reason} ({number})" for reason, number in self.refused.items())
+            if self.left_out:
+                reasons = f"{self.left_out} rows are too slow by a bound" + (
+                    f", {reasons}" if reasons else ""
+                )
+            return f"nothing can serve so: {reasons or 'no layout is left'}"
+        nearest = self.beyond[0]
+        return (
+            f"nothing meets the limits; the nearest is {nearest.words}, with a first token in "
+            f"{shown_seconds(nearest.first_token_seconds)} and a token in {shown_seconds(nearest.token_seconds)}"
+        )
+
+    @cached_property
+    def front(self) -> tuple[ServingPlan, ...]:
+        """The plans that no other beats both in tokens a second for a user and in tokens a second of a device, the fastest
+        for a user first."""
+        found: list[ServingPlan] = []
+        for plan in sorted(self.rows, key=lambda each: (each.token_seconds, -each.tokens_per_second)):
+            if not found or plan.tokens_per_second > found[-1].tokens_per_second:
+                found.append(plan)
+        return tuple(found)
+
+    def __len__(self) -> int:
+        return len(self.plans)
+
+    def __iter__(self) -> Iterator[ServingPlan]:
+        return iter(self.plans)
+
+    def why(self) -> str:
+        """Why the first is the first."""
+        best = self.best
+        told = f"{best.words} has the most tokens a second, {shown(best.tokens_per_second)}"
+        if self.task.first_token_seconds or self.task.token_seconds:
+            told += f", of the {len(self.plans)} rows within the limits"
+        others = [plan for plan in self.plans[1:] if plan.layout != best.layout]
+        if others:
+            loss = 1 - others[0].tokens_per_second / best.tokens_per_second
+            told += f"; the next layout, {others[0].words}, has {loss:.0%} less"
+        return told
+
+    def why_not(self, **wanted: int) -> str:
+        """Why the best plan with these settings is not the first.  ``ValueError`` for a setting that there is not."""
+        for name in wanted:
+            if name not in SETTINGS:
+                raise ValueError(f"the settings of a plan are {', '.join(SETTINGS)}, got {name!r}")
+        words = " ".join(f"{name}={value}" for name, value in wanted.items())
+        having = [
+            plan for plan in self.rows if all(getattr(plan, name) == value for name, value in wanted.items())
+        ]
+        if not having:
+            return f"{words}: {self._refusal(wanted)}"
+        within = sorted((plan for plan in having if self.task.meets(plan)), key=_by_speed)
+        if not within:
+            nearest = min(having, key=self.task.excess)
+            return f"{words}: beyond the limits; {nearest.words} has {_speed(nearest)}"
+        if within[0] == self.best:
+            return f"{words}: it is the first"
+        loss = 1 - within[0].tokens_per_second / self.best.tokens_per_second
+        return f"{words}: {within[0].words} has {_speed(within[0])}, {loss:.0%} fewer tokens than {self.best.words}"
+
+    def _refusal(self, wanted: Mapping[str, int]) -> str:
+        """The reasons of rows with these settings that have no figures."""
+        found = {
+            reason: None
+            for key, reason in self.reasons.items()
+            if all(
+                dict(zip(SETTINGS, key, strict=True))[name] in (value, None) for name, value in wanted.items()
+            )
+        }
+        return ", ".join(found) or "no row has it, or it cannot meet the limits by a bound"
+
+    def __str__(self) -> str:
+        lines = [f"{self.task.devices} devices of {self.task.hardware.name}"]
+        lines += [f"  {plan.words}: {_speed(plan)}" for plan in self.plans[:5]]
+        return "\n".join(lines if self.plans else [*lines, self.why_none])
+
+
+def _speed(plan: ServingPlan) -> str:
+    return (
+        f"{shown(plan.tokens_per_second)} tokens/s, a first token in {shown_seconds(plan.first_token_seconds)}, "
+        f"a token in {shown_seconds(plan.token_seconds)}"
+    )
+
+
+def _by_speed(plan: ServingPlan) -> tuple[Any, ...]:
+    return -plan.tokens_per_second, plan.token_seconds, plan.layout

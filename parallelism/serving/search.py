@@ -1,0 +1,465 @@
+"""`find_serving`: how to serve a model on some devices, under limits of the time to the first token and of a token.
+
+Every layout (tp, pp, ep and replicas) that fits the memory is combined with numbers of requests at a time.  A row is an
+engine run through the workload at the prices of its steps (`parallelism.serving.workloads`).  Rows that cannot meet the
+limits, or cannot be faster than one that is found, are left out by bounds.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from os import PathLike
+from time import perf_counter
+from typing import Any
+
+from parallelism.display.quantities import bytes_in
+from parallelism.hardware import Hardware, sized_hardware
+from parallelism.memoized import memoized
+from parallelism.mesh import Mesh
+from parallelism.models import TransformerSpec
+from parallelism.models.inference.programs import kinds_of
+from parallelism.serving.engine import PAGE_TOKENS, Engine, EngineSettings, padded
+from parallelism.serving.placement import (
+    ALONE,
+    PICKED,
+    READ,
+    SCORED,
+    TABLE,
+    TOKENS,
+    Placement,
+    usual_strategy,
+)
+from parallelism.serving.plans import Layout, ServingPlan, ServingPlans, Task
+from parallelism.serving.prices import Precision, StepPrices
+from parallelism.serving.workloads import PricedRun, Workload
+
+BATCHES = (1, 4, 8, 16, 32, 64, 128, 256)
+CHUNK = 2048
+"""The tokens of a step, where it is not said."""
+MOST_TENSOR_DEVICES = 64
+Values = int | Sequence[int] | None
+
+
+def find_serving(
+    spec: TransformerSpec,
+    hardware: Hardware | str | PathLike[str],
+    devices: int | None = None,
+    *,
+    input_tokens: int | None = None,
+    output_tokens: int | None = None,
+    lengths: Sequence[tuple[int, int]] | None = None,
+    concurrency: int | None = None,
+    rate: float | None = None,
+    hits: float = 0.0,
+    first_token_seconds: float | None = None,
+    token_seconds: float | None = None,
+    precision: str = "bf16",
+    chunk: int | None = None,
+    memory: float | str | None = None,
+    reserve: float | str | None = None,
+    price: float | None = None,
+    tp: Values = None,
+    pp: Values = None,
+    ep: Values = None,
+    replicas: Values = None,
+    batch: Values = None,
+) -> ServingPlans:
+    """The best ways to serve a model.
+
+    >>> from parallelism import models
+    >>> plans = find_serving(models.transformer("llama3.1-8b"), "dgx-h100", 2, input_tokens=500, output_tokens=20, batch=4)
+    >>> plans.best.tp * plans.best.pp * plans.best.replicas
+    2
+
+    ``input_tokens`` and ``output_tokens`` are those of every request, or ``lengths`` has pairs of them in turn.  So many
+    clients as ``concurrency`` says send one request after the other; or ``rate`` requests a second arrive; with neither the
+    devices have as many requests as the plan takes at a time.  ``hits`` is the part of prompts that is in the cache already.
+    ``first_token_seconds`` and ``token_seconds`` are the most that a request waits for its first token, and for each
+    further one, in the mean.  ``precision`` is ``bf16``, ``fp16``, ``fp8``, ``int8`` or ``int4`` (`Precision.parse`);
+    ``chunk`` the most tokens of a step.  ``memory`` and ``reserve`` are as for `find_plan`.  ``price`` is that of a device in
+    an hour.  ``tp``, ``pp``, ``ep``, ``replicas`` and ``batch``, the requests of a replica at a time, restrict the search to
+    these values.
+
+    ``ValueError`` for figures that do not fit together.
+    """
+    began = perf_counter()
+    if lengths is None:
+        if input_tokens is None or output_tokens is None:
+            raise ValueError(
+                "input_tokens and output_tokens must say the lengths of requests, or lengths= of each"
+            )
+        lengths = [(input_tokens, output_tokens)]
+    for name, limit in (("first_token_seconds", first_token_seconds), ("token_seconds", token_seconds)):
+        if limit is not None and not 0 < limit < inf:
+            raise ValueError(f"{name} must be a number above 0, got {limit!r}")
+    if price is not None and not 0 < price < inf:
+        raise ValueError(f"price must be a number above 0, got {price!r}")
+    if chunk is not None and (type(chunk) is not int or chunk < 1):
+        raise ValueError(f"chunk must be an integer of at least 1, got {chunk!r}")
+    sized = sized_hardware(hardware, devices)
+    count = devices if devices is not None else sized.devices
+    workload = Workload(
+        tuple((int(prompt), int(new)) for prompt, new in lengths),
+        concurrency if rate is not None or concurrency is not None else 1,
+        rate,
+        hits,
+    )
+    is_loaded = concurrency is None and rate is None
+    task = Task(
+        _served_spec(spec, precision),
+        sized,
+        count,
+        workload,
+        is_loaded,
+        precision,
+        chunk or CHUNK,
+        first_token_seconds,
+        token_seconds,
+        _nbytes("memory", memory),
+        _nbytes("reserve", reserve),
+        price,
+    )
+    _check_length(task)
+    allowed = {"tp": tp, "pp": pp, "ep": ep, "replicas": replicas, "batch": batch}
+    search = Search(task, {name: _values(name, value) for name, value in allowed.items()})
+    return search.plans(began)
+
+
+def _served_spec(spec: TransformerSpec, precision: str) -> TransformerSpec:
+    """The model in the dtype of its values."""
+    Precision.parse(precision)
+    return replace(spec, dtype="float16" if precision == "fp16" else "bfloat16", next_tokens=0)
+
+
+def _check_length(task: Task) -> None:
+    spec = task.spec
+    if spec.positions == "learned" and task.workload.longest > spec.sequence:
+        raise ValueError(
+            f"requests of up to {task.workload.longest} tokens do not fit the {spec.sequence} positions of the model"
+        )
+
+
+def _nbytes(name: str, value: float | str | None) -> float | None:
+    if value is None:
+        return None
+    nbytes = bytes_in(value) if isinstance(value, str) else float(value)
+    if not 0 <= nbytes < inf:
+        raise ValueError(f"{name} must be bytes, at least 0, got {value!r}")
+    return nbytes
+
+
+def _values(name: str, value: Values) -> tuple[int, ...] | None:
+    if value is None:
+        return None
+    values = tuple(value) if isinstance(value, Iterable) else (value,)
+    if not values or any(type(each) is not int or each < 1 for each in values):
+        raise ValueError(f"{name} must be an integer of at least 1, or several, got {value!r}")
+    return values
+
+
+class Search:
+    """The rows of a task, and their figures."""
+
+    def __init__(self, task: Task, allowed: dict[str, tuple[int, ...] | None]) -> None:
+        self.task, self.allowed = task, allowed
+        self.refused: Counter[str] = Counter()
+        self.reasons: dict[Any, str] = {}
+        self.rows: list[ServingPlan] = []
+        self.left_out = 0
+
+    def plans(self, began: float) -> ServingPlans:
+        """All rows that are found, and those that are left out."""
+        candidates = [each for layout in self.layouts() for each in self._candidates(layout)]
+        candidates.sort(key=lambda each: -each.bound)
+        late: list[Candidate] = []
+        for each in candidates:
+            if self._is_hopeless(each):
+                late.append(each)
+            elif self._is_beaten(each):
+                self.left_out += 1
+            else:
+                self.rows.append(self._priced(each))
+        if late and not any(map(self.task.meets, self.rows)):  # the nearest is told
+            nearest = min(late, key=lambda each: each.token_seconds)
+            late.remove(nearest)
+            self.rows.append(self._priced(nearest))
+        self.left_out += len(late)
+        return ServingPlans(
+            self.task,
+            tuple(self.rows),
+            dict(self.refused),
+            dict(self.reasons),
+            self.left_out,
+            perf_counter() - began,
+            dict(self.allowed),
+        )
+
+    # -- layouts -------------------------------------------------------------------------------------------------------
+
+    def layouts(self) -> Iterator[Layout]:
+        """The layouts that use all devices, and fit the model and the memory by their weights alone.
+
+        Where it is not said, tensor parallelism stays among the devices of a node, and a pipeline has a stage for each node,
+        or two in the only one.
+        """
+        task, spec = self.task, self.task.spec
+        inner = task.hardware.inside(1) if len(task.hardware.links) > 1 else task.hardware.devices
+        nodes = max(-(-task.devices // inner), 1)
+        stages = [each for each in sorted({1, 2 if nodes == 1 else nodes}) if task.devices % each == 0]
+        for tp in self._choices("tp", [each for each in _divisors(task.devices) if each <= inner]):
+            for pp in self._choices("pp", stages):
+                for ep in self._choices("ep", _divisors(task.devices)):
+                    replicas = task.devices // (tp * pp * ep)
+                    if replicas < 1 or tp * pp * ep * replicas != task.devices:
+                        continue
+                    layout = Layout(tp, pp, ep, replicas)
+                    if self.allowed["replicas"] is not None and replicas not in self.allowed["replicas"]:
+                        continue
+                    reason = self._misfit(layout, spec)
+                    if reason is None:
+                        yield layout
+                    else:
+                        self._refuse(layout, None, reason)
+
+    def _choices(self, name: str, usual: Sequence[int]) -> Sequence[int]:
+        allowed = self.allowed[name]
+        return usual if allowed is None else allowed
+
+    def _misfit(self, layout: Layout, spec: TransformerSpec) -> str | None:
+        """Why a layout is none for the model; None if it is."""
+        experts = spec.experts
+        if spec.heads % layout.tp:
+            return f"the {spec.heads} heads are not split evenly over tp"
+        if spec.attention is None and spec.groups % layout.tp and layout.tp % spec.groups:
+            return f"the {spec.groups} heads of keys and values are not split or copied evenly over tp"
+        if layout.ep > 1 and experts is None:
+            return "the model has no experts to split over ep"
+        if experts is not None and experts.count % layout.ep:
+            return f"the {experts.count} experts are not split evenly over ep"
+        if layout.pp > spec.layers:
+            return f"there are fewer layers, {spec.layers}, than stages"
+        least = self._least_weights(layout)
+        if least > self._usable(layout):
+            return "the weights do not fit the memory"
+        return None
+
+    def _least_weights(self, layout: Layout) -> float:
+        """No device of the layout has fewer bytes of weights."""
+        bits = {"int4": 4, "int8": 8, "fp8": 8}.get(self.task.precision, 16)
+        return self.task.spec.parameters * bits / 8 / (layout.tp * layout.pp * layout.ep)
+
+    def _usable(self, layout: Layout) -> float:
+        return self.task.usable_bytes(sum(size > 1 for size in (layout.tp, layout.pp, layout.ep)))
+
+    def _refuse(self, layout: Layout, batch: int | None, reason: str) -> None:
+        self.refused[reason] += 1
+        self.reasons[(*layout, batch)] = reason
+
+    # -- rows ----------------------------------------------------------------------------------------------------------
+
+    def _candidates(self, layout: Layout) -> Iterator[Candidate]:
+        """The numbers of requests at a time that fit a layout."""
+        fit = self.fit(layout)
+        for batch in self._batches(layout):
+            each = -(-batch // layout.ep)
+            room = fit.room(each)
+            if room is None:
+                self._refuse(layout, batch, "the cache of so many requests does not fit the memory")
+                continue
+            bound = fit.bound(each) * layout.ep * layout.replicas
+            yield Candidate(layout, batch, bound, fit.token_seconds(each), fit, room)
+
+    def _batches(self, layout: Layout) -> list[int]:
+        if self.allowed["batch"] is not None:
+            return sorted(self.allowed["batch"])
+        clients = self.task.workload.concurrency
+        if self.task.is_loaded or clients is None:
+            return [each * layout.ep for each in BATCHES]
+        most = -(-clients // layout.replicas)
+        return sorted({each for each in BATCHES if each < most} | {most})
+
+    @memoized
+    def fit(self, layout: Layout) -> Fit:
+        """What of the memory is left for the cache under a layout."""
+        task = self.task
+        shape = {"pp": layout.pp, "ep": layout.ep, "tp": layout.tp}
+        axes = {axis: size for axis, size in shape.items() if size > 1}
+        mesh = Mesh(**axes) if axes else ALONE
+        placement = Placement(task.spec, mesh, usual_strategy(mesh))
+        settings = EngineSettings(1, task.chunk, PAGE_TOKENS, {"full": 1, "window": 1}, placement.replicas)
+        prices = StepPrices(placement, settings, task.hardware, precision=Precision.parse(task.precision))
+        return Fit(task, layout, prices, self._usable(layout))
+
+    def _is_hopeless(self, each: Candidate) -> bool:
+        """Whether a row cannot meet the limits: by Little's law so many requests at a time take so long, each."""
+        task = self.task
+        first, token = task.first_token_seconds, task.token_seconds
+        _, new = task.workload.mean_lengths
+        if token is not None and each.token_seconds > SLACK * token:
+            return True
+        if first is None or token is None or not task.is_loaded:
+            return False
+        return each.batch * each.layout.replicas * new / each.bound > SLACK * (first + (new - 1) * token)
+
+    def _is_beaten(self, each: Candidate) -> bool:
+        """Whether a row that is found, and meets the limits, has more tokens a second and a shorter time of a token than this
+        one can have."""
+        return any(
+            self.task.meets(row)
+            and row.tokens_per_second > SLACK * each.bound
+            and row.token_seconds * SLACK < each.token_seconds
+            for row in self.rows
+        ) or self._is_between(each)
+
+    def _is_between(self, each: Candidate) -> bool:
+        """Whether a row has many requests at a time, and cannot have as many tokens a second as one that is found: then it is
+        neither the first nor one of those that answer a user fastest."""
+        best = max((row.tokens_per_second for row in self.rows if self.task.meets(row)), default=0.0)
+        return best > SLACK * each.bound and each.batch > FEW * each.layout.ep
+
+    def _priced(self, each: Candidate) -> ServingPlan:
+        """The figures of a row."""
+        task, layout = self.task, each.layout
+        own = -(-each.batch // layout.ep)
+        settings = replace(
+            each.fit.prices.settings,
+            batch=own,
+            chunk=max(task.chunk, own),
+            pages=each.room.pages,
+            microbatches=min(layout.pp, own),
+            replicas=1,
+        )
+        workload = task.workload.shared(layout.replicas * layout.ep)
+        if task.is_loaded:
+            workload = replace(workload, concurrency=own)
+        prices = each.fit.prices.with_settings(settings)
+        run = PricedRun(Engine(task.spec, settings), prices, workload, _count_of(workload, own))
+        return ServingPlan.of(task, layout, each.batch, each.room, run.served())
+
+
+SLACK = 1.15
+"""Bounds are of steps that all have as many requests; by so much a row may be better."""
+FEW = 4
+"""Rows with so few requests of each replica of attention are priced always: they begin the front."""
+
+
+def _count_of(workload: Workload, batch: int) -> int:
+    """So many requests are run through: twice as many as there are at a time, and of a file all of it."""
+    at_a_time = workload.concurrency or 2 * batch
+    return max(2 * at_a_time, len(workload.lengths))
+
+
+@dataclass(frozen=True)
+class Room:
+    """The pages of a replica of attention by kind of layers, and the bytes of a device."""
+
+    pages: dict[str, int]
+    weights_bytes: int
+    cache_bytes: int
+    activations_bytes: int
+
+    @property
+    def tensors_bytes(self) -> int:
+        """All of them."""
+        return self.weights_bytes + self.cache_bytes + self.activations_bytes
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What of the memory of a device is left for the cache under a layout."""
+
+    task: Task
+    layout: Layout
+    prices: StepPrices
+    usable: float
+
+    def room(self, batch: int) -> Room | None:
+        """The pages for so many requests of a replica of attention; None if they do not fit."""
+        task, settings, spec = self.task, self.prices.settings, self.task.spec
+        each = {kind: settings.table_pages(spec, kind, task.workload.longest) for kind in kinds_of(spec)}
+        fixed = {kind: batch * count for kind, count in each.items() if kind == "window"}
+        activations = self._activations(batch)
+        found: list[dict[str, int]] = []
+        weights = [int(stage.weights) for stage in self.prices.stages]
+        for own, activation, pages in zip(weights, activations, self.prices.page_bytes(), strict=True):
+            left = self.usable - own - activation - sum(fixed[kind] * pages[kind] for kind in fixed)
+            most = dict(fixed)
+            if "full" in each:
+                most["full"] = int(left // pages["full"]) if pages.get("full") else batch * each["full"]
+            if left < 0 or most.get("full", batch * each.get("full", 0)) < batch * each.get("full", 0):
+                return None
+            found.append(most)
+        dealt = {kind: min(most[kind] for most in found) for kind in each}
+        cache = [sum(dealt[kind] * pages[kind] for kind in dealt) for pages in self.prices.page_bytes()]
+        fullest = max(
+            range(len(weights)), key=lambda stage: weights[stage] + activations[stage] + cache[stage]
+        )
+        return Room(dealt, weights[fullest], cache[fullest], activations[fullest])
+
+    @memoized
+    def _activations(self, batch: int) -> list[int]:
+        """By stage the bytes of values of the largest step."""
+        settings, spec = self.prices.settings, self.task.spec
+        tokens = max(self.task.chunk, batch)
+        return self.prices.activations_bytes(
+            {
+                TOKENS: padded(tokens),
+                PICKED: padded(batch),
+                TABLE: settings.table_pages(spec, "full", self.task.workload.longest),
+            }
+        )
+
+    def token_seconds(self, batch: int) -> float:
+        """The seconds of a step in which so many requests, with their prompts in the cache, have their next tokens: of
+        a microbatch of them, through all stages."""
+        each = -(-batch // self.layout.pp)
+        return self._step_seconds(each, each, self._shortest, through=True)
+
+    def bound(self, batch: int) -> float:
+        """About the tokens a second of a replica of attention, at most: what a token takes in a step of tokens alone, and its
+        share of the prompts, each token of which takes what one more takes in a large step."""
+        prompt, new = self.task.workload.mean_lengths
+        computed = max(prompt * (1 - self.task.workload.hits), 1)
+        most = max(self.task.chunk, 2 * batch)
+        alone = self._step_seconds(batch, batch, self._shortest)
+        more = max(self._step_seconds(most, batch, 0) - self._step_seconds(batch, batch, 0), 0.0)
+        stages = self.layout.pp if batch < self.layout.pp else 1
+        return 1 / (alone * stages / batch + computed / new * more / (most - batch))
+
+    @property
+    def _shortest(self) -> int:
+        return min(prompt for prompt, _ in self.task.workload.lengths)
+
+    def _step_seconds(self, tokens: int, picked: int, context: int, *, through: bool = False) -> float:
+        """The seconds of a step with so many tokens, each of which reads so much of the cache; in a pipeline, of the slowest
+        stage, or ``through`` all of them."""
+        settings, spec = self.prices.settings, self.task.spec
+        work = {TOKENS: padded(tokens), PICKED: padded(picked), TABLE: -(-context // settings.page_tokens)}
+        for kind in kinds_of(spec):
+            seen = min(context, spec.window or context) if kind == "window" else context
+            work |= {f"{READ}_{kind}": picked * seen if context else 0, f"{SCORED}_{kind}": tokens * seen}
+        seconds = self.prices.stage_seconds({TOKENS: work[TOKENS], PICKED: work[PICKED]}, [work])
+        return float(seconds.sum() if through else seconds.max()) + self.task.hardware.step_seconds * (
+            self.layout.pp == 1
+        )
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A row before it is priced."""
+
+    layout: Layout
+    batch: int
+    bound: float
+    """About the most tokens a second, of all devices."""
+    token_seconds: float
+    """About the least."""
+    fit: Fit
+    room: Room
+
+
+def _divisors(number: int) -> list[int]:
+    return [each for each in range(1, min(number, MOST_TENSOR_DEVICES) + 1) if number % each == 0]

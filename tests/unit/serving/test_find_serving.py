@@ -1,0 +1,197 @@
+"""The search for a way to serve: its rows, its pick, the memory, and what it says of the others."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from parallelism import Hardware, models
+from parallelism.serving import find_serving
+from vcluster.__main__ import main
+from vcluster.cli.command_line import WrongWords
+
+LLAMA = models.transformer("llama3.1-8b")
+GIVEN = {"input_tokens": 300, "output_tokens": 40}
+
+
+def found(**more):
+    return find_serving(more.pop("spec", LLAMA), more.pop("hardware", "dgx-h100"), more.pop("devices", 4), **GIVEN | more)
+
+
+def test_the_pick_is_that_of_all_rows_one_by_one():
+    batches, limits = (1, 8, 64), {"token_seconds": 0.008, "first_token_seconds": 0.5}
+    plans = found(batch=batches, **limits)
+    layouts = [(tp, pp) for tp in (1, 2, 4) for pp in (1, 2) if tp * pp <= 4]
+    rows = [row for tp, pp in layouts for batch in batches for row in found(tp=tp, pp=pp, batch=batch).rows]
+    assert len(rows) > 10
+    within = [row for row in rows if row.token_seconds <= 0.008 and row.first_token_seconds <= 0.5]
+    assert plans.best == max(within, key=lambda row: row.tokens_per_second)
+
+
+def test_a_row_again_has_the_same_figures():
+    best = found().best
+    again = found(**{name: getattr(best, name) for name in ("tp", "pp", "ep", "replicas", "batch")}).best
+    assert again == best
+
+
+def test_the_cache_has_what_weights_activations_and_the_reserve_leave():
+    best = found(batch=4, tp=2, pp=1).best
+    hardware = Hardware.preset("dgx-h100")
+    usable = hardware.reserve.usable_bytes(hardware.memory_bytes, 1)
+    page = LLAMA.cache_bytes(16) // 2  # half of the heads on each of two devices
+    left = usable - best.memory["weights"] - best.memory["activations"]
+    assert best.memory["cache"] == int(left // page) * page
+    assert best.cache_tokens == 16 * int(left // page)
+    assert best.peak_bytes + best.memory["reserve"] <= hardware.memory_bytes
+
+
+def test_what_does_not_fit_is_refused_with_its_reason():
+    plans = found(spec=models.transformer("llama3.1-70b"), devices=2, memory="60GB")
+    assert "the weights do not fit the memory" in plans.refused
+    assert not plans and "nothing can serve so" in plans.why_none
+    with pytest.raises(ValueError, match="nothing can serve so"):
+        _ = plans.best
+    assert "the weights do not fit the memory" in plans.why_not(tp=1)
+
+
+def test_limits_that_nothing_meets_have_a_nearest():
+    plans = found(token_seconds=0.002, batch=1)
+    assert not plans.plans and "nothing meets the limits; the nearest is tp=4" in plans.why_none
+
+
+def test_the_front_has_no_plan_that_another_beats():
+    plans = found()
+    front = plans.front
+    assert len(front) > 2
+    for one, other in pairwise(front):
+        assert one.token_seconds < other.token_seconds and one.tokens_per_second < other.tokens_per_second
+    assert plans.best in front
+
+
+def test_experts_are_split_and_refused_where_there_are_none():
+    mixtral = found(spec=models.transformer("mixtral-8x7b"), ep=4, tp=1, pp=1, batch=8)
+    assert mixtral.best.layout == (1, 1, 4, 1)
+    assert found(ep=2).refused == {"the model has no experts to split over ep": 1 + len(found(ep=2).reasons) - 1}
+
+
+def test_clients_and_rates_are_dealt_to_replicas():
+    plans = found(concurrency=12, tp=1, pp=1)
+    assert plans.best.replicas == 4 and plans.best.batch == 3
+    slow = found(rate=1.0, tp=4, pp=1, batch=8).best
+    assert slow.requests_per_second == pytest.approx(1.0, rel=0.5)
+    assert slow.first_token_seconds < found(tp=4, pp=1, batch=8).best.first_token_seconds
+
+
+def test_fewer_bits_are_faster():
+    plain, fewer = (found(precision=each, tp=1, pp=1, batch=4).best for each in ("bf16", "fp8"))
+    assert fewer.token_seconds < 0.7 * plain.token_seconds and fewer.cache_tokens > 2 * plain.cache_tokens
+
+
+def test_a_price_gives_the_cost_of_tokens():
+    best = found(price=3.6, batch=4, tp=4).best
+    assert best.cost_per_million_tokens == pytest.approx(3.6 * 4 / 3600 / best.tokens_per_second * 1e6)
+    assert found(batch=4, tp=4).best.cost_per_million_tokens is None
+
+
+@pytest.mark.parametrize(("given", "message"), [
+    ({"input_tokens": None}, "input_tokens and output_tokens must say the lengths"),
+    ({"token_seconds": 0}, "token_seconds must be a number above 0, got 0"),
+    ({"price": -1}, "price must be a number above 0"),
+    ({"chunk": 0}, "chunk must be an integer of at least 1"), ({"tp": 0}, "tp must be an integer of at least 1"),
+    ({"memory": -5}, "memory must be bytes, at least 0"), ({"hardware": "dgx-h10"}, "no hardware 'dgx-h10'"),
+    ({"devices": 0}, "devices must be an integer of at least 1"),
+    ({"spec": replace(models.transformer("gpt2")), "input_tokens": 2000}, "do not fit the 1024 positions of the model"),
+])
+def test_figures_are_checked(given, message):
+    with pytest.raises(ValueError, match=message):
+        found(**given)
+
+
+def test_settings_of_a_question_are_checked():
+    with pytest.raises(ValueError, match="the settings of a plan are tp, pp, ep, replicas, batch, got 'dp'"):
+        found(batch=1, tp=4).why_not(dp=2)
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+COMMAND = ["serve", "llama3.1-8b", "--devices", "2", "--input-tokens", "200", "--output-tokens", "20"]
+FIELDS = {"tp", "pp", "ep", "replicas", "batch", "first_token_seconds", "token_seconds", "tokens_per_second",
+          "tokens_per_second_per_device", "requests_per_second", "cache_tokens", "peak_bytes", "command"}
+
+
+def told(capsys, *words):
+    status = main([*COMMAND, *words])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def test_the_command_prints_its_fields_and_a_command_that_gives_the_first_again(capsys):
+    status, out, _ = told(capsys, "--json", "--price", "2.5")
+    document = json.loads(out)
+    assert status == 0 and {"plans", "front", "refused"} <= document.keys()
+    assert all(plan.keys() >= FIELDS for plan in (*document["plans"], *document["front"]))
+    first = document["plans"][0]
+    status = main([*first["command"].split()[3:], "--json"])
+    again = json.loads(capsys.readouterr().out)["plans"][0]
+    assert again == first and status == 0
+
+
+def test_the_command_tells_plans_the_front_and_the_memory(capsys):
+    status, out, _ = told(capsys, "--token", "20ms", "--why-not", "tp=1", "--first-token", "2s")
+    assert status == 0
+    for part in ("first token", "cache tokens", "tokens/s of a user", "tp=1", "The first again:", "weights", "compared with"):
+        assert part in out
+    assert max(map(len, (line for line in out.splitlines() if "python -m" not in line))) <= 110
+
+
+def test_nothing_within_the_limits_is_exit_1_with_the_nearest(capsys):
+    status, _, err = told(capsys, "--token", "2500us", "--tp", "2", "--batch", "1")
+    assert status == 1 and "nothing meets the limits; the nearest is tp=2" in err
+
+
+WRONG = [
+    *(["--token", value] for value in ("0", "-1", "ms", "5parsecs", "1e999", "nan", "", "5 5ms", "5MS", "ten")),
+    *(["--first-token", value] for value in ("0s", "-5ms", "s", "half", "1.2.3s", "1h", "0x5", "5ms5", "inf", "ms5")),
+    *(["--devices", value] for value in ("0", "-1", "two", "1.5", "1e3", "", "8x", "99999999999", " ", "0b1")),
+    *(["--input-tokens", value] for value in ("0", "-3", "many", "3k", "1.0", "")),
+    *(["--output-tokens", value] for value in ("0", "-3", "few", "3k", "1.0", "")),
+    *(["--concurrency", value] for value in ("0", "-3", "x", "2.5")),
+    *(["--rate", value] for value in ("0", "-3", "x/s", "3/m")),
+    *(["--hits", value] for value in ("100%", "1", "-5%", "x", "2", "%")),
+    *(["--precision", value] for value in ("fp4", "bf8", "", "16", "float")),
+    *(["--chunk", value] for value in ("0", "-1", "x")),
+    *(["--memory", value] for value in ("80XB", "-5GB", "lots", "")),
+    *(["--reserve", value] for value in ("4XB", "x", "-1GB")),
+    *(["--price", value] for value in ("0", "-2", "free", "inf")),
+    *([f"--{name}", value] for name in ("tp", "pp", "ep", "replicas", "batch") for value in ("0", "x", "1,,2")),
+    *(["--why-not", value] for value in ("", "tp", "tp=", "tp=x", "dp=2", "tp=0", "tp=4 x")),
+    ["--top", "0"], ["--top", "x"], ["--hardware", "dgx-h10"], ["--hardware", ""], ["--hardware", "missing.toml"],
+    ["--requests", "missing.json"], ["--requests", "."], ["--frobnicate"], ["--ttft", "5ms"], ["--tensor-parallel-size", "2"],
+    ["more"], ["--json=1"], ["--concurrency", "3", "--rate", "3"], ["--token"],
+    ["--devices", "9", "--hardware", "dgx-h100:1"],
+]
+
+
+def test_there_are_a_hundred_wrong_commands():
+    assert len(WRONG) + len(MODELS) >= 100
+
+
+@pytest.mark.parametrize("words", WRONG, ids=" ".join)
+def test_a_wrong_command_is_refused_in_one_line(words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(WrongWords) as refused:
+        main([*COMMAND, *words])
+    assert 0 < len(" ".join(str(refused.value).split())) < 900
+
+
+MODELS = ["lama3-8b", "gpt", "", "missing.json", "llama3.1-9b", ".", "-x"]
+
+
+@pytest.mark.parametrize("word", MODELS)
+def test_a_wrong_model_is_refused_in_one_line(word, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(WrongWords):
+        main(["serve", word, "--devices", "2"])

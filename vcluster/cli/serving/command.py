@@ -1,0 +1,289 @@
+"""`serve`: how to serve a model on described hardware, under limits of the times that a user sees."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from parallelism.display import progress
+from parallelism.hardware import validation_json
+from parallelism.models import TransformerSpec
+from parallelism.serving.plans import SETTINGS, ServingPlan, ServingPlans
+from parallelism.serving.prices import PRECISIONS
+from parallelism.serving.search import find_serving
+from parallelism.serving.workloads import lengths_in
+from vcluster.cli.command_line import (
+    Arguments,
+    Parser,
+    WrongWords,
+    accessing,
+    choice,
+    positive,
+    whole,
+    wholes,
+)
+from vcluster.cli.megatron_words import PLAIN, is_model, named_model, tell_remarks
+from vcluster.cli.serving.text import serving_text
+
+HARDWARE, INPUT, OUTPUT = "dgx-h100", 1000, 300
+"""What is taken where nothing is said."""
+_SECONDS = re.compile(r"(\d+(?:\.\d*)?|\.\d+) ?(us|ms|s|min)?", re.ASCII)
+_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, None: 1.0}
+_SHARE = re.compile(r"(\d+(?:\.\d*)?|\.\d+)%?", re.ASCII)
+
+
+def seconds_in(text: str) -> float:
+    """A type for argparse: a time above 0, as ``500ms``, ``1.5s`` or ``30us``; without a unit it is in seconds."""
+    found = _SECONDS.fullmatch(text.strip())
+    value = float(found[1]) * _UNITS[found[2]] if found else 0.0
+    if not 0 < value < inf:
+        raise argparse.ArgumentTypeError(f"needs a time above 0, such as 500ms or 1.5s, got {text!r}")
+    return value
+
+
+def share_in(text: str) -> float:
+    """A type for argparse: a part, as ``30%`` or ``0.3``."""
+    found = _SHARE.fullmatch(text.strip())
+    value = float(found[1]) / (100 if text.strip().endswith("%") else 1) if found else 1.0
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"needs a part below 1, such as 30% or 0.3, got {text!r}")
+    return value
+
+
+def rate_in(text: str) -> float:
+    """A type for argparse: requests a second, as ``3`` or ``3/s``."""
+    return positive(text.strip().removesuffix("/s"))
+
+
+OWN: Arguments = {
+    "model": {"metavar": "MODEL", "help": "a published model, or a config.json or a folder with one"},
+    "--hardware": {
+        "metavar": "NAME",
+        "default": HARDWARE,
+        "help": f"a preset, or a file (default: {HARDWARE})",
+    },
+    "--devices": {
+        "type": whole(),
+        "metavar": "N",
+        "help": "the number of devices (default: all of the hardware)",
+    },
+    "--input-tokens": {"type": whole(), "metavar": "N", "help": f"tokens of a prompt (default: {INPUT})"},
+    "--output-tokens": {"type": whole(), "metavar": "N", "help": f"tokens of an answer (default: {OUTPUT})"},
+    "--requests": {
+        "type": Path,
+        "metavar": "FILE.json",
+        "help": 'the lengths of requests, as [{"input_tokens": 3000, "output_tokens": 300}, ...]',
+    },
+    "--first-token": {
+        "type": seconds_in,
+        "metavar": "500ms",
+        "help": "the longest mean time to the first token",
+    },
+    "--token": {"type": seconds_in, "metavar": "30ms", "help": "the longest mean time of a token"},
+    "--concurrency": {
+        "type": whole(),
+        "metavar": "N",
+        "help": "so many clients send one request after the other",
+    },
+    "--rate": {"type": rate_in, "metavar": "3/s", "help": "so many requests a second arrive by themselves"},
+    "--hits": {
+        "type": share_in,
+        "default": 0.0,
+        "metavar": "30%",
+        "help": "the part of prompts whose keys and values are in the cache already",
+    },
+    "--precision": {
+        "type": choice(tuple(PRECISIONS)),
+        "default": "bf16",
+        "metavar": "NAME",
+        "help": f"{', '.join(PRECISIONS)} (default: bf16)",
+    },
+    "--chunk": {"type": whole(), "metavar": "N", "help": "the most tokens of a step (default: 2048)"},
+    "--memory": {"metavar": "72GB", "help": "the memory of a device that may be used (default: all)"},
+    "--reserve": {"metavar": "4GB", "help": "memory that no plan may use (default: that of the hardware)"},
+    "--price": {
+        "type": positive,
+        "metavar": "2.50",
+        "help": "of a device in an hour, for the cost of tokens",
+    },
+    **{
+        f"--{name}": {"type": wholes, "metavar": "N,N", "help": f"only plans with {words}"}
+        for name, words in (
+            ("tp", "so many devices of tensor parallelism"),
+            ("pp", "so many stages"),
+            ("ep", "so many devices of expert parallelism, each with requests of its own"),
+            ("replicas", "so many replicas of the model"),
+            ("batch", "so many requests of a replica at a time"),
+        )
+    },
+    "--why-not": {
+        "action": "append",
+        "default": [],
+        "metavar": "NAME=VALUE",
+        "help": "tell why the best plan with this setting is not the first, as tp=4",
+    },
+    "--top": {"type": whole(), "default": 5, "metavar": "N", "help": "how many plans to tell (default: 5)"},
+    "--json": {"action": "store_true", "help": "print the figures as JSON"},
+}
+
+
+def served(program: str, words: Sequence[str]) -> int:
+    """Find the best ways to serve a model and tell them.  Returns 1 if none is within the limits."""
+    arguments = Parser(
+        OWN,
+        {
+            "--gpus": "--devices",
+            "--tensor-parallel-size": "--tp",
+            "--pipeline-parallel-size": "--pp",
+            "--ttft": "--first-token",
+            "--itl": "--token",
+            "--tpot": "--token",
+            "--max-num-seqs": "--batch",
+            "--max-num-batched-tokens": "--chunk",
+        },
+        prog=f"{program} serve",
+        description="Finds how to serve a model on described hardware: layouts, requests at a time, and what a user sees.",
+        epilog=f"examples:\n  {program} serve llama3.1-70b --hardware dgx-h100 --devices 8 --input-tokens 3000\n"
+        f"      --output-tokens 300 --first-token 500ms --token 30ms\n"
+        f"  {program} serve deepseek-v3 --devices 32 --precision fp8 --price 2.50",
+    ).parse(words)
+    questions = {text: _question(text) for text in arguments.why_not}
+    model = _model(arguments.model)
+    lengths = _lengths(arguments)
+    try:
+        with progress("pricing layouts", alone=True):
+            plans = find_serving(
+                model,
+                arguments.hardware,
+                arguments.devices,
+                lengths=lengths,
+                concurrency=arguments.concurrency,
+                rate=arguments.rate,
+                hits=arguments.hits,
+                first_token_seconds=arguments.first_token,
+                token_seconds=arguments.token,
+                precision=arguments.precision,
+                chunk=arguments.chunk,
+                memory=arguments.memory,
+                reserve=arguments.reserve,
+                price=arguments.price,
+                **{name: getattr(arguments, name) for name in SETTINGS},
+            )
+    except (ValueError, TypeError, OSError) as error:
+        raise WrongWords(str(error)) from None
+    tell_remarks(model)
+    answers = {text: plans.why_not(**wanted) for text, wanted in questions.items()} if plans.plans else {}
+    commands = {
+        plan: command_of(program, arguments, plan) for plan in (*plans.plans[: arguments.top], *plans.front)
+    }
+    if arguments.json:
+        print(json.dumps(document_of(plans, commands, arguments.top, answers), indent=1))
+    else:
+        print(serving_text(arguments.model, plans, commands, arguments.top, answers))
+    if plans.plans:
+        return 0
+    print(plans.why_none, file=sys.stderr)
+    return 1
+
+
+def _model(word: str) -> TransformerSpec:
+    if not is_model(word):
+        with accessing(Path(word), "read"):
+            Path(word).open("rb").close()
+        raise WrongWords(f"{word} is a program; serve takes a model by its name, or a config.json")
+    if word.lower() == PLAIN:
+        raise WrongWords(f"{PLAIN} has no figures; serve takes a model by its name, or a config.json")
+    try:
+        model = named_model(word)
+    except ValueError as error:
+        raise WrongWords(str(error)) from None
+    assert model is not None
+    return model
+
+
+def _lengths(arguments: argparse.Namespace) -> tuple[tuple[int, int], ...]:
+    if arguments.concurrency is not None and arguments.rate is not None:
+        raise WrongWords("--concurrency and --rate are two ways in which requests come; leave out one")
+    if arguments.requests is None:
+        return ((arguments.input_tokens or INPUT, arguments.output_tokens or OUTPUT),)
+    if arguments.input_tokens is not None or arguments.output_tokens is not None:
+        raise WrongWords("--requests has the lengths; leave out --input-tokens and --output-tokens")
+    with accessing(arguments.requests, "read", "requests"):
+        try:
+            found = lengths_in(arguments.requests)
+        except ValueError as error:
+            raise WrongWords(f"--requests: {error}") from None
+    if not found:
+        raise WrongWords(f"--requests: {arguments.requests} has no request")
+    return found
+
+
+def _question(text: str) -> dict[str, int]:
+    """The settings of a ``--why-not``, as ``tp=4`` or ``"tp=4 pp=2"``."""
+    found = {}
+    for word in text.split():
+        name, _, value = word.partition("=")
+        if name not in SETTINGS or not value.isdecimal() or int(value) < 1:
+            raise WrongWords(
+                f"--why-not needs settings of a plan, {', '.join(SETTINGS)}, as tp=4; got {text!r}"
+            )
+        found[name] = int(value)
+    if not found:
+        raise WrongWords(f"--why-not needs settings of a plan, {', '.join(SETTINGS)}, as tp=4; got {text!r}")
+    return found
+
+
+_KEPT = (
+    *(
+        "hardware",
+        "devices",
+        "input_tokens",
+        "output_tokens",
+        "requests",
+        "first_token",
+        "token",
+        "concurrency",
+        "rate",
+    ),
+    *("hits", "precision", "chunk", "memory", "reserve", "price"),
+)
+
+
+def command_of(program: str, arguments: argparse.Namespace, plan: ServingPlan) -> str:
+    """The command that gives the figures of this plan alone."""
+    words = [*program.split(), "serve", arguments.model]
+    for name in _KEPT:
+        value = getattr(arguments, name)
+        if value not in (None, 0.0) and not (name == "precision" and value == "bf16"):
+            words += [f"--{name.replace('_', '-')}", f"{value:g}" if isinstance(value, float) else str(value)]
+    for name in SETTINGS:
+        words += [f"--{name}", str(getattr(plan, name))]
+    return shlex.join(words)
+
+
+def document_of(
+    plans: ServingPlans, commands: dict[ServingPlan, str], top: int, answers: dict[str, str]
+) -> dict[str, Any]:
+    """The fields of ``--json``."""
+    return {
+        "plans": [plan.json() | {"command": commands[plan]} for plan in plans.plans[:top]],
+        "front": [plan.json() | {"command": commands[plan]} for plan in plans.front],
+        "refused": dict(plans.refused),
+        "left_out": plans.left_out,
+        "why": plans.why() if plans.plans else None,
+        "why_not": answers,
+        "nearest": None if plans.plans or not plans.beyond else plans.beyond[0].json(),
+        "devices": plans.task.devices,
+        "hardware": plans.task.hardware.name,
+        "stack": plans.task.hardware.stack,
+        "precision": plans.task.precision,
+        "validation": validation_json(plans.task.hardware.validation),
+        "elapsed_seconds": plans.elapsed_seconds,
+    }
