@@ -82,6 +82,21 @@ def test_a_range_of_batches_is_swept(capsys: pytest.CaptureFixture[str]) -> None
     assert "4 to 8 sequences a step" in out and "another batch changes what is trained" in out
 
 
+def test_the_page_has_the_picture_and_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "budget.html"
+    words = ["--hardware", "dgx-a100,dgx-h100", "--devices", "2", "--tokens", "1B", "--days", "3", "--html", str(page)]
+    for price in ([], ["--price", "2"]):
+        status, out, err = said(capsys, "plan", *SMALL, *words, *price)
+        assert (status, err) == (0, "") and out.endswith(f"The page is {page}\n")
+        text = page.read_text()
+        assert text.count("<circle ") == 2 and text.count("<polyline ") == 2 and "stroke-dasharray" in text
+        assert f"{'cost' if price else 'device hours'} over days" in text and "the best plans:" in text
+        assert "http://" not in text.replace("http://www.w3.org/2000/svg", "") and "<script" not in text
+    said(capsys, "plan", *SMALL, *words, "--memory", "1kB")
+    assert "<svg" not in page.read_text() and "no plan fits" in page.read_text()
+    assert said(capsys, "plan", *SMALL, *words[:-1], str(tmp_path / "nowhere" / "x.html"))[0] == 2
+
+
 def test_where_nothing_meets_the_days_the_nearest_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, err = said(capsys, "plan", *SMALL, *ON, "--tokens", "1T", "--days", "1")
     assert status == 1 and err.count("\n") == 1 and "(* in 1 days)" in out and "\n*" not in out
@@ -173,6 +188,7 @@ WRONG = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("flag", WRONG)
 def test_wrong_words_of_a_sweep_are_one_line(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     for value in WRONG[flag]:
