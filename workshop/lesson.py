@@ -12,9 +12,12 @@ below the line holds answers: look there last.
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import warnings
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -71,12 +74,15 @@ class Lesson:
     def check(self, exercise: str, mine: Callable[..., Any]) -> Answer:
         """Check a function that is the answer to an exercise, and note whether it passes.
 
+        What the function prints in the many runs of a check, and warnings, are not shown.
         ``ValueError`` for a name that no exercise of this lesson has.
         """
         if exercise not in self.exercises:
             raise ValueError(
                 f"lesson {self.number} has no exercise {exercise!r}; there are {', '.join(self.exercises)}")
-        self.last = EXERCISES[self.number][exercise](mine)
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self.last = EXERCISES[self.number][exercise](mine)
         passed = self._passed() - {exercise} | ({exercise} if self.last else set())
         self._file.write_text(json.dumps(sorted(passed)), encoding="utf-8")
         return self.last
