@@ -48,6 +48,7 @@ def find_budget(
     imperfections: Imperfections | None = None,
     describe: Describe | None = None,
     check: Callable[[Hardware], object] = lambda hardware: None,
+    on: Callable[[str], str] = str,
     told: Callable[[str, int, int], object] | None = None,
     took: Callable[[Cell], object] = lambda cell: None,
     **options: Any,
@@ -57,8 +58,9 @@ def find_budget(
     Model, hardware and ``options`` are as for `find_plan`: each cell has the best plan of that search.  ``batch`` may be
     several numbers of rows: cells then differ in them, too, and so does what is trained, not only how fast.
     ``row_tokens`` are those of a row of the batch; a `TransformerSpec` knows them.  ``imperfections`` are what is wrong with
-    every cluster; then each is searched without them, too.  ``describe`` makes the fields of a
-    plan that a cell keeps, from `described` on; ``check`` raises ``ValueError`` for hardware that cannot be.  The cells
+    every cluster; then each is searched without them, too.  ``describe`` makes the fields of a plan that a cell keeps,
+    from `described` on; ``check`` raises ``ValueError`` for hardware that cannot be, and ``on`` gives the name with the
+    stack that is searched on, of a name without one.  The cells
     are searched at the same time, on as many cores as there are, and ``took`` gets each as soon as it is known, also
     before an interrupt ends the search.  ``told(what, done, all)`` hears of the progress.
 
@@ -84,7 +86,8 @@ def find_budget(
             "progress": lambda what, done, count: told(f"{searched}: {what}", done, count),
         }
         cell = Cell(budget, place.name, place.devices, place.batch, tokens * place.batch, None)
-        return _cell(cell, place, arguments, check, show)
+        found = on(place.hardware) if isinstance(place.hardware, str) else place.hardware
+        return _cell(cell, place._replace(hardware=found), arguments, check, show)
 
     cells = side_by_side([partial(at, place) for place in places], took=take)
     if all(cell.is_refused for cell in cells):

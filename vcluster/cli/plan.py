@@ -22,7 +22,13 @@ from parallelism.training import MegatronFlags
 from parallelism.transforms.words import SHORTHANDS
 from vcluster.cli.command_line import Arguments, Parser, WrongWords, accessing, whole, writable
 from vcluster.cli.layouts_page import layouts_document, write_layouts
-from vcluster.cli.megatron_words import is_model, tell_remarks, tell_unchanging, training_parser
+from vcluster.cli.megatron_words import (
+    is_model,
+    searched_hardware,
+    tell_remarks,
+    tell_unchanging,
+    training_parser,
+)
 from vcluster.cli.plan_document import document_of, loaded, printed_json, saved
 from vcluster.cli.plan_text import needs_text, plan_text, write_page
 from vcluster.cli.program_files import tell_whole, weights_told_once
@@ -279,11 +285,11 @@ def _plans(search: Search, arguments: argparse.Namespace, told: Told) -> tuple[P
             **search.options,
         )
 
-    wrong = imperfections_of(arguments)
+    wrong, hardware = imperfections_of(arguments), searched_hardware(arguments.hardware, search.model)
     if not wrong:
-        return on(arguments.hardware, arguments.devices), None
-    machine_of(arguments.hardware, arguments.devices)  # says how many devices there are, or refuses
-    found = search_degraded(on, arguments.hardware, arguments.devices, search.batch, wrong)
+        return on(hardware, arguments.devices), None
+    machine_of(hardware, arguments.devices)  # says how many devices there are, or refuses
+    found = search_degraded(on, hardware, arguments.devices, search.batch, wrong)
     return (found.plans, found) if isinstance(found, Degraded) else (found, None)
 
 

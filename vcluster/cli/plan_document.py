@@ -10,7 +10,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from parallelism.hardware import Hardware, validation_json
+from parallelism.hardware import Hardware, mfu_remark, usual_error, validation_json
 from parallelism.ir import Function
 from parallelism.models import TransformerSpec
 from parallelism.planning import SETTINGS, Plan, Plans
@@ -107,12 +107,14 @@ def document_of(
         "batch": plans.task.batch,
         "devices": plans.task.devices,
         "hardware": plans.task.hardware.name,
+        "stack": plans.task.hardware.stack,
         "validation": validation_json(plans.task.hardware.validation),
         "memory_bytes": plans.memory,
         "reserve": plans.reserve.json(),
         "prefix": shlex.join(asked.prefix),
         "plans": rows,
         "front": front,
+        "remarks": _remarks(plans, best),
         "considered": plans.considered,
         "refused": {reason: each.count for reason, each in plans.refused.items()},
         "one_by_one": dict(plans.one_by_one),
@@ -147,6 +149,29 @@ def document_of(
         "all": _all(plans),
     }
     return document, best[0].figures.trace if best else None
+
+
+def _remarks(plans: Plans, best: Sequence[Plan]) -> list[str]:
+    """What a reader should know of these plans: that they are equal within the error, and that none was so good yet."""
+    if not best:
+        return []
+    task, first = plans.task, best[0]
+    found = [mfu_remark(task.hardware.name, str(task.model.dtype), first.figures.mfu)]
+    error = usual_error(task.hardware.validation)
+    equal = [place for place, plan in enumerate(best) if plan.seconds <= first.seconds * (1 + error)]
+    if len(equal) > 1:
+        simplest = min(equal, key=lambda place: (*_parts_of_mesh(best[place]), place))
+        found.append(
+            f"Plans 1 to {equal[-1] + 1} lie within {error:.1%}, which is how far off the seconds are: they are equal, "
+            f"as far as the model can tell. The simplest of them is {simplest + 1}: {best[simplest].split}."
+        )
+    return [text for text in found if text]
+
+
+def _parts_of_mesh(plan: Plan) -> tuple[int, int]:
+    """The number of stages, and of axes along which something is split."""
+    extents = plan.mesh.shape
+    return extents.get("pp", 1), sum(extent > 1 for extent in extents.values())
 
 
 def _stages(spec: TransformerSpec, plan: Plan) -> str:

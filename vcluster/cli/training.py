@@ -9,7 +9,7 @@ from typing import Any
 
 from parallelism.display import WIDTH, in_columns, progress
 from parallelism.display.quantities import count, seconds
-from parallelism.hardware import Hardware, validation_text
+from parallelism.hardware import Hardware, mfu_remark, validation_text
 from parallelism.mesh import Mesh
 from parallelism.models import TransformerSpec
 from parallelism.simulation import simulate
@@ -157,6 +157,7 @@ def told(found: Figures, name: str, tokens: str) -> str:
         speeds.insert(1, f"{count(found.tokens_per_second)} tokens/s")
     lines += [
         ", ".join(speeds),
+        *wrap(mfu_remark(found.hardware.name, run.dtype, found.mfu), WIDTH),
         "",
         "the step by part, on the device that waits least for others",
         *_parts(found),
@@ -190,8 +191,9 @@ def _model(model: Any, name: str, tokens: str) -> list[str]:
 
 def _run(run: TrainingRun, hardware: Hardware) -> list[str]:
     axes = ", ".join(f"{axis}={size}" for axis, size in run.mesh.shape.items())
+    stacked = f"{hardware.name}+{hardware.stack}" if hardware.stack else hardware.name
     text = (
-        f"{run.mesh.size} devices of {hardware.name}: {axes}; {run.batch} sequences, {run.microbatches} "
+        f"{run.mesh.size} devices of {stacked}: {axes}; {run.batch} sequences, {run.microbatches} "
         f"microbatches of {run.microbatch}; {run.dtype}"
     )
     text += "" if run.optimizer == ADAM_W else f"; {optimizer_text(run.optimizer)}"

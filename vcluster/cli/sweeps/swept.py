@@ -18,7 +18,7 @@ from parallelism.hardware import Hardware
 from parallelism.models import TransformerSpec
 from parallelism.planning import Plan
 from vcluster.cli.command_line import WrongWords, accessing
-from vcluster.cli.megatron_words import tell_remarks, tell_unchanging
+from vcluster.cli.megatron_words import searched_hardware, tell_remarks, tell_unchanging
 from vcluster.cli.plan_document import Asked, words_of
 from vcluster.cli.program_files import weights_told_once
 from vcluster.cli.sweeps.imperfect_words import imperfections_of
@@ -76,6 +76,7 @@ def _search(search: Search, budget: Budget, arguments: argparse.Namespace, cells
                 imperfections=imperfections_of(arguments),
                 describe=partial(_described, search.asked),
                 check=search.check_rate,
+                on=partial(searched_hardware, model=search.model),
                 told=told,
                 took=cells.append,
                 **search.options,
