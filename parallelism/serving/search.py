@@ -442,9 +442,8 @@ class Fit:
             seen = min(context, spec.window or context) if kind == "window" else context
             work |= {f"{READ}_{kind}": picked * seen if context else 0, f"{SCORED}_{kind}": tokens * seen}
         seconds = self.prices.stage_seconds({TOKENS: work[TOKENS], PICKED: work[PICKED]}, [work])
-        return float(seconds.sum() if through else seconds.max()) + self.task.hardware.step_seconds * (
-            self.layout.pp == 1
-        )
+        taken = float(seconds.sum() if through else seconds.max())
+        return taken + self.prices.host_seconds([work]) * (self.layout.pp == 1)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from vcluster.demo import (
     collectives,
     data as texts,
     ffn,
+    generate,
     gpt,
     matmul,
     mlp,
@@ -216,7 +217,7 @@ def test_the_list_has_a_line_for_each_demo(capsys):
 def test_every_example_of_the_help_can_be_run():
     for parser, prepare in (
         (parser_of("mlp"), mlp.prepare), (parser_of("gpt"), gpt.prepare),
-        (parser_of("collectives"), collectives.prepare),
+        (parser_of("collectives"), collectives.prepare), (parser_of("generate"), generate.prepare),
         (parser_of("matmul"), matmul.prepare), (parser_of("ffn"), ffn.prepare),
         (parser_of("attention"), attention.prepare),
         (parser_of("reshard"), reshard.prepare),

@@ -24,7 +24,7 @@ from vcluster.calibration.published_tables import Table
 def test_the_stacks_are_these():
     assert stack_names() == (
         "megatron-a100", "megatron-h100", "numpy-host", "pytorch-eager-v100", "pytorch-h100", "pytorch-h200",
-        "torch-fsdp-a100", "torch-fsdp-h100")
+        "tensorrt-llm-a100", "tensorrt-llm-h100", "torch-fsdp-a100", "torch-fsdp-h100")
 
 
 @pytest.mark.parametrize("name", stack_names())
