@@ -12,9 +12,12 @@ below the line holds answers: look there last.
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import warnings
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -33,13 +36,15 @@ from vcluster.check import (
     check_schedule,
     check_sharded,
 )
+from vcluster.code import ClusterError
+from vcluster.testing import Batch, Weight, check_loss
 
 HERE = Path(__file__).parent
 SMALL_BYTES = 9 * 2**30
 
 
 class Lesson:
-    """The lesson of a number, 1 to 8.
+    """The lesson of a number, 1 to 9.
 
     ``backend`` is ``"thread"`` on machines with 8 GiB and less, where Python cannot share memory between processes
     (native Windows, untested), and where the environment variable ``VCLUSTER_WORKSHOP`` is ``small``; otherwise
@@ -69,12 +74,15 @@ class Lesson:
     def check(self, exercise: str, mine: Callable[..., Any]) -> Answer:
         """Check a function that is the answer to an exercise, and note whether it passes.
 
+        What the function prints in the many runs of a check, and warnings, are not shown.
         ``ValueError`` for a name that no exercise of this lesson has.
         """
         if exercise not in self.exercises:
             raise ValueError(
                 f"lesson {self.number} has no exercise {exercise!r}; there are {', '.join(self.exercises)}")
-        self.last = EXERCISES[self.number][exercise](mine)
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self.last = EXERCISES[self.number][exercise](mine)
         passed = self._passed() - {exercise} | ({exercise} if self.last else set())
         self._file.write_text(json.dumps(sorted(passed)), encoding="utf-8")
         return self.last
@@ -159,6 +167,103 @@ def _first_row(rank: int, batch: int, dp: int, pp: int, tp: int) -> float:
 def _least_microbatches(pp: int, bubble: float) -> float:
     return next(m for m in range(1, 1000) if Pipeline(pp, m, "1f1b").schedule.idle_fraction() <= bubble + 1e-12)
 
+
+Step = Callable[[Any, dict[str, np.ndarray], list[Batch]], dict[str, Any]]
+
+
+def _loss(step: Callable[[Any], Step], weights: dict[str, Weight], reference: Callable[..., Any],
+          meshes: tuple[dict[str, int], ...]) -> Callable[[Any], Answer]:
+    """A check of what a function adds to a training step: the loss of many devices is that of one."""
+    def check(mine: Callable[..., Any]) -> Answer:
+        subject = f"one loss by {getattr(mine, '__name__', 'a function')}"
+        try:
+            cases = check_loss(step(mine), reference, weights, meshes=meshes)
+        except AssertionError as error:
+            found, _, likely = str(error).partition("\nprobably: ")
+            return Answer(False, subject, found, likely=likely)
+        except ClusterError as error:
+            cause = error.__cause__
+            told = f"it raises {type(cause).__name__}: {cause}" if cause is not None else str(error).splitlines()[0]
+            return Answer(False, subject, told, error.locations[:1])
+        return Answer(True, subject, f"as on one device, on all {cases} splits", cases=cases)
+
+    return check
+
+
+def _token_losses(weights: dict[str, np.ndarray], batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+    """The loss of each token, and its gradient by the weight."""
+    error = weights["w"][batch.tokens].sum(axis=-1) - batch.targets
+    gradients = 2 * error[..., None, None] * (np.eye(len(weights["w"]))[batch.tokens][..., None] * np.ones(WIDTH))
+    return (error**2).reshape(-1), gradients.reshape(-1, len(weights["w"]), WIDTH)
+
+
+def _on_one_device(weights: dict[str, np.ndarray], batch: Batch, *, gradient: bool = False) -> dict[str, Any]:
+    """The mean loss over valid tokens, and its gradient."""
+    losses, gradients = _token_losses(weights, batch)
+    valid = batch.valid.reshape(-1)
+    loss = {"loss": losses[valid].sum() / valid.sum()}
+    return loss | ({"grad.w": gradients[valid].sum(axis=0) / valid.sum()} if gradient else {})
+
+
+def _mean_step(mine: Callable[..., Any]) -> Step:
+    def step(device: Any, weights: dict[str, np.ndarray], microbatches: list[Batch]) -> dict[str, Any]:
+        losses = [_token_losses(weights, batch)[0] for batch in microbatches]
+        valid = [batch.valid.reshape(-1) for batch in microbatches]
+        return {"loss": mine(device, np.concatenate(losses), np.concatenate(valid))}
+
+    return step
+
+
+def _accumulating_step(mine: Callable[..., Any]) -> Step:
+    def step(device: Any, weights: dict[str, np.ndarray], microbatches: list[Batch]) -> dict[str, Any]:
+        pairs = [(_token_losses(weights, batch)[0], batch.valid.reshape(-1)) for batch in microbatches]
+        return {"loss": mine(device, pairs)}
+
+    return step
+
+
+def _gradient_step(mine: Callable[..., Any]) -> Step:
+    def step(device: Any, weights: dict[str, np.ndarray], microbatches: list[Batch]) -> dict[str, Any]:
+        pairs = [_token_losses(weights, batch) for batch in microbatches]
+        valid = np.concatenate([batch.valid.reshape(-1) for batch in microbatches])
+        losses, gradients = (np.concatenate(each) for each in zip(*pairs, strict=True))
+        loss = device.all_reduce(losses[valid].sum(), "dp") / device.all_reduce(valid.sum(), "dp")
+        return {"loss": loss, "grad.w": mine(device, gradients, valid)}
+
+    return step
+
+
+def _scaled_on_one_device(weights: dict[str, np.ndarray], batch: Batch) -> dict[str, Any]:
+    """A head whose rows are scaled by the weight of a norm: the loss, and both gradients."""
+    rows = weights["head"][batch.tokens]
+    error = ((rows * weights["scale"]).sum(axis=-1) - batch.targets) * batch.valid
+    by_row = 2 * error[..., None] / batch.valid.sum()
+    head = np.zeros_like(weights["head"])
+    np.add.at(head, batch.tokens, by_row * weights["scale"])
+    return {"loss": (error**2).sum() / batch.valid.sum(), "grad.head": head,
+            "grad.scale": (by_row * rows).sum(axis=(0, 1))}
+
+
+def _norm_step(mine: Callable[..., Any]) -> Step:
+    def step(device: Any, weights: dict[str, np.ndarray], microbatches: list[Batch]) -> dict[str, Any]:
+        whole = weights | {"head": device.all_gather(weights["head"], "tp")}
+        count = device.all_reduce(sum(batch.valid.sum() for batch in microbatches), "dp")
+        terms = {"loss": 0.0, "grad.head": np.zeros_like(whole["head"]), "grad.scale": np.zeros_like(weights["scale"])}
+        for batch in microbatches:
+            if batch.valid.any():
+                for name, value in _scaled_on_one_device(whole, batch).items():
+                    terms[name] = terms[name] + value * batch.valid.sum() / count
+        terms = {name: device.all_reduce(value, "dp") for name, value in terms.items()}
+        pieces = np.array_split(terms["grad.head"], device.mesh.shape["tp"])
+        terms["grad.head"] = pieces[device.index["tp"]]
+        return terms | {"norm": mine(device, terms["grad.head"], terms["grad.scale"])}
+
+    return step
+
+
+WIDTH, ROWS = 2, 7
+_DATA = ({"dp": 1}, {"dp": 2}, {"dp": 3})
+_WEIGHT = {"w": Weight((ROWS, WIDTH))}
 
 GPT_3 = models.TransformerSpec(layers=96, width=12288, heads=96, vocabulary=51200, sequence=2048, dtype="bfloat16")
 
@@ -353,6 +458,14 @@ EXERCISES: dict[int, dict[str, Callable[[Any], Answer]]] = {
                 "all stages are counted: a rank waits for the others":
                     lambda pp, bubble: -(-pp * (1 - bubble) // bubble)}),
         "plan": _check_plan,
+    },
+    9: {
+        "mean_loss": _loss(_mean_step, _WEIGHT, _on_one_device, _DATA),
+        "accumulated_loss": _loss(_accumulating_step, _WEIGHT, _on_one_device, _DATA),
+        "mean_gradient": _loss(_gradient_step, _WEIGHT, partial(_on_one_device, gradient=True), _DATA),
+        "global_norm": _loss(
+            _norm_step, {"head": Weight((ROWS, WIDTH), "[tp, None]"), "scale": Weight((WIDTH,))}, _scaled_on_one_device,
+            ({"dp": 1}, {"tp": 2}, {"dp": 2, "tp": 3})),
     },
 }
 """By lesson and exercise, its check."""

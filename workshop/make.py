@@ -1,6 +1,7 @@
 """Make the notebooks, the slides and the instructor's notes from the lessons; fill a folder of wheels.
 
     python workshop/make.py                 writes *.ipynb, solved/*.ipynb, slides.html and INSTRUCTOR.md
+    python workshop/make.py students FOLDER the folder that a student gets: the notebooks and lesson.py, no solutions
     python workshop/make.py wheels FOLDER   for rooms without a network; there:
                                             pip install --no-index --find-links FOLDER vcluster jupyterlab
 
@@ -11,18 +12,20 @@ A lesson is a file ``lessons/N-name.md``.  Its text and its blocks of code becom
     ```python solution          the solved notebook only
     ```python wrong: WORDS      in no notebook: a usual wrong answer, to which the check must answer with WORDS
     ```python check             a cell that checks the exercise before it
-    ```slide                    Markdown of one slide: a title and a few lines
+    ```slide                    Markdown of one slide: a title and a few lines; ``![name]`` is a picture of `pictures`
     ```notes                    Markdown for the instructor
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from html import escape
 from pathlib import Path
 
@@ -138,6 +141,8 @@ def _html(text: str) -> str:
             code = not code
         elif code:
             parts.append(escape(line) + "\n")
+        elif found := re.fullmatch(r"!\[(\w+)\]", line):
+            parts.append(f'<div class="picture">{pictures()[found[1]]}</div>')
         elif line.startswith("# "):
             parts.append(f"<h2>{_inline(line[2:])}</h2>")
         elif line.startswith("- "):
@@ -153,6 +158,56 @@ def _html(text: str) -> str:
 
 def _inline(text: str) -> str:
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", re.sub(r"\*\*([^*]+)\*\*", r"<b>\1</b>", escape(text)))
+
+
+@cache
+def pictures() -> dict[str, str]:
+    """The pictures of slides by name, as HTML."""
+    from parallelism import Mesh, Pipeline, TensorSharding
+
+    return {
+        "ring": _circle("0123", "each sends to the next one"),
+        "circle": _circle("012", "each waits for the next one"),
+        "gpipe": Pipeline(4, 8, "gpipe").schedule._repr_html_(),
+        "one_f_one_b": Pipeline(4, 8, "1f1b").schedule._repr_html_(),
+        "mesh": Mesh(dp=2, pp=2, tp=2)._repr_html_(),
+        "layout": TensorSharding(None, "tp").draw((4, 6), Mesh(tp=3))._repr_html_(),
+        "means": _bars({"rank 0": [4], "rank 1": [0, 0, 0]}),
+    }
+
+
+def _circle(names: str, words: str) -> str:
+    """Ranks on a circle, with an arrow from each to the next."""
+    places = [(110 + 72 * math.sin(2 * math.pi * i / len(names)), 96 - 72 * math.cos(2 * math.pi * i / len(names)))
+              for i in range(len(names))]
+    parts, tip = [], f"tip-{len(names)}"
+    for (x, y), (u, v), name in zip(places, [*places[1:], places[0]], names, strict=True):
+        far = math.hypot(u - x, v - y)
+        a, b = 24 * (u - x) / far, 24 * (v - y) / far
+        line = f"M{x + a:.1f} {y + b:.1f}L{u - 1.3 * a:.1f} {v - 1.3 * b:.1f}"
+        parts.append(f'<path d="{line}" marker-end="url(#{tip})"/>'
+                     f'<circle cx="{x:.1f}" cy="{y:.1f}" r="20"/><text x="{x:.1f}" y="{y + 6:.1f}">{name}</text>')
+    return (f'<svg viewBox="0 0 220 192" role="img" aria-label="{len(names)} ranks on a circle: {escape(words)}"><defs>'
+            f'<marker id="{tip}" viewBox="0 0 8 8" refX="6" refY="4" markerWidth="6" markerHeight="6" orient="auto">'
+            f'<path d="M0 0L8 4L0 8z" fill="currentColor" stroke="none"/></marker></defs>{"".join(parts)}</svg>')
+
+
+def _bars(losses: dict[str, list[int]]) -> str:
+    """The losses of the tokens of each rank as bars, and the two means."""
+    parts, x = [], 20
+    for name, values in losses.items():
+        start = x
+        for value in values:
+            parts.append(f'<path class="bar" d="M{x} {130 - 25 * value}h26v{25 * value + 1}h-26z"/>'
+                         f'<text x="{x + 13}" y="{122 - 25 * value}">{value}</text>')
+            x += 34
+        parts.append(f'<text x="{(start + x - 8) / 2}" y="152">{name}</text>')
+        x += 24
+    every = [value for values in losses.values() for value in values]
+    mean, of_means = sum(every) / len(every), sum(sum(values) / len(values) for values in losses.values()) / len(losses)
+    parts.append(f'<text x="160" y="180">mean of all {mean:g}, mean of means {of_means:g}</text>')
+    words = ", ".join(f"{name} has losses {' '.join(map(str, values))}" for name, values in losses.items())
+    return f'<svg viewBox="0 0 320 192" role="img" aria-label="{escape(words)}">{"".join(parts)}</svg>'
 
 
 def instructor() -> str:
@@ -173,6 +228,15 @@ def files() -> dict[Path, str]:
     return made
 
 
+def students(folder: str) -> None:
+    """Fill a folder with what a student gets: the notebooks and lesson.py."""
+    target = Path(folder)
+    target.mkdir(parents=True, exist_ok=True)
+    for source in lessons():
+        (target / f"{source.name}.ipynb").write_text(notebook(source), encoding="utf-8")
+    shutil.copyfile(HERE / "lesson.py", target / "lesson.py")
+
+
 def wheels(folder: str) -> int:
     """Fill a folder with the wheels of vcluster, of all that it requires, and of JupyterLab."""
     return subprocess.run(
@@ -187,6 +251,9 @@ _PAGE = """<!doctype html><html lang="en"><meta charset="utf-8">
 section{display:none;min-height:100vh;box-sizing:border-box;padding:7vh 7vw 4em;touch-action:pan-y;
 overflow-wrap:anywhere}section.on{display:block}
 h1,h2{line-height:1.2}ul{padding-left:1.2em}li{margin:.4em 0}a{color:inherit}
+.picture{max-width:34em;margin:.6em 0;overflow-x:auto}.picture>svg{display:block;width:auto;height:34vh;fill:none;
+stroke:currentColor;stroke-width:2}.picture>svg text{fill:currentColor;stroke:none;text-anchor:middle;
+font:17px system-ui,sans-serif}.picture .bar{fill:#2f6fd0;stroke:none}
 pre,code{font:.85em/1.4 ui-monospace,monospace}pre{overflow-x:auto}
 footer{position:fixed;left:0;right:0;bottom:0;display:flex;align-items:center;justify-content:flex-end;gap:.6em;
 padding:.3em 7vw;font-size:max(14px,.55em);background:Canvas}
@@ -223,6 +290,10 @@ addEventListener("hashchange",linked);linked()</script></body></html>
 if __name__ == "__main__":
     if sys.argv[1:2] == ["wheels"] and len(sys.argv) == 3:
         sys.exit(wheels(sys.argv[2]))
+    if sys.argv[1:2] == ["students"] and len(sys.argv) == 3:
+        sys.exit(students(sys.argv[2]))
+    if len(sys.argv) > 1:
+        sys.exit(__doc__.partition("\n\nA lesson is")[0])
     for path, text in files().items():
         path.parent.mkdir(exist_ok=True)
         path.write_text(text, encoding="utf-8")

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 from typing import Any, NamedTuple
 
 from parallelism.budgets.budget import Budget
+from parallelism.budgets.degraded import Degraded, best_of, search_degraded
+from parallelism.budgets.imperfect import Imperfections
 from parallelism.budgets.measures import Measures
 from parallelism.budgets.sweep import Cell, Sweep
 from parallelism.hardware import Hardware, sized_hardware
@@ -18,8 +19,6 @@ from parallelism.planning import Plan, Plans, find_plan
 from parallelism.planning.explanation import need_text
 from parallelism.side_by_side import side_by_side
 
-TOP = 5
-"""As many plans as the command tells are figured where it is not proved which one is best."""
 Describe = Callable[[Plan], dict[str, Any]]
 
 
@@ -45,8 +44,10 @@ def find_budget(
     batch: int | Sequence[int],
     devices: Sequence[int | None] = (None,),
     row_tokens: int | None = None,
+    imperfections: Imperfections | None = None,
     describe: Describe | None = None,
     check: Callable[[Hardware], object] = lambda hardware: None,
+    on: Callable[[str], str] = str,
     told: Callable[[str, int, int], object] | None = None,
     took: Callable[[Cell], object] = lambda cell: None,
     **options: Any,
@@ -55,13 +56,15 @@ def find_budget(
 
     Model, hardware and ``options`` are as for `find_plan`: each cell has the best plan of that search.  ``batch`` may be
     several numbers of rows: cells then differ in them, too, and so does what is trained, not only how fast.
-    ``row_tokens`` are those of a row of the batch; a `TransformerSpec` knows them.  ``describe`` makes the fields of a
-    plan that a cell keeps, from `described` on; ``check`` raises ``ValueError`` for hardware that cannot be.  The cells
+    ``row_tokens`` are those of a row of the batch; a `TransformerSpec` knows them.  ``imperfections`` are what is wrong with
+    every cluster; then each is searched without them, too.  ``describe`` makes the fields of a plan that a cell keeps,
+    from `described` on; ``check`` raises ``ValueError`` for hardware that cannot be, and ``on`` gives the name with the
+    stack that is searched on, of a name without one.  The cells
     are searched at the same time, on as many cores as there are, and ``took`` gets each as soon as it is known, also
     before an interrupt ends the search.  ``told(what, done, all)`` hears of the progress.
 
-    A cell in which no plan is possible, or none fits, has the reason.  ``ValueError`` where all cells have one and the
-    same, which is no matter of memory: then the question is wrong.
+    A cell in which no plan is possible, or none fits, has the reason; so has one that is refused before any search.
+    ``ValueError`` where all are refused: then the question is wrong.
     """
     tokens = _row_tokens(model, row_tokens)
     batches = [batch] if isinstance(batch, int) else list(batch)
@@ -77,16 +80,17 @@ def find_budget(
         searched = f"{done[0]} of {len(places)} searched; {place.devices or 'all'} of {place.name}"
         arguments = dict(options) | {
             "model": model,
+            "imperfections": imperfections,
             "batch": place.batch,
             "progress": lambda what, done, count: told(f"{searched}: {what}", done, count),
         }
         cell = Cell(budget, place.name, place.devices, place.batch, tokens * place.batch, None)
-        return _cell(cell, place, arguments, check, show)
+        found = on(place.hardware) if isinstance(place.hardware, str) else place.hardware
+        return _cell(cell, place._replace(hardware=found), arguments, check, show)
 
     cells = side_by_side([partial(at, place) for place in places], took=take)
-    refused = {cell.reason if cell.is_refused else "" for cell in cells}
-    if len(refused) == 1 and "" not in refused:
-        raise ValueError(refused.pop())
+    if all(cell.is_refused for cell in cells):
+        raise ValueError(cells[0].reason)
     return Sweep(budget, tuple(cells))
 
 
@@ -109,21 +113,26 @@ def _cell(
     try:
         found = sized_hardware(place.hardware, place.devices)
         check(found)
-        plans = find_plan(hardware=found, devices=place.devices or found.ranks, **arguments)
+        wrong = arguments.pop("imperfections")
+        search = partial(_search, arguments)
+        if wrong:
+            told = search_degraded(search, place.hardware, place.devices, place.batch, wrong)
+        else:
+            told = search(found, place.devices or found.ranks)
     except ValueError as error:
         return replace(cell, reason=str(error), is_refused=True)
-    cell = replace(cell, devices=plans.task.devices)
+    plans = told.plans if isinstance(told, Degraded) else told
+    cell = replace(cell, devices=place.devices or found.ranks)
     if not len(plans):
         return replace(cell, reason=reason_of(plans))
     best = best_of(plans)
-    return replace(cell, plan=show(best), measures=Measures.of(best))
+    degraded = told.json() if isinstance(told, Degraded) else None
+    return replace(cell, plan=show(best), measures=Measures.of(best), degraded=degraded)
 
 
-def best_of(plans: Plans) -> Plan:
-    """The first plan that the command would tell: if it is not proved to be the best, its first ones are simulated."""
-    if not plans.gap:
-        return plans.best
-    return min(islice(plans.programs(), TOP), key=lambda plan: plan.figures.seconds)
+def _search(arguments: dict[str, Any], hardware: Hardware, devices: int) -> Plans:
+    found: Plans = find_plan(hardware=hardware, devices=devices, **arguments)
+    return found
 
 
 def reason_of(plans: Plans) -> str:

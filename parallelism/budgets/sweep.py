@@ -16,7 +16,7 @@ HOURS = 24
 """Of a day."""
 FIELDS = (
     *("hardware", "devices", "batch", "seconds", "days", "tokens_per_second", "mfu", "device_hours", "cost"),
-    *("energy_kwh", "carbon_kg", "goodput", "plan", "reason", "failures", "hint"),
+    *("energy_kwh", "carbon_kg", "goodput", "plan", "reason", "failures", "hint", "degraded"),
 )
 """What the JSON of a cell has."""
 
@@ -38,12 +38,16 @@ class Cell:
     """Why there is no plan."""
     measures: Measures | None = None
     """What the plan draws and keeps; None: it is not known."""
+    degraded: Mapping[str, Any] | None = None
+    """On an imperfect cluster, what its faults cost; the fields of `Degraded.json`."""
     is_refused: bool = False
     """Whether nothing was searched, because of the reason."""
 
     @property
     def seconds(self) -> float | None:
         """Of a step."""
+        if self.degraded is not None:
+            return float(self.degraded["seconds"])
         return None if self.plan is None else float(self.plan["seconds"])
 
     @property
@@ -53,8 +57,10 @@ class Cell:
 
     @property
     def mfu(self) -> float | None:
-        """Of a step."""
-        return None if self.plan is None else float(self.plan["mfu"])
+        """Of a step, by the devices that the plan uses."""
+        if self.plan is None or self.seconds is None:
+            return None
+        return float(self.plan["mfu"]) * float(self.plan["seconds"]) / self.seconds
 
     @property
     def survival(self) -> Survival | None:
@@ -109,6 +115,11 @@ class Cell:
         """The kilograms of CO2 of this energy."""
         grams = self.budget.carbon_grams_per_kwh
         return None if grams is None or self.energy_kwh is None else grams * self.energy_kwh / 1000
+
+    @property
+    def slower(self) -> float | None:
+        """How much longer a step takes than on the perfect cluster, as a part of that."""
+        return None if self.degraded is None else float(self.degraded["slowdown"]) - 1
 
     @property
     def hint(self) -> str | None:

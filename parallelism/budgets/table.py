@@ -16,6 +16,7 @@ _COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
     "seconds": ("step", seconds),
     "tokens_per_second": ("tokens/s", count),
     "mfu": ("MFU", "{:.1%}".format),
+    "slower": ("slower", "{:.1%}".format),
     "days": ("days", measured),
     "device_hours": ("device h", count),
     "cost": ("cost", count),

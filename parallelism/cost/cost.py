@@ -38,6 +38,7 @@ from parallelism.cost.group_shapes import group_shapes, has_own_ports, places_of
 from parallelism.cost.hierarchical import PARTS, Group, Groups, seconds_in_parts, taken_apart
 from parallelism.cost.lines import Falling, Term
 from parallelism.cost.phase_costs import channel_loads, terms
+from parallelism.cost.port_faults import as_met, slowest_ports
 from parallelism.cost.torus import COLLECTIVES as ON_A_TORUS, positions_on_torus, torus_phases
 from parallelism.display import quantities
 from parallelism.display.markup import facts, figure
@@ -221,7 +222,8 @@ class Costs:
 
     def algorithms(self, collective: str, group: Iterable[int]) -> tuple[str, ...]:
         """The names of the algorithms that can be priced for a collective over a group of ranks."""
-        return self._applying(collective, (_ranks(group),))
+        ranks = _ranks(group)
+        return self._as_met(ranks)._applying(collective, (ranks,))
 
     def collective(
         self,
@@ -241,6 +243,9 @@ class Costs:
         ``ValueError`` for an algorithm that does not apply, naming those that do.
         """
         ranks = _ranks(group)
+        if self.hardware.port_faults:
+            met = self._as_met(ranks)
+            return met.collective(collective, nbytes, ranks, algorithm=algorithm, root=root, pairs=pairs)
         if algorithm is not None:  # an error names the ranks
             return self._collective(collective, nbytes, ranks, algorithm, root, pairs)
         return self._collective(collective, nbytes, self._like(ranks), algorithm, root, pairs)
@@ -275,9 +280,22 @@ class Costs:
         self, cost: CollectiveCost, group: Iterable[int], *, root: int = 0, pairs: Pairs = ()
     ) -> ChannelLoads:
         """The bytes that cross each channel in a collective that costs so, all its phases together."""
-        return self._bytes_added(
-            NO_LOADS, cost.collective, cost.algorithm, cost.nbytes, (_ranks(group),), root, pairs
+        ranks = _ranks(group)
+        return self._as_met(ranks)._bytes_added(
+            NO_LOADS, cost.collective, cost.algorithm, cost.nbytes, (ranks,), root, pairs
         )
+
+    @memoized
+    def _as_met(self, ranks: Group) -> "Costs":
+        """The costs of the collectives of a group: on hardware as slow as the faults of ports make it for the group."""
+        if not self.hardware.port_faults:
+            return self
+        slowest = slowest_ports(self.hardware, np.array([ranks], np.int64))[0]
+        return self._slowed(tuple(slowest.tolist()))
+
+    @memoized
+    def _slowed(self, slowest: tuple[float, ...]) -> "Costs":
+        return Costs(as_met(self.hardware, slowest))
 
     def _bytes_added(
         self,

@@ -26,10 +26,13 @@ from .stacks import (
     on_stack as on_stack,
     read_stack as read_stack,
     stack_names as stack_names,
+    with_usual_stack as with_usual_stack,
 )
 from .validation import (
     NOTHING as NOTHING,
     Validation as Validation,
+    mfu_remark as mfu_remark,
+    usual_error as usual_error,
     validation_json as validation_json,
     validation_text as validation_text,
 )

@@ -40,6 +40,10 @@ class LinkFault:
     >>> round(seconds[1] - seconds[0], 6)
     0.001
 
+    With the name of a ``level`` of links it is a fault of one port: it has one end, and only messages over that level meet
+    it.  A collective of a group that the rank is in, and that meets others of it at this level, then goes over the whole
+    level as fast as that port, since its rings and trees wait for their slowest member.
+
     Each message arrives ``delay_seconds`` later.  All messages together have ``bandwidth_factor`` of the bandwidth that
     one of their links has without the fault.  At least one end is given.
     """
@@ -48,18 +52,38 @@ class LinkFault:
     target: int | None = None
     delay_seconds: float = 0.0
     bandwidth_factor: float = 1.0
+    level: str | None = None
 
     def __post_init__(self) -> None:
         if self.source is None and self.target is None:
             raise ValueError("source or target must be a rank; got None for both")
         given = [end for end in ("source", "target") if getattr(self, end) is not None]
+        if self.level is not None and len(given) > 1:
+            raise ValueError(
+                f"a fault of a port on the level {self.level} has one end; got source {self.source} and target {self.target}"
+            )
         checked.check(
             self,
+            level=checked.text_or_none,
             **dict.fromkeys(given, partial(checked.whole_number, least=0)),
             delay_seconds=checked.seconds,
             bandwidth_factor=checked.share,
         )
 
-    def concerns(self, source: int, target: int) -> bool:
-        """Whether a message from one rank to another meets it."""
+    @property
+    def is_of_port(self) -> bool:
+        """Whether it is of one port on one level."""
+        return self.level is not None
+
+    @property
+    def rank(self) -> int:
+        """The end that is given; of two the source."""
+        end = self.target if self.source is None else self.source
+        assert end is not None
+        return end
+
+    def concerns(self, source: int, target: int, level: str) -> bool:
+        """Whether a message from one rank to another over a level of links meets it."""
+        if self.level not in (None, level):
+            return False
         return self.source in (None, source) and self.target in (None, target)

@@ -225,6 +225,12 @@ class Hardware:
         named = [(f"stragglers[{i}].rank", straggler.rank) for i, straggler in enumerate(self.stragglers)]
         for i, fault in enumerate(self.faults):
             named += [(f"faults[{i}].source", fault.source or 0), (f"faults[{i}].target", fault.target or 0)]
+        names = [link.name for link in self.links]
+        for i, fault in enumerate(self.faults):
+            if fault.level not in (None, *names):
+                raise ValueError(
+                    f"faults[{i}].level must be one of {', '.join(names)}; got {checked.shown(fault.level)}"
+                )
         for field, rank in named:
             if rank >= self.ranks:
                 raise ValueError(f"{field} must be a rank from 0 to {self.ranks - 1}; got {rank}")
@@ -327,11 +333,21 @@ class Hardware:
         target: int | None = None,
         delay_seconds: float = 0.0,
         bandwidth_factor: float = 1.0,
+        level: str | None = None,
     ) -> Hardware:
         """The same with a `LinkFault` on the way from rank ``source`` to rank ``target`` (None: from or to anyone)."""
-        return replace(
-            self, faults=(*self.faults, LinkFault(source, target, delay_seconds, bandwidth_factor))
-        )
+        fault = LinkFault(source, target, delay_seconds, bandwidth_factor, level)
+        return replace(self, faults=(*self.faults, fault))
+
+    @property
+    def port_faults(self) -> tuple[LinkFault, ...]:
+        """The faults of single ports."""
+        return tuple(fault for fault in self.faults if fault.is_of_port)
+
+    @property
+    def path_faults(self) -> tuple[LinkFault, ...]:
+        """The faults that are met on any level, and those between two ranks."""
+        return tuple(fault for fault in self.faults if not fault.is_of_port)
 
     def placed(self, placement: Sequence[int]) -> Hardware:
         """The same with rank r at ``placement[r]``; there are no other ranks then."""
@@ -420,7 +436,7 @@ class Hardware:
         channels: list[Channel] = [(level, -1, number) for number in numbers] if link.shared else []
         latency, bandwidth = distance * link.latency_seconds, link.message_bytes_per_second
         for i, fault in enumerate(self.faults):
-            if fault.concerns(source, target):
+            if fault.concerns(source, target, link.name):
                 if link.shared:
                     channels.append((level, i, 0))
                 latency += fault.delay_seconds

@@ -153,6 +153,15 @@ class Link:
             latency_seconds=self.latency_seconds if step is None else step,
         )
 
+    def slowed(self, factor: float, delay_seconds: float) -> "Link":
+        """The link with this part of its rates, and with this much more latency."""
+        return checked.changed(
+            self,
+            bytes_per_second=factor * self.bytes_per_second,
+            latency_seconds=self.latency_seconds + delay_seconds,
+            reached=self.reached and self.reached.slowed(factor),
+        )
+
     def line(self, nbytes: float, *, collective: bool = False) -> tuple[float, float]:
         """Latency and bandwidth of a message of so many bytes, or of those of a collective of so many a member."""
         pieces = (collective and self.collective_pieces) or self.pieces

@@ -10,7 +10,7 @@ base, a latency of a step and a bus rate, too).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
 from typing import Any
@@ -111,6 +111,16 @@ class Reached:
         )
         if self.step_seconds is not None:
             checked.check(self, step_seconds=checked.seconds)
+
+    def slowed(self, factor: float) -> Reached:
+        """With this part of each rate."""
+        rates = {
+            name: factor * rate
+            for name in ("message_bytes_per_second", "bus_bytes_per_second")
+            if (rate := getattr(self, name)) is not None
+        }
+        in_switch = {name: factor * rate for name, rate in self.in_switch_bytes_per_second.items()}
+        return replace(self, **rates, in_switch_bytes_per_second=in_switch)
 
     def bus(self, collective: str, size: int) -> float | None:
         """The rate of a port in a collective over ``size`` devices; None: that of the wire."""

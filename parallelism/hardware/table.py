@@ -108,10 +108,11 @@ def rows(hardware: Hardware) -> list[Row]:
     ]
     for fault in hardware.faults:
         source, target = ("any" if end is None else str(end) for end in (fault.source, fault.target))
+        on = "" if fault.level is None else f" on {fault.level}"
         parts.append(
             (
                 "fault",
-                f"{source} to {target}: {given_seconds(fault.delay_seconds)} later, "
+                f"{source} to {target}{on}: {given_seconds(fault.delay_seconds)} later, "
                 f"{fault.bandwidth_factor:g} of the bandwidth",
             )
         )

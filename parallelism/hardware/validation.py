@@ -11,6 +11,15 @@ from parallelism.hardware import fields as checked
 NOTHING = "nothing: errors of 10 to 30 % are usual"
 """What is told where no measurement stands behind the seconds."""
 
+UNKNOWN_ERROR = 0.1
+"""The error that is taken for the seconds of hardware that was compared with nothing: the least of those that are usual."""
+HIGHEST_MFU = {
+    ("dgx-h100", "bfloat16"): 0.646,
+    ("dgx-a100", "bfloat16"): 0.641,
+    ("dgx-a100-40", "bfloat16"): 0.594,
+}
+"""By hardware and dtype, the highest of the published runs of training (`vcluster.calibration.training_runs`)."""
+
 
 @dataclass(frozen=True)
 class Validation:
@@ -50,3 +59,22 @@ def validation_text(validation: Sequence[Validation]) -> str:
 def validation_json(validation: Sequence[Validation]) -> dict[str, Any]:
     """The comparisons as JSON has them, the same in words under ``text``."""
     return {"compared": [asdict(each) for each in validation], "text": validation_text(validation)}
+
+
+def usual_error(validation: Sequence[Validation]) -> float:
+    """How far off seconds are on average: by the rows that nothing was fitted to, or if there are none by all."""
+    told = [each for each in validation if each.held_out] or validation
+    if not told:
+        return UNKNOWN_ERROR
+    return sum(each.rows * each.mean_error for each in told) / sum(each.rows for each in told)
+
+
+def mfu_remark(hardware: str, dtype: str, mfu: float) -> str:
+    """That an MFU is above all published ones that are known, in a sentence; empty if it is not."""
+    highest = HIGHEST_MFU.get((hardware, dtype))
+    if highest is None or mfu <= highest:
+        return ""
+    return (
+        f"An MFU of {mfu:.1%} is above {highest:.1%}, the highest of the published runs on {hardware} in {dtype} "
+        "that are known here: do not count on it."
+    )

@@ -20,6 +20,7 @@ from parallelism.interop.folding import (
     emit,
     filled,
     known,
+    of_extents,
     same_everywhere,
     spread,
     whole,
@@ -62,6 +63,8 @@ def divided(a: Any, b: Any, apply: Callable[..., Any] = ew) -> Any:
     """
     if is_floating(a.dtype):
         return apply("divide", a, b)
+    if (found := of_extents("floor_divide", [a, b])) is not None:
+        return found  # extents are not negative
     down = apply("floor_divide", a, b)
     if a.dtype.kind == "u":
         return down
@@ -92,6 +95,8 @@ def reshaped(x: Any, shape: Sequence[Extent]) -> Any:
     """The same elements in another shape."""
     if tuple(x.shape) == tuple(shape):
         return x
+    if isinstance(x, np.ndarray) and x.dtype == object:
+        return x.reshape([int(n) for n in shape])
     if (value := same_everywhere(x)) is not None:
         return filled(value, shape, x.dtype)
     if isinstance(x, Spread) and (kept := _unit_dims_changed(x, shape)) is not None:
@@ -157,6 +162,8 @@ def part(x: Any, axis: int, begin: Any, end: Any, step: int = 1) -> Any:
 
 def concatenated(parts: Sequence[Any], axis: int) -> Any:
     """The arrays joined along a dim."""
+    if any(part.dtype == object for part in parts) and all(known(part) is not None for part in parts):
+        return np.concatenate([np.asarray(known(part), object) for part in parts], axis)
     parts = [part for part in parts if part.shape[axis] != 0] or list(parts[:1])
     while len(parts) > 1:
         group, rest = parts[:24], parts[24:]
@@ -239,10 +246,12 @@ def taken(x: Any, indices: Any, axis: int) -> Any:
     return emit("take", whole(x), whole(indices), axis=axis)
 
 
-def clipped(x: Any, least: int, most: int) -> Any:
-    """Integers brought into a range."""
+def clipped(x: Any, least: int, most: Extent) -> Any:
+    """Integers brought into a range, whose end may have symbols."""
     if x.dtype.kind == "i":
         x = ew("maximum", x, np.asarray(least, x.dtype))
+    if isinstance(most, Expression):
+        return ew("minimum", x, number(most, x))
     if most <= np.iinfo(x.dtype).max:
         x = ew("minimum", x, np.asarray(most, x.dtype))
     return x

@@ -18,7 +18,8 @@ import numpy as np
 
 from parallelism.dtypes import is_floating
 from parallelism.interop.errors import UnsupportedError
-from parallelism.ir.core import Extent, TensorType, frozen_attributes, meaning, operator
+from parallelism.ir.core import Expression, Extent, TensorType, frozen_attributes, meaning, operator
+from parallelism.ir.core.extents import largest
 from parallelism.ir.tracing import Traced
 from parallelism.ir.tracing.current import current
 
@@ -80,6 +81,9 @@ def recorded(x: Plain) -> Traced:
     builder = current()
     assert builder is not None
     array = np.asarray(x)
+    if array.dtype == object and array.size == 1:
+        number = array.flat[0]
+        return recorded_op("constant", value=number, shape=array.shape, dtype=np.dtype(np.int64))
     if array.dtype == object:
         each = [recorded_op("constant", value=n, shape=(1,), dtype=np.dtype(np.int64)) for n in array.flat]
         return recorded_op("reshape", recorded_op("concatenate", *each, axis=0), shape=array.shape)
@@ -145,10 +149,44 @@ def whole(x: Any) -> Plain:
 
 def elementwise(kind: str, *operands: Any, **attributes: Any) -> Any:
     """An elementwise operator on arrays of one shape, or of no dims.  What is broadcast stays so."""
+    if (found := of_extents(kind, operands)) is not None:
+        return found
     shapes = [x.shape for x in operands]
     shape = max(shapes, key=len)
     result = emit(kind, *(x.array if isinstance(x, Spread) else x for x in operands), **attributes)
     return spread(result, shape) if len(result.shape) == len(shape) else result
+
+
+def of_extents(kind: str, operands: Sequence[Any]) -> Any:
+    """What an operator makes of known extents, some with symbols; None where that is not known, or is no extent."""
+    if kind not in ON_EXTENTS or not any(x.dtype == object for x in operands):
+        return None
+    given = [known(x) for x in operands]
+    return None if any(x is None for x in given) else ON_EXTENTS[kind](*given)
+
+
+def plainest(extents: Any) -> Known:
+    """Extents as an array of objects, or of integers where no symbols are left."""
+    array = np.asarray(extents, object)
+    return array if any(isinstance(n, Expression) for n in array.flat) else array.astype(np.int64)
+
+
+def _same(a: Any, b: Any) -> Known:
+    found = np.array([x == y for x, y in np.broadcast(a, b)], bool)
+    return found.reshape(np.broadcast_shapes(np.shape(a), np.shape(b)))
+
+
+ON_EXTENTS: dict[str, Any] = {
+    "add": lambda a, b: plainest(a + b),
+    "subtract": lambda a, b: plainest(a - b),
+    "multiply": lambda a, b: plainest(a * b),
+    "floor_divide": lambda a, b: plainest(a // b),
+    "negative": lambda a: plainest(-a),
+    "where": lambda *given: plainest(np.where(*given)),
+    "equal": _same,
+    "maximum": lambda a, b: plainest(np.frompyfunc(largest, 2, 1)(a, b)),
+}
+"""Arithmetic of extents with symbols, whose result is known, too.  That of other operators is left to the program."""
 
 
 def known(x: Any) -> Known | None:
@@ -169,5 +207,9 @@ def same_everywhere(x: Any) -> Any:
 
 def convert(x: Any, dtype: np.dtype[Any]) -> Any:
     """The array in another dtype; itself if it has it already."""
+    if x.dtype == object and dtype.kind in "iu" and known(x) is not None:
+        return x  # extents stay what they are
+    if x.dtype == object and x.size == 1 and is_floating(dtype) and (found := known(x)) is not None:
+        return recorded_op("constant", value=found.flat[0], shape=x.shape, dtype=dtype)
     own = np.dtype(np.int64) if x.dtype == object else x.dtype
     return x if own == dtype else elementwise("convert", x, dtype=dtype)

@@ -53,7 +53,7 @@ class Plans(Sequence[Plan]):
     """The settings of the plans, in order."""
     bounds: Floats
     """By plan, the seconds of a step in which nothing shares links; or fewer, where equal devices communicate over
-    different links and all of them count as the fastest."""
+    different links and all of them count as the fastest.  Faults of hardware are not in it."""
     peaks: Ints
     """By plan, the memory of the fullest device."""
     full: Mapping[int, float]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable, Mapping
+from dataclasses import replace
 from functools import partial
 from os import PathLike
 from time import perf_counter
@@ -107,7 +108,8 @@ def find_plan(
     given; ``gradients`` is the dtype in which gradients are added up, over microbatches and devices, where precision
     is mixed; ``state`` has those in which ``main`` copies, and the ``mean`` and ``square`` of Adam, are kept.
 
-    Every plan is timed as if nothing shared links, which is a lower bound of its time.  Then plans are simulated fully
+    Every plan is timed as if nothing shared links, and as if no device or link were slower than others, which is a lower
+    bound of its time.  Then plans are simulated fully
     in the order of these bounds, until no other can be better: the first plan is then the best of all by the full
     simulation.  At most ``simulations`` are made (None: any number); `Plans.gap` says what is not proved.
 
@@ -132,14 +134,18 @@ def find_plan(
     told = progress or logged
     kept = reserve_of(reserve, memory, found)
     limits = usable_bytes(kept, limit, possible)
-    possible, seconds, peaks, timed, setup, timing, one_by_one = price_plans(task, possible, limits, told)
+    told_of = price_plans(hardware_without_faults(task), possible, limits, told)
+    possible, seconds, peaks, timed, setup, timing, one_by_one = told_of
+    expected = seconds
+    if found.port_faults:
+        expected = price_plans(hardware_with_slow_links(task), possible, limits, told).seconds
     fits = peaks <= usable_bytes(kept, limit, possible)
     refused = dict(possible.refused)
     if not fits.all():
         first = int(np.flatnonzero(~fits)[0])
         refused["memory"] = Refused(int(np.count_nonzero(~fits)), possible.settings(first))
     rows = np.flatnonzero(fits)
-    rows = rows[np.lexsort((rows, peaks[rows], seconds[rows]))]
+    rows = rows[np.lexsort((rows, peaks[rows], seconds[rows], expected[rows]))]
     full, gap, known = _best_first(task, possible, seconds, peaks, rows, simulations, told)
     order = sorted(range(len(rows)), key=lambda i: (rows[i] not in full, full.get(int(rows[i]), 0.0), i))
     rows = rows[order]
@@ -234,11 +240,12 @@ def _best_first(
     """The seconds of the plans that were simulated fully, by row; the gap of `Plans`; and the figures of some."""
     full, known = dict[int, float](), dict[Hashable, Figures]()
     best = np.inf
+    least = np.minimum.accumulate(bounds[rows][::-1])[::-1]  # of a plan and all behind it
     for done, row in enumerate(rows.tolist()):
-        if bounds[row] >= best:
+        if least[done] >= best:
             return full, 0.0, known
         if most is not None and done >= most:
-            return full, float(1 - bounds[row] / best) if full else 1.0, known
+            return full, float(1 - least[done] / best) if full else 1.0, known
         told("simulated", done, min(len(rows), most or len(rows)))
         settings = possible.settings(row)
         key = step_key(settings, bounds[row], peaks[row])
@@ -248,6 +255,29 @@ def _best_first(
         if len(known) < KEPT:
             known[key] = found
     return full, 0.0, known
+
+
+def hardware_without_faults(task: Task) -> Task:
+    """The task where all devices and links are alike: no plan takes longer there, and all are put together from pieces."""
+    hardware = task.hardware
+    if not (hardware.stragglers or hardware.faults):
+        return task
+    return replace(task, hardware=replace(hardware, stragglers=(), faults=()))
+
+
+def hardware_with_slow_links(task: Task) -> Task:
+    """The task where all ports of a level are as slow as its slowest one, as they are for a group that has it.
+
+    What plans take there says which are likely to be good; it is no bound.
+    """
+    hardware = task.hardware
+    links = list(hardware.links)
+    for number, link in enumerate(links):
+        slow = [fault for fault in hardware.port_faults if fault.level == link.name]
+        if slow:
+            factor = min(fault.bandwidth_factor for fault in slow)
+            links[number] = link.slowed(factor, max(fault.delay_seconds for fault in slow))
+    return replace(task, hardware=replace(hardware, links=tuple(links), stragglers=(), faults=()))
 
 
 def logged(what: str, done: int, count: int) -> None:

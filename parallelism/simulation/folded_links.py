@@ -90,7 +90,7 @@ def folded_routes(
 
 def own_ports(hardware: Hardware) -> bool:
     """Whether each channel is a port of one device: that at place p sends over port 2 p and receives over 2 p + 1."""
-    return not hardware.faults and all(
+    return not hardware.path_faults and all(
         link.shape == "memory" or (link.shape == "switch" and link.ports in (None, hardware.inside(level)))
         for level, link in enumerate(hardware.links)
     )

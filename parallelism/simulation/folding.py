@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from parallelism.cost.group_shapes import group_shapes, places_of
+from parallelism.cost.port_faults import slowest_ports
 from parallelism.events.columns import combined
 from parallelism.hardware import Hardware
 from parallelism.simulation.event_classes import Ints, Templates
@@ -49,18 +50,20 @@ class EqualDevices(NamedTuple):
 
 
 def fold(templates: Templates, hardware: Hardware | None, link_sharing: bool = True) -> EqualDevices:
-    """The sets, sorted by their lowest ranks.  On a hardware with broken links each device has a set of its own.
+    """The sets, sorted by their lowest ranks.  On a hardware with faults of paths each device has a set of its own.
 
     ``ValueError`` if messages of equal devices share links.
     """
     ranks = np.arange(templates.mesh.size)
-    if hardware is not None and hardware.faults:
+    if hardware is not None and hardware.path_faults:
         return EqualDevices(ranks, ranks)
     keys = [templates.class_of, *templates.differences()]
     messages = _messages(templates, ranks)
     if hardware is not None:
         if hardware.stragglers:
             keys.append(_codes(np.array([hardware.slowdown(rank) for rank in ranks.tolist()])))
+        if hardware.port_faults and messages:
+            keys.append(_ports(hardware, len(ranks)))
         for slot, groups in enumerate(templates.groups):
             if groups.shape[1] > 1:
                 keys.append(priced_alike(templates, slot, hardware)[templates.group_of[slot]])
@@ -92,15 +95,32 @@ def priced_alike(templates: Templates, slot: int, hardware: Hardware) -> Ints:
     """A number for each group along the axes of a slot; groups in which everything costs the same have the same."""
     if slot not in templates.priced_alike:
         groups = templates.groups[slot]
-        apart = hardware.faults or groups.shape[1] < 2
+        apart = hardware.path_faults or groups.shape[1] < 2
         templates.priced_alike[slot] = np.arange(len(groups)) if apart else same_prices(hardware, groups)
     return templates.priced_alike[slot]
 
 
 def same_prices(hardware: Hardware, groups: Ints) -> Ints:
     """A number for each row of ``groups``: equal numbers only for groups in which every collective takes equally long
-    (`parallelism.cost.group_shapes`)."""
-    return _codes_of_rows(group_shapes(hardware, groups))
+    (`parallelism.cost.group_shapes`), behind equally slow ports."""
+    shapes = group_shapes(hardware, groups)
+    if hardware.port_faults:
+        slowest = slowest_ports(hardware, groups)
+        ports = np.unique(slowest, axis=0, return_inverse=True)[1].reshape(-1, 1)
+        shapes = np.concatenate([shapes, ports], axis=1)
+    return _codes_of_rows(shapes)
+
+
+def _ports(hardware: Hardware, size: int) -> Ints:
+    """A number for each rank: equal for ranks whose ports have the same faults, as messages meet them."""
+    faults: list[list[tuple[object, ...]]] = [[] for _ in range(size)]
+    for fault in hardware.port_faults:
+        if fault.rank < size:
+            faults[fault.rank].append(
+                (fault.level, fault.source is None, fault.delay_seconds, fault.bandwidth_factor)
+            )
+    numbers: dict[object, int] = {}
+    return np.array([numbers.setdefault(tuple(each), len(numbers)) for each in faults], np.int64)
 
 
 def _of_groups(colour: Ints, groups: Ints) -> Ints:

@@ -81,9 +81,9 @@ def simulate(
     exact, because it has fewer transfers.  ``fold=None`` folds unless equal devices share links.
 
     With ``fold``, repeated work, such as that of a stage for each microbatch, may become one compute event, which also
-    contains the seconds of its collectives.  With ``op_by_op``, every op and collective is an event, as without
-    ``fold``.  ``priced_dtype`` and ``link_sharing`` are those of `Trace.on`, which simulates the same on another
-    hardware; for this the trace keeps the ``operation``.
+    contains the seconds of its collectives, or one for each run of compute between two collectives.  With
+    ``op_by_op``, every op and collective is an event, as without ``fold``.  ``priced_dtype`` and ``link_sharing`` are
+    those of `Trace.on`, which simulates the same on another hardware; for this the trace keeps the ``operation``.
 
     ``TypeError`` for an operation that cannot be simulated, and for a ``mesh`` that is missing, or numbers that are not
     wanted.  ``ValueError`` for a symbol without a number, for a mesh that does not fit, for a hardware with too few
@@ -301,7 +301,7 @@ class _Pieces:
         """Seconds of the events on each of these ranks; None if they have messages, or if a price differs by rank."""
         hardware = self.pricing.hardware
         if any(row.kind in MESSAGES for row in events.rows) or (
-            hardware is not None and (hardware.stragglers or hardware.faults)
+            hardware is not None and (hardware.stragglers or hardware.path_faults)
         ):
             return None
         groups = []

@@ -15,7 +15,15 @@ from parallelism.ir.operators.attention import hidden_flops
 from parallelism.kernels.optimizers import SGD, Adam, AdamW
 from parallelism.mesh import Mesh
 from parallelism.models import TransformerSpec
-from parallelism.transforms import DataParallel, MixedPrecision, Pipeline, Step, Strategy, train_step
+from parallelism.transforms import (
+    DataParallel,
+    MixedPrecision,
+    Pipeline,
+    Recompute,
+    Step,
+    Strategy,
+    train_step,
+)
 
 ADAM_W = AdamW(1e-4)
 """The usual optimizer."""
@@ -86,8 +94,15 @@ class TrainingRun:
     @cached_property
     def step(self) -> Step | Function:
         """The program of the step, maybe cut into a pipeline."""
-        step = _train_step(self.model, self.optimizer, self.clip, self.loss_scale)
-        made: Any = self.strategy(step if self.pipeline else step.specialize(**{ROWS: self.batch}))
+        of = self.model, self.optimizer, self.clip, self.loss_scale
+        made: Any
+        if isinstance(self.model, TransformerSpec) and self.pipeline is not None:
+            cut = [each for each in self.strategy.transforms if isinstance(each, Pipeline | Recompute)]
+            inner = tuple(each for each in self.strategy.transforms if each not in cut)
+            made = Strategy(*cut)(_split_step(*of, inner))
+        else:
+            step = _train_step(*of)
+            made = self.strategy(step if self.pipeline else step.specialize(**{ROWS: self.batch}))
         return made  # type: ignore[no-any-return]
 
     @property
@@ -126,3 +141,17 @@ def _train_step(
     """The step before it is split, which runs of one model have in common."""
     function = model.function(symbols(ROWS)[0]) if isinstance(model, TransformerSpec) else model
     return train_step(function, optimizer, clip=clip, loss_scale=loss_scale)
+
+
+@lru_cache(maxsize=2)
+def _split_step(
+    model: TransformerSpec,
+    optimizer: SGD | Adam,
+    clip: float | None,
+    loss_scale: float | None,
+    transforms: tuple[Any, ...],
+) -> Function:
+    """The split step before it is cut into stages, which runs that differ in their pipelines alone have in common."""
+    found: Any = Strategy(*transforms)(_train_step(model, optimizer, clip, loss_scale))
+    assert isinstance(found, Function)
+    return found

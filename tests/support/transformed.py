@@ -198,6 +198,23 @@ def dense(name):
 
 
 LATENT = models.LatentAttention(query_rank=10, key_value_rank=6, head_width=5, rotary_width=4, value_width=3)
+ROUTED = {
+    "gpt-oss": DENSE["sinks"] | {
+        "biases": ("qkv", "out", "router", "expert_gate", "expert_up", "expert_down"),
+        "experts": models.Experts(count=4, chosen=2, load=2.0, width=12)},
+    "qwen3-moe": DENSE["qwen"] | {
+        "biases": False, "window": None, "experts": models.Experts(count=4, chosen=3, load=4 / 3, width=12, balance=0.1)},
+    "deepseek-v2": {
+        "layers": 2, "attention": models.LatentAttention(
+            query_rank=None, key_value_rank=6, head_width=5, rotary_width=2, value_width=4),
+        "experts": models.Experts(count=4, chosen=1, load=4.0, width=12, shared_width=8, dense_layers=1, groups=2,
+                                  normalized=False, scale=1.5, balance=0.1)},
+    "llama4": {
+        "layers": 2, "key_value_heads": 2, "query_key_norm": "without_weights", "unrotated_every": 2,
+        "experts": models.Experts(count=4, chosen=1, load=4.0, router="sigmoid", normalized=False, gates_inputs=True,
+                                  width=12, shared_width=20, every=2)},
+}
+"""Figures of Transformers with experts, beside the defaults of `routed`, shaped as those of today."""
 MODELS = {
     "mlp": lambda batch: models.mlp((6, 8, 5, 3), batch),
     "convolutional": lambda batch: models.convolutional((6, 7, 2), (4, 6), 5, batch),
@@ -214,6 +231,7 @@ MODELS = {
     "deepseek": lambda batch: routed(layers=2, attention=LATENT, next_tokens=1, experts=models.Experts(
         count=8, chosen=3, load=8 / 3, width=12, shared_width=20, dense_layers=1, router="sigmoid", groups=4,
         groups_chosen=2, group_best=2, scale=2.5)).function(batch),
+    **{name: lambda batch, figures=figures: routed(**figures).function(batch) for name, figures in ROUTED.items()},
     "mixture": lambda batch: models.mixture(6, 8, 4, 2, 3, batch, 5),
     "recurrent": recurrent, "residual": residual, "viewed": viewed, "fused": fused, "factored": factored, "padded": padded,
     "weighted": weighted,

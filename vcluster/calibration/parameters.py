@@ -2,7 +2,7 @@
 
 ``flops_efficiency`` is a field of `Hardware`, or of what the first links reach; ``reached.infiniband.base_seconds`` one
 of what the links of this name reach; ``kernels.attention.efficiency`` that of all attention rates of this kernel, and
-``kernels.gelu.times`` a field of the kernel.
+``kernels.gelu.times`` a field of the kernel.  ``kernels.attention&attention_gradient.efficiency`` is one number for both.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def parameter(hardware: Hardware, name: str) -> float:
     """The value of the parameter; of attention rates that of the first."""
     where, _, field = name.rpartition(".")
     if where.startswith("kernels."):
-        kernel = hardware.kernels[where.removeprefix("kernels.")]
+        kernel = hardware.kernels[_names(where)[0]]
         return float(getattr(kernel.rates[0] if field in _OF_RATES else kernel, field))
     link = _link(hardware, where)
     return float(getattr(link.reached if where or _reaches(link, field) else hardware, field))
@@ -32,14 +32,18 @@ def with_parameter(hardware: Hardware, name: str, value: float) -> Hardware:
     where, _, field = name.rpartition(".")
     changed: dict[str, Any] = {field: value}
     if where.startswith("kernels."):
-        kernel = where.removeprefix("kernels.")
-        kernels = {**hardware.kernels, kernel: _with_field(hardware.kernels[kernel], field, value)}
-        return replace(hardware, kernels=kernels)
+        kernels = {name: _with_field(hardware.kernels[name], field, value) for name in _names(where)}
+        return replace(hardware, kernels={**hardware.kernels, **kernels})
     link = _link(hardware, where)
     if link.reached is None or not (where or _reaches(link, field)):
         return replace(hardware, **changed)
     reached = replace(link, reached=replace(link.reached, **changed))
     return replace(hardware, links=tuple(reached if each is link else each for each in hardware.links))
+
+
+def _names(where: str) -> list[str]:
+    """The kernels that are meant."""
+    return where.removeprefix("kernels.").split("&")
 
 
 def _link(hardware: Hardware, where: str) -> Link:

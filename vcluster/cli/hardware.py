@@ -25,7 +25,9 @@ def preset_list() -> str:
 
 
 def _preset_for(stack: str) -> str:
-    """The first preset of the device with which the name of a stack ends; the laptop for any machine."""
+    """The preset that a stack is for, or the first of the device with which its name ends; the laptop for any machine."""
+    if preset := read_stack(stack).get("hardware"):
+        return str(preset)
     device = stack.rpartition("-")[2]
     return next((name for name in Hardware.presets() if name.endswith(f"-{device}")), "laptop")
 

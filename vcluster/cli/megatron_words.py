@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from parallelism.display import WIDTH
-from parallelism.hardware import Hardware, sized_hardware
+from parallelism.hardware import Hardware, sized_hardware, with_usual_stack
 from parallelism.hardware.fields import shown
 from parallelism.models import TRANSFORMERS, TransformerSpec, from_config, transformer
 from parallelism.models.published import published_name
@@ -178,7 +178,8 @@ def training_parser(
             "--hardware": {
                 "required": not optional,
                 "metavar": "NAME",
-                "help": "a preset (see `hardware`), or a file",
+                "help": "a preset (see `hardware`), or a file. A Transformer gets the stack of its training there, as "
+                "dgx-h100+megatron-core-h100; dgx-h100+plain has none",
             },
             "--devices": {
                 "type": whole(),
@@ -307,14 +308,19 @@ def tokens_text(word: str, flags: MegatronFlags) -> str:
 
 
 def hardware_and_devices(arguments: argparse.Namespace) -> tuple[Hardware, int]:
-    """The hardware of ``--hardware`` with room for ``--devices``, and their number."""
-    name, devices = arguments.hardware, arguments.devices
+    """The hardware of ``--hardware`` with room for ``--devices``, and their number; with the stack of training there."""
+    name, devices = with_usual_stack(arguments.hardware), arguments.devices
     try:
         hardware: Hardware | None = hardware_of(name) if name == "host" else sized_hardware(name, devices)
     except (ValueError, OSError) as error:
         raise WrongWords(f"--hardware: {error}") from None
     assert hardware is not None  # `hardware_of` refuses an uncalibrated host
     return hardware, hardware.ranks if devices is None else devices
+
+
+def searched_hardware(name: str, model: object) -> str:
+    """The hardware of a search; for a Transformer with the stack that its training has there (`with_usual_stack`)."""
+    return with_usual_stack(name) if isinstance(model, TransformerSpec) else name
 
 
 def tell_all_devices(arguments: argparse.Namespace, devices: int) -> None:

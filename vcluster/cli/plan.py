@@ -4,27 +4,37 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 from parallelism import ir
 from parallelism.auto_sharding import dual
-from parallelism.display import progress
+from parallelism.budgets.degraded import Degraded, search_degraded
+from parallelism.display import Told, progress
 from parallelism.hardware import sized_hardware
 from parallelism.models import TransformerSpec
-from parallelism.planning import SETTINGS, find_plan
+from parallelism.planning import SETTINGS, Plans, find_plan
+from parallelism.planning.search import machine_of
 from parallelism.trace import Trace
 from parallelism.training import MegatronFlags
 from parallelism.transforms.words import SHORTHANDS
 from vcluster.cli.command_line import Arguments, Parser, WrongWords, accessing, whole, writable
 from vcluster.cli.layouts_page import layouts_document, write_layouts
-from vcluster.cli.megatron_words import is_model, tell_remarks, tell_unchanging, training_parser
+from vcluster.cli.megatron_words import (
+    is_model,
+    searched_hardware,
+    tell_remarks,
+    tell_unchanging,
+    training_parser,
+)
 from vcluster.cli.plan_document import document_of, loaded, printed_json, saved
 from vcluster.cli.plan_text import needs_text, plan_text, write_page
 from vcluster.cli.program_files import tell_whole, weights_told_once
 from vcluster.cli.serving.cache_words import CACHE, cache_of
 from vcluster.cli.sliced import tell_slicings
+from vcluster.cli.sweeps.imperfect_words import IMPERFECT, imperfections_of
 from vcluster.cli.sweeps.question import Search, in_precision, model_and_batch, optimizer_and_flags, question
 from vcluster.cli.sweeps.swept import swept
 from vcluster.cli.sweeps.words import ARGUMENTS as SWEEP, batches_in, take_apart
@@ -89,6 +99,7 @@ OWN: Arguments = {
     "--html": {"type": Path, "metavar": "FILE.html", "help": "write a page that needs no other file"},
     "--save": {"type": Path, "metavar": "FILE.json", "help": "write what was found"},
     **SWEEP,
+    **IMPERFECT,
     "--load": {"type": Path, "metavar": "FILE.json", "help": "tell what --save wrote, without a search"},
 }
 
@@ -260,6 +271,27 @@ def _tell_layouts(plans: Any, bought: Any, arguments: argparse.Namespace, flags:
         print(f"nothing fits: {plans.refused[0].reason}", file=sys.stderr)
 
 
+def _plans(search: Search, arguments: argparse.Namespace, told: Told) -> tuple[Plans, Degraded | None]:
+    """The plans on the hardware as it is, and, where it is imperfect, those on the perfect one beside them."""
+
+    def on(hardware: Any, devices: int | None) -> Plans:
+        return find_plan(
+            search.model,
+            hardware=hardware,
+            devices=devices,
+            batch=search.batch,
+            progress=told,
+            **search.options,
+        )
+
+    wrong, hardware = imperfections_of(arguments), searched_hardware(arguments.hardware, search.model)
+    if not wrong:
+        return on(hardware, arguments.devices), None
+    machine_of(hardware, arguments.devices)  # says how many devices there are, or refuses
+    found = search_degraded(on, hardware, arguments.devices, search.batch, wrong)
+    return (found.plans, found) if isinstance(found, Degraded) else (found, None)
+
+
 def _searched(program: str, arguments: argparse.Namespace) -> tuple[dict[str, Any], Trace | None]:
     try:
         search = Search.of(program, arguments)
@@ -268,17 +300,13 @@ def _searched(program: str, arguments: argparse.Namespace) -> tuple[dict[str, An
         cache = cache_of(model, str(getattr(model, "dtype", ""))) if arguments.cache else None
         questions = {text: question(text, model, search.fixed) for text in arguments.why_not}
         with progress("listing the splits") as told, weights_told_once():
-            plans = find_plan(
-                model,
-                hardware=arguments.hardware,
-                devices=arguments.devices,
-                batch=search.batch,
-                progress=told,
-                **search.options,
-            )
+            plans, degraded = _plans(search, arguments, told)
             if not len(plans) and plans.tightest is None:
                 raise ValueError(plans.refusals)
+            if degraded is not None:
+                asked = replace(asked, devices=plans.task.devices)
             document, trace = document_of(asked, plans, arguments.top, questions, told)
+            document |= {} if degraded is None else {"imperfect": {**degraded.json(), "text": degraded.text}}
         document |= {} if cache is None else {"cache": cache}
         if arguments.verify and len(plans):
             document["verified"] = verified(plans.best.scaled_down(), plans.task.hardware).json()

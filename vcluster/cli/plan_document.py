@@ -10,7 +10,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from parallelism.hardware import Hardware, validation_json
+from parallelism.hardware import Hardware, mfu_remark, usual_error, validation_json
 from parallelism.ir import Function
 from parallelism.models import TransformerSpec
 from parallelism.planning import SETTINGS, Plan, Plans
@@ -51,6 +51,8 @@ class Asked:
     """The symbol for the rows of the batch, of a program in a file."""
     sizes: Mapping[str, int] = field(default_factory=dict)
     """Those of its other symbols."""
+    faults: Sequence[str] = ()
+    """The words for slow links and devices."""
 
     @property
     def prefix(self) -> list[str]:
@@ -63,7 +65,7 @@ class Asked:
         on = ["--hardware", self.hardware] + (
             ["--devices", str(self.devices)] if self.devices is not None else []
         )
-        return [*self.program.split(), "simulate", self.name, *flags.words(), *on]
+        return [*self.program.split(), "simulate", self.name, *flags.words(), *on, *self.faults]
 
     @property
     def parameters(self) -> int:
@@ -105,12 +107,14 @@ def document_of(
         "batch": plans.task.batch,
         "devices": plans.task.devices,
         "hardware": plans.task.hardware.name,
+        "stack": plans.task.hardware.stack,
         "validation": validation_json(plans.task.hardware.validation),
         "memory_bytes": plans.memory,
         "reserve": plans.reserve.json(),
         "prefix": shlex.join(asked.prefix),
         "plans": rows,
         "front": front,
+        "remarks": _remarks(plans, best),
         "considered": plans.considered,
         "refused": {reason: each.count for reason, each in plans.refused.items()},
         "one_by_one": dict(plans.one_by_one),
@@ -145,6 +149,29 @@ def document_of(
         "all": _all(plans),
     }
     return document, best[0].figures.trace if best else None
+
+
+def _remarks(plans: Plans, best: Sequence[Plan]) -> list[str]:
+    """What a reader should know of these plans: that they are equal within the error, and that none was so good yet."""
+    if not best:
+        return []
+    task, first = plans.task, best[0]
+    found = [mfu_remark(task.hardware.name, str(task.model.dtype), first.figures.mfu)]
+    error = usual_error(task.hardware.validation)
+    equal = [place for place, plan in enumerate(best) if plan.seconds <= first.seconds * (1 + error)]
+    if len(equal) > 1:
+        simplest = min(equal, key=lambda place: (*_parts_of_mesh(best[place]), place))
+        found.append(
+            f"Plans 1 to {equal[-1] + 1} lie within {error:.1%}, which is how far off the seconds are: they are equal, "
+            f"as far as the model can tell. The simplest of them is {simplest + 1}: {best[simplest].split}."
+        )
+    return [text for text in found if text]
+
+
+def _parts_of_mesh(plan: Plan) -> tuple[int, int]:
+    """The number of stages, and of axes along which something is split."""
+    extents = plan.mesh.shape
+    return extents.get("pp", 1), sum(extent > 1 for extent in extents.values())
 
 
 def _stages(spec: TransformerSpec, plan: Plan) -> str:
@@ -277,7 +304,7 @@ def printed_json(document: Mapping[str, Any], *, again: bool = False) -> str:
     more |= {"front": document["front"]} if again else {}
     more |= {
         name: document[name]
-        for name in ("one_by_one", "verified", "assumed", "stages", "needs", "cache")
+        for name in ("one_by_one", "verified", "assumed", "stages", "needs", "cache", "imperfect")
         if document.get(name)
     }
     reserve = document.get("reserve", {})
@@ -367,6 +394,9 @@ def _check(document: Mapping[str, Any]) -> None:
     answered = [each["plan"] for each in document["why_not"] if each.get("plan") is not None]
     for plan in [*document["plans"], *answered]:
         _check_plan(plan)
+    if document.get("imperfect") is not None:
+        _check_that(isinstance(document["imperfect"], dict), "imperfect must be an object")
+        _fields(document["imperfect"], ("text",), ("slowdown",), "imperfect")
     run = document.get("verified")
     if run is not None:
         _check_run(run)

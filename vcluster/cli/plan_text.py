@@ -63,6 +63,11 @@ def plan_text(document: Mapping[str, Any], *, again: bool) -> str:
         ]
         answers = [_why_not_text(each, plans[0]) for each in document["why_not"]]
         lines += [*wrap(f"Of the first, {document['stages']}.", WIDTH), ""] if document.get("stages") else []
+        lines += [
+            line for text in document.get("remarks", ()) for line in (*wrap(fit(text, 1000), WIDTH), "")
+        ]
+        imperfect = document.get("imperfect")
+        lines += [*wrap(imperfect["text"], WIDTH, break_on_hyphens=False), ""] if imperfect else []
         lines += [*_why(plans), *(line for answer in answers for line in (*wrap(answer, WIDTH), ""))]
         lines += [verified_text(document["verified"]), ""] if document.get("verified") else []
         lines += [*wrap(cache_text(document["cache"]), WIDTH), ""] if document.get("cache") else []
@@ -85,12 +90,17 @@ def _lines(start: str, text: str) -> list[str]:
     ) or [start.rstrip()]
 
 
+def _stacked(document: Mapping[str, Any]) -> str:
+    """The hardware with its stack."""
+    return "+".join(name for name in (document["hardware"], document.get("stack")) if name)
+
+
 def _heading(document: Mapping[str, Any]) -> list[str]:
     """What is planned for, and what is assumed."""
     tokens = f", {document['tokens']}" if "tokens" in document else ""
     text = (
         f"{document['model']}, {count(document['parameters'])} parameters{tokens}: {document['batch']} sequences a "
-        f"step on {document['devices']} devices of {document['hardware']}, "
+        f"step on {document['devices']} devices of {_stacked(document)}, "
         f"{gigabytes(document['memory_bytes'])} GB each"
     )
     reserve = _reserve(document)
@@ -344,7 +354,7 @@ def write_page(document: Mapping[str, Any], trace: Trace | None, path: Path) -> 
     answers += [("The first plan again:", plans[0]["command"])] if plans else []
     plan_html(
         path,
-        title=f"Plans of {document['model']} on {document['devices']} devices of {document['hardware']}",
+        title=f"Plans of {document['model']} on {document['devices']} devices of {_stacked(document)}",
         verdict=verdict,
         facts=facts,
         plans=found,

@@ -13,6 +13,7 @@ from parallelism.models import TransformerSpec
 from parallelism.slicing import NoSlicingFits, SlicedPlans, find_slicing
 from parallelism.transforms import SGD, Adam
 from vcluster.cli.command_line import WrongWords
+from vcluster.cli.megatron_words import searched_hardware
 
 
 def tell_slicings(
@@ -23,7 +24,7 @@ def tell_slicings(
         with progress("cutting the model") as told:
             plans = find_slicing(
                 model,
-                hardware=arguments.hardware,
+                hardware=searched_hardware(arguments.hardware, model),
                 batch=batch,
                 microbatches=arguments.slices,
                 optimizer=optimizer,

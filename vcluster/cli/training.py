@@ -9,7 +9,7 @@ from typing import Any
 
 from parallelism.display import WIDTH, in_columns, progress
 from parallelism.display.quantities import count, seconds
-from parallelism.hardware import Hardware, validation_text
+from parallelism.hardware import Hardware, mfu_remark, validation_text
 from parallelism.mesh import Mesh
 from parallelism.models import TransformerSpec
 from parallelism.simulation import simulate
@@ -33,6 +33,7 @@ from vcluster.cli.megatron_words import (
 )
 from vcluster.cli.plan_document import optimizer_text
 from vcluster.cli.serving.cache_words import CACHE, cache_of, cache_text
+from vcluster.cli.sweeps.imperfect_words import SLOW, imperfections_of
 from vcluster.cli.written_files import CHAKRA, keep_for_chakra
 from vcluster.report import html
 
@@ -73,6 +74,7 @@ def simulated_training(program: str, words: Sequence[str]) -> int:
             "--json": {"action": "store_true", "help": "print the figures as JSON"},
             "--report": {"type": Path, "metavar": "FILE.html", "help": "write a page of the timeline"},
             **CACHE,
+            **SLOW,
             **CHAKRA,
         },
         hints=HINTS,
@@ -82,6 +84,7 @@ def simulated_training(program: str, words: Sequence[str]) -> int:
     flags = flags_of(arguments)
     hardware, devices = hardware_and_devices(arguments)
     try:
+        hardware = imperfections_of(arguments).on(hardware, devices)
         run = training_run(arguments, flags, devices)
         if arguments.strategy is None:
             check_rate(hardware, run.dtype)
@@ -154,6 +157,7 @@ def told(found: Figures, name: str, tokens: str) -> str:
         speeds.insert(1, f"{count(found.tokens_per_second)} tokens/s")
     lines += [
         ", ".join(speeds),
+        *wrap(mfu_remark(found.hardware.name, run.dtype, found.mfu), WIDTH),
         "",
         "the step by part, on the device that waits least for others",
         *_parts(found),
@@ -187,8 +191,9 @@ def _model(model: Any, name: str, tokens: str) -> list[str]:
 
 def _run(run: TrainingRun, hardware: Hardware) -> list[str]:
     axes = ", ".join(f"{axis}={size}" for axis, size in run.mesh.shape.items())
+    stacked = f"{hardware.name}+{hardware.stack}" if hardware.stack else hardware.name
     text = (
-        f"{run.mesh.size} devices of {hardware.name}: {axes}; {run.batch} sequences, {run.microbatches} "
+        f"{run.mesh.size} devices of {stacked}: {axes}; {run.batch} sequences, {run.microbatches} "
         f"microbatches of {run.microbatch}; {run.dtype}"
     )
     text += "" if run.optimizer == ADAM_W else f"; {optimizer_text(run.optimizer)}"

@@ -10,18 +10,18 @@ import numpy as np
 
 from parallelism.dtypes import common_dtype, is_floating, is_integer
 from parallelism.interop.arrays import divided, integer_power, number, rounded_once
-from parallelism.interop.folding import Spread, convert, emit, known, recorded, spread, whole
+from parallelism.interop.folding import Spread, convert, emit, known, of_extents, recorded, spread, whole
 from parallelism.interop.onnx_models.files import dtype_of
 from parallelism.interop.onnx_models.graph import GraphNode
-from parallelism.interop.onnx_models.reading import Reader, meaning, plainest
+from parallelism.interop.onnx_models.reading import Reader, meaning
 from parallelism.ir.core import broadcast
 
 
 def ew(kind: str, *operands: Any, **attributes: Any) -> Any:
     """An elementwise operator; operands are broadcast as in NumPy.  What is broadcast later stays so."""
     if any(x.dtype == object for x in operands):
-        if kind in _ON_EXTENTS and all(known(x) is not None for x in operands):
-            return _ON_EXTENTS[kind](*map(known, operands))
+        if (found := of_extents(kind, operands)) is not None:
+            return found
         if any(x.dtype != object and is_floating(x.dtype) for x in operands):
             raise ValueError(f"{kind} of extents with symbols and floats is not supported")
     shape = broadcast([tuple(x.shape) for x in operands])
@@ -30,18 +30,6 @@ def ew(kind: str, *operands: Any, **attributes: Any) -> Any:
         return result
     own = (1,) * (len(shape) - result.ndim) + tuple(result.shape)
     return spread(result if len(own) == result.ndim else emit("reshape", result, shape=own), shape)
-
-
-_ON_EXTENTS: dict[str, Any] = {
-    "add": lambda a, b: plainest(a + b),
-    "subtract": lambda a, b: plainest(a - b),
-    "multiply": lambda a, b: plainest(a * b),
-    "floor_divide": lambda a, b: plainest(a // b),
-    "negative": lambda a: plainest(-a),
-    "where": lambda *given: plainest(np.where(*given)),
-    "equal": lambda a, b: np.array([x == y for x, y in np.broadcast(a, b)]),
-}
-"""Arithmetic of extents with symbols, whose result is known, too.  That of other operators is left to the program."""
 
 
 _SAME = {

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from parallelism.interop.arrays import iota, part, reshaped, taken
-from parallelism.interop.folding import MOST_FOLDED, Spread, convert, emit, known, spread, whole
+from parallelism.interop.folding import MOST_FOLDED, Spread, convert, emit, known, plainest, spread, whole
 from parallelism.interop.onnx_models.elementwise import ew
 from parallelism.interop.onnx_models.graph import GraphNode
-from parallelism.interop.onnx_models.reading import Reader, meaning, plainest
+from parallelism.interop.onnx_models.reading import Reader, meaning
 from parallelism.interop.onnx_models.shapes import axis_of
 
 

@@ -18,7 +18,7 @@ from parallelism.interop.folding import known
 from parallelism.interop.meanings import Meanings
 from parallelism.interop.onnx_models.files import Model
 from parallelism.interop.onnx_models.graph import Graph, GraphNode, Reference
-from parallelism.ir.core import Builder, Expression, Extent, IRError, TensorType
+from parallelism.ir.core import Builder, Extent, IRError, TensorType
 
 Meaning = Callable[["Reader", GraphNode, list[Any]], Any]
 
@@ -182,9 +182,3 @@ def vector(extents: Sequence[Extent]) -> np.ndarray[Any, Any]:
     array = np.empty(len(extents), object)
     array[:] = extents
     return array
-
-
-def plainest(extents: Any) -> np.ndarray[Any, Any]:
-    """Extents as an array of objects, or of integers where no symbols are left."""
-    array = np.asarray(extents, object)
-    return array if any(isinstance(n, Expression) for n in array.flat) else array.astype(np.int64)

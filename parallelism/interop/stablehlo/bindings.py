@@ -20,9 +20,9 @@ import numpy as np
 from parallelism.dtypes import is_integer
 from parallelism.interop.errors import InteropError
 from parallelism.interop.stablehlo.harmless import check_harmless
-from parallelism.interop.stablehlo.module import Block, Module, Node, OtherType, Type
+from parallelism.interop.stablehlo.module import OPEN, Block, Module, Node, OtherType, Type
 from parallelism.interop.stablehlo.shardings import list_groups
-from parallelism.ir.core import DTYPES, TensorType
+from parallelism.ir.core import DTYPES, Expression, TensorType
 from parallelism.mesh import Mesh
 
 MOST_NODES = 500_000
@@ -188,13 +188,14 @@ class _Reading:
         if not isinstance(type, ir.RankedTensorType):
             return OtherType(str(type))
         tensor: Any = type
-        if not tensor.has_static_shape:
+        if not tensor.has_rank:
             return OtherType(str(type))
+        shape = [OPEN if tensor.is_dynamic_dim(d) else tensor.get_dim_size(d) for d in range(tensor.rank)]
         name = str(tensor.element_type).lower()
         if name not in DTYPES:  # NumPy would take some, as i24, for other types
             return OtherType(str(type))
         try:
-            return TensorType(name, tuple(tensor.shape))
+            return TensorType(name, shape)
         except (TypeError, ValueError):
             return OtherType(str(type))
 
@@ -317,8 +318,11 @@ class Lowered(NamedTuple):
 def lowered(function: Callable[..., Any], types: Sequence[Any], mesh: Mesh | None) -> Lowered:
     """What JAX lowers ``function`` to, for arguments like ``types``: pytrees of arrays, of shapes, or of types."""
     jax = _libraries()[0]
-    given = [jax.tree.map(_abstract, type, is_leaf=_is_type) for type in types]
+    scope = _Scope(jax)
+    given = [jax.tree.map(scope.abstract, type, is_leaf=_is_type) for type in types]
     jitted = function if hasattr(function, "trace") and hasattr(function, "lower") else jax.jit(function)
+    if scope.has_symbols:
+        return _exported(jax, jitted, types, given, _argument_names(jax, function, given))
     with _placed(jax, mesh):
         low = jitted.trace(*given).lower(lowering_platforms=("cpu",))
     names = _argument_names(jax, function, given)
@@ -345,20 +349,54 @@ def _is_type(x: Any) -> bool:
     return isinstance(x, TensorType)
 
 
-def _abstract(x: Any) -> Any:
-    """What JAX traces in place of an argument: its shape and dtype."""
-    jax = _libraries()[0]
-    if isinstance(x, TensorType):
-        return jax.ShapeDtypeStruct(tuple(int(n) for n in x.shape), x.dtype)
-    if isinstance(x, bool | int | float | complex):
-        return x
-    if hasattr(x, "shape") and hasattr(x, "dtype"):
-        return (
-            jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=getattr(x, "sharding", None))
-            if not isinstance(x, np.ndarray)
-            else jax.ShapeDtypeStruct(x.shape, x.dtype)
-        )
-    return x
+class _Scope:
+    """Makes what JAX traces in place of arguments: shapes and dtypes.  Symbols become JAX's, of one scope."""
+
+    def __init__(self, jax: Any) -> None:
+        self.jax, self.has_symbols = jax, False
+        self.scope: Any = None
+
+    def abstract(self, x: Any) -> Any:
+        """In place of one array."""
+        made = self.jax.ShapeDtypeStruct
+        if isinstance(x, TensorType):
+            return made(self._shape(x), x.dtype)
+        if isinstance(x, bool | int | float | complex) or not (hasattr(x, "shape") and hasattr(x, "dtype")):
+            return x
+        if isinstance(x, np.ndarray):
+            return made(x.shape, x.dtype)
+        return made(x.shape, x.dtype, sharding=getattr(x, "sharding", None))
+
+    def _shape(self, type: TensorType) -> Any:
+        if not any(isinstance(n, Expression) for n in type.shape):
+            return type.shape
+        from jax import export
+
+        self.has_symbols = True
+        self.scope = self.scope or export.SymbolicScope()
+        return export.symbolic_shape(",".join(map(str, type.shape)) + ",", scope=self.scope)
+
+
+def _exported(jax: Any, jitted: Any, types: Any, given: Any, names: Sequence[str]) -> Lowered:
+    """What JAX exports of a function whose arguments have symbols in their shapes."""
+    from jax import export
+
+    try:
+        found = export.export(jitted, platforms=("cpu",))(*given)
+    except jax.errors.JAXTypeError:
+        raise
+    except Exception as error:  # JAX has no common type for what it cannot say with symbols
+        if type(error).__module__.startswith("jax"):
+            raise InteropError(
+                f"JAX cannot export it with these symbols: {' '.join(str(error).split())}"
+            ) from error
+        raise
+    leaves = [leaf for each in types for leaf in jax.tree.leaves(each, is_leaf=_is_type)]
+    arguments = [
+        (name, leaf if isinstance(leaf, TensorType) else TensorType(info.dtype, info.shape))
+        for name, leaf, info in zip(names, leaves, found.in_avals, strict=True)
+    ]
+    return Lowered(found.mlir_module(), arguments, sorted(found.module_kept_var_idx))
 
 
 def _argument_names(jax: Any, function: Any, given: Sequence[Any]) -> list[str]:

@@ -96,6 +96,8 @@ def _plain(kind: str, reader: Reader, node: Node, x: list[Any]) -> Any:
         return x[0]
     result = ew(kind, *x)
     wanted = node.type().dtype
+    if result.dtype == object:  # an extent with symbols
+        return result
     return result if result.dtype == wanted else convert(result, wanted)
 
 

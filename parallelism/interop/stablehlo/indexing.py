@@ -59,6 +59,7 @@ def _gather(reader: Reader, node: Node, x: list[Any]) -> Any:
     columns = _columns(indices, vector, len(start_map))
     batch = [n for d, n in enumerate(indices.shape) if d != vector]
     batch_dims = [d for d in range(len(shape)) if d not in offset]
+    shape = _own_shape(shape, batch, batch_dims, offset, [n for d, n in enumerate(sizes) if d not in dropped])
     if 0 in shape:
         return broadcast_dims(np.zeros((), operand.dtype), shape, ())
     moving = [d for d in range(operand.ndim) if sizes[d] != operand.shape[d]]
@@ -73,6 +74,8 @@ def _gather(reader: Reader, node: Node, x: list[Any]) -> Any:
             column = clipped(columns[start_map.index(axis)], 0, operand.shape[axis] - sizes[axis])
             picked = taken(operand, column, axis)  # the batch dims stand in place of the axis
             return _arranged(picked, operand.ndim, axis, len(batch), offset, batch_dims, dropped, shape)
+    if (along := _along_one_dim(operand, sizes, columns, start_map, batching, batch, vector)) is not None:
+        return reshaped(along, shape)
     places = _places(operand.shape, sizes, columns, start_map, batching, batch, vector, clip=True)
     flat = emit("take", whole(reshaped(operand, (prod(operand.shape),))), whole(places), axis=0)
     windows = [sizes[d] for d in range(operand.ndim) if d not in dropped]
@@ -81,6 +84,53 @@ def _gather(reader: Reader, node: Node, x: list[Any]) -> Any:
     for position, d in enumerate([*batch_dims, *offset]):
         order[d] = position
     return transposed(arranged, order)
+
+
+def _along_one_dim(
+    operand: Any,
+    sizes: Sequence[Any],
+    columns: Sequence[Any],
+    start_map: Sequence[int],
+    batching: dict[int, int],
+    batch: Sequence[Any],
+    vector: int,
+) -> Any:
+    """The elements along one dim at indices that belong to each place of the others, as of ``take_along_axis``.
+
+    None if it is another gather, or if the dims are in another order.
+    """
+    if (
+        len(start_map) != 1
+        or any(n != 1 for n in sizes)
+        or set(batching) | set(start_map) != {*range(operand.ndim)}
+    ):
+        return None
+    axis = start_map[0]
+    own = [batching[d] - (batching[d] > vector) for d in range(operand.ndim) if d != axis]
+    rest = [d for d in range(len(batch)) if d not in own]
+    if own != sorted(own) or (rest and rest != [*range(rest[0], rest[0] + len(rest))]):
+        return None
+    before = len([d for d in own if not rest or d < rest[0]])
+    if rest and before != axis:
+        return None
+    column = clipped(columns[0], 0, operand.shape[axis] - 1)
+    others = [batch[d] for d in own]
+    places = reshaped(column, (*others[:axis], prod(batch[d] for d in rest), *others[axis:]))
+    return emit("take_along", whole(operand), whole(places), axis=axis)
+
+
+def _own_shape(
+    shape: Sequence[Any],
+    batch: Sequence[Any],
+    batch_dims: Sequence[int],
+    offset: Sequence[int],
+    windows: Sequence[Any],
+) -> tuple[Any, ...]:
+    """The shape of the result of a gather: extents that its type leaves open are those of the indices."""
+    own = list(shape)
+    for d, n in [*zip(batch_dims, batch, strict=True), *zip(offset, windows, strict=True)]:
+        own[d] = n
+    return tuple(own)
 
 
 def _arranged(

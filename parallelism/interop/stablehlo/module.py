@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from parallelism.interop.errors import InteropError, UnsupportedError
-from parallelism.ir.core import TensorType
+from parallelism.ir.core import TensorType, symbol
+
+OPEN = symbol("open_extent")
+"""Stands in types for an extent that the module leaves open."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ from parallelism.interop.stablehlo import (  # noqa: F401
     windows,
 )
 from parallelism.interop.stablehlo.manual import laid, with_manual_regions
-from parallelism.interop.stablehlo.module import Module, Node, OtherType
+from parallelism.interop.stablehlo.module import OPEN, Module, Node, OtherType
+from parallelism.interop.stablehlo.open_extents import named
 from parallelism.interop.stablehlo.placing import (
     CALLS,
     argument_layouts,
@@ -73,7 +74,8 @@ def from_jax(
 ) -> Function | Partitioned:
     """The program of a function of JAX, for arguments like ``types``.
 
-    Each of ``types`` is an array, a ``jax.ShapeDtypeStruct``, a `TensorType`, or a pytree of them.  Inputs are named
+    Each of ``types`` is an array, a ``jax.ShapeDtypeStruct``, a `TensorType`, or a pytree of them.  Extents of a
+    `TensorType` may be symbols, as of the batch: then JAX exports the function with symbolic shapes.  Inputs are named
     after parameters and the keys of their pytrees: ``params.w1``.  Every leaf is an input, used or not.  The outputs
     are the leaves of what the function returns.
 
@@ -123,6 +125,7 @@ def program_of(
             if names is not None and len(names) == len(types)
             else [name or f"arg{i}" for i, name in enumerate(main.body.names)]
         )
+        types = named(module, types, list(given))
         arguments, kept = [*zip(given, types, strict=True)], range(len(types))
     placed = devices_of(module, mesh)
     stated = None if partitioned(module) else placed  # layouts of arguments are those of whole tensors
@@ -145,6 +148,10 @@ def program_of(
     if reader.cuts:
         return joined(name, builder, reader.cuts, outputs, placed)
     function = builder.function(name, outputs, prune=True)
+    if OPEN.symbols & function.symbols:
+        raise main.unsupported(
+            "the extent of a result is left open, and does not follow from those of arguments"
+        )
     if partitioned(module) or any(op.kind in CALLS for op in function.ops) or uses_rank(function):
         assert placed is not None
         return of_one_device(function, placed)

@@ -25,12 +25,13 @@ from parallelism.interop.arrays import (
 from parallelism.interop.folding import convert, elementwise as ew, emit, known, spread, whole
 from parallelism.interop.stablehlo.module import Node
 from parallelism.interop.stablehlo.reading import Reader, meaning
+from parallelism.ir.core import Expression
 
 
-def numbers(node: Node, name: str) -> tuple[int, ...]:
+def numbers(node: Node, name: str) -> tuple[Any, ...]:
     """An attribute that is a list of integers."""
     value = node.attributes[name]
-    return tuple(int(n) for n in np.asarray(value).reshape(-1))
+    return tuple(n if isinstance(n, Expression) else int(n) for n in np.asarray(value).reshape(-1))
 
 
 def fields(text: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import os
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 from trained_runs import assert_model_trains, in_turn
+from transformed import ROUTED
 
 from parallelism.transforms import SGD, Adam, AdamW
 
@@ -22,6 +23,9 @@ CASES = [
     ("deepseek", 8, "pp=2 zero_bubble_h1:2 dp=2 ep=2 zero=2", Adam(0.01)), ("mixtral", 9, "ep=3", SGD(0.1)),
     ("deepseek", 8, "ep:dp=2 dp=2 zero=1 recompute=block.*", Adam(0.01)), ("capacity", 8, "ep=2 tp=2 dp=2", SGD(0.1)),
     ("deepseek", 8, "pp=2 interleaved_1f1b:4x1 ep=2 zero:ep=1", Adam(0.01)), ("capacity", 7, "ep=2 tp=2", SGD(0.1)),
+    ("gpt-oss", 8, "pp=2 1f1b:2 ep=2 tp=2 sp", Adam(0.01)), ("gpt-oss", 8, "dp=2 ep=4 zero=1", SGD(0.1)),
+    ("qwen3-moe", 4, "cp=2 ep=2 tp=2 sp", AdamW(0.01)), ("deepseek-v2", 8, "pp=2 1f1b:2 dp=2 ep=2 zero=2", Adam(0.01)),
+    ("llama4", 8, "dp=2 ep=2 tp=2 sp zero=3", SGD(0.1, 0.5)), ("llama4", 8, "pp=2 gpipe:2 ep=4", Adam(0.01)),
 ]
 
 
@@ -51,7 +55,7 @@ def compositions(draw):
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @settings(max_examples=MANY, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.sampled_from(["mixtral", "capacity", "deepseek"]), compositions(),
+@given(st.sampled_from(["mixtral", "capacity", "deepseek", *ROUTED]), compositions(),
        st.sampled_from([SGD(0.1), SGD(0.1, 0.5), Adam(0.01), AdamW(0.01)]), st.sampled_from([None, 0.3]))
 def test_hundreds_of_compositions_with_experts_train_as_alone(cluster_of, model, text, rule, clip):
     words, rows = text

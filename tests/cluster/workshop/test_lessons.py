@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import warnings
 
 import pytest
 from paths import ROOT
@@ -166,8 +167,8 @@ def test_the_score_of_an_exercise_is_that_of_its_last_check(tmp_path, capsys):
     assert "0 of 4" in capsys.readouterr().out
     with pytest.raises(ValueError, match="has no exercise 'nothing'"):
         lesson.check("nothing", gpipe)
-    with pytest.raises(ValueError, match="there is no lesson 9"):
-        lesson_module.Lesson(9)
+    with pytest.raises(ValueError, match="there is no lesson 10"):
+        lesson_module.Lesson(10)
 
 
 def test_a_lesson_without_a_notebook_is_not_reset(tmp_path, monkeypatch):
@@ -179,3 +180,36 @@ def test_a_lesson_without_a_notebook_is_not_reset(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="has lost the cells that it was given with"):
         lesson_module.Lesson(2).reset()
     assert [path.name for path in tmp_path.iterdir()] == ["2-mine.ipynb"]
+
+
+def test_the_folder_of_a_student_has_no_solutions(tmp_path):
+    subprocess.run([sys.executable, "-m", "workshop.make", "students", str(tmp_path / "mine")], cwd=ROOT, check=True)
+    assert {path.name for path in (tmp_path / "mine").iterdir()} == {"lesson.py", *(f"{each.name}.ipynb" for each in LESSONS)}
+    for source in LESSONS:
+        assert (tmp_path / "mine" / f"{source.name}.ipynb").read_text(encoding="utf-8") == make.notebook(source)
+    wrong = subprocess.run([sys.executable, "workshop/make.py", "student"], cwd=ROOT, capture_output=True, text=True,
+                           check=False)
+    assert wrong.returncode == 1
+    assert "make.py students FOLDER" in wrong.stderr
+
+
+def test_a_check_shows_its_verdict_and_nothing_in_front_of_it(capfd):
+    def rows(rank, rows, size):
+        print("noise of mine")
+        warnings.warn("noise of a library", stacklevel=1)
+        return 1
+
+    lesson = lesson_module.Lesson(1)
+    answer = lesson.check("rows", rows)
+    assert not answer
+    assert capfd.readouterr() == ("", "")
+    assert "&#10008; NOT YET</span>formula rows" in answer._repr_html_()
+    assert "&#10004; PASSED</span>formula rows" in lesson.check(
+        "rows", lambda rank, rows, size: rows // size + (rank < rows % size))._repr_html_().replace("&lt;lambda&gt;", "rows")
+
+
+def test_the_pictures_of_slides_are_in_them():
+    page = make.slides()
+    for name, picture in make.pictures().items():
+        assert picture in page, name
+    assert page.count('<div class="picture">') == len(make.pictures())

@@ -10,7 +10,7 @@ import pytest
 
 from parallelism import ir, models
 from parallelism.budgets import Budget, Cell, Sweep, find_budget
-from parallelism.budgets.search import TOP, best_of
+from parallelism.budgets.degraded import TOP, best_of
 from parallelism.display.quantities import count_in, duration, rate_in, seconds_in
 from parallelism.planning import find_plan
 
@@ -33,7 +33,7 @@ def test_days_hours_and_cost_are_those_of_the_tokens() -> None:
     assert found.meets and not cell(budget, 1.21).meets and cell(budget, 1.2).meets
     assert cell(budget, None).json() == {
         "hardware": "dgx-a100", "devices": 4, "batch": 8, "reason": "no plan fits",
-        "carbon_kg": None, "failures": None, "hint": None, **dict.fromkeys(
+        "carbon_kg": None, "failures": None, "hint": None, "degraded": None, **dict.fromkeys(
             ("seconds", "days", "tokens_per_second", "mfu", "device_hours", "cost", "energy_kwh", "goodput", "plan"))}
     assert replace(found, budget=replace(budget, prices=None)).cost is None
 

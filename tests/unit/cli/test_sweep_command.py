@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ SMALL, ON = map(str.split, (
     "--fix microbatch=2 --fix sp=0 --fix recompute=none --fix cp=1 --fix tp=1 --fix zero=0 --global-batch-size 8",
     "--hardware dgx-a100,dgx-h100 --devices 2,4"))
 CELL = ["hardware", "devices", "batch", "seconds", "days", "tokens_per_second", "mfu", "device_hours", "cost",
-        "energy_kwh", "carbon_kg", "goodput", "plan", "reason", "failures", "hint"]
+        "energy_kwh", "carbon_kg", "goodput", "plan", "reason", "failures", "hint", "degraded"]
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -81,6 +82,21 @@ def test_a_range_of_batches_is_swept(capsys: pytest.CaptureFixture[str]) -> None
     assert "4 to 8 sequences a step" in out and "another batch changes what is trained" in out
 
 
+def test_the_page_has_the_picture_and_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "budget.html"
+    words = ["--hardware", "dgx-a100,dgx-h100", "--devices", "2", "--tokens", "1B", "--days", "3", "--html", str(page)]
+    for price in ([], ["--price", "2"]):
+        status, out, err = said(capsys, "plan", *SMALL, *words, *price)
+        assert (status, err) == (0, "") and out.endswith(f"The page is {page}\n")
+        text = page.read_text()
+        assert text.count("<circle ") == 2 and text.count("<polyline ") == 2 and "stroke-dasharray" in text
+        assert f"{'cost' if price else 'device hours'} over days" in text and "the best plans:" in text
+        assert "http://" not in text.replace("http://www.w3.org/2000/svg", "") and "<script" not in text
+    said(capsys, "plan", *SMALL, *words, "--memory", "1kB")
+    assert "<svg" not in page.read_text() and "no plan fits" in page.read_text()
+    assert said(capsys, "plan", *SMALL, *words[:-1], str(tmp_path / "nowhere" / "x.html"))[0] == 2
+
+
 def test_where_nothing_meets_the_days_the_nearest_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, err = said(capsys, "plan", *SMALL, *ON, "--tokens", "1T", "--days", "1")
     assert status == 1 and err.count("\n") == 1 and "(* in 1 days)" in out and "\n*" not in out
@@ -130,6 +146,23 @@ def test_a_cell_that_cannot_be_keeps_its_row(capsys: pytest.CaptureFixture[str])
     assert "dgx-a100  2  " in out
 
 
+def test_an_imperfect_cluster_is_told_beside_the_perfect_one(capsys: pytest.CaptureFixture[str]) -> None:
+    """And the `simulate` line of its plan has the same faults, so that it gives the same seconds."""
+    wrong = ["--slow-links", "10%:0.5", "--slow-links", "nvlink:50%:0.25", "--slow-devices", "1:0.5", "--jitter", "3%"]
+    on = ["--hardware", "dgx-a100", "--devices", "4"]
+    status, out, err = said(capsys, "plan", *SMALL, *on, *wrong, "--json")
+    found = json.loads(out)
+    assert (status, err) == (0, "") and found["imperfect"]["slowdown"] > 1 and found["imperfect"]["devices"] == 4
+    first = found["plans"][0]
+    again = said(capsys, *shlex.split(first["command"])[3:], "--json")[1]
+    assert json.loads(again)["seconds"] == first["seconds"] < found["imperfect"]["seconds"]
+    text = " ".join(said(capsys, "plan", *SMALL, *on, *wrong)[1].split())
+    assert found["imperfect"]["text"] in text and "suffers least" in text
+    swept = json.loads(said(capsys, "plan", *SMALL, *on, *wrong, "--tokens", "1B", "--json")[1])["sweep"][0]
+    assert swept["seconds"] == found["imperfect"]["seconds"]
+    assert swept["degraded"] == {name: each for name, each in found["imperfect"].items() if name != "text"}
+
+
 WRONG = {
     "--tokens": ["0", "-1T", "nan", "inf", "1TB", "T", "", "1T tokens", "1e400", "one", "1..5T", "0T", "1T,2T", "--"],
     "--days": ["0", "-3", "nan", "inf", "", "30d", "1e999", "a month", "1,2", "--"],
@@ -146,10 +179,16 @@ WRONG = {
     "--global-batch-size": ["0", "-8", "8.5", "nan", "", "8:", ":8", "8:4", "0:8", "8:16:32", "a:b", "-8:8", "8:8.5", ":"],
     "--memory": ["0", "-1GB", "80", "lots"],
     "--fix": ["tp", "tp=", "nothing=2", "tp=-1"],
+    "--slow-links": ["10%", "10%:0", "10%:1.5", "10:0.5", "0%:0.5", "101%:0.5", "-1%:0.5", "nan%:0.5", "10%:nan", ":10%:0.5",
+                     "", "ethernet:10%:0.5", "nvlink:10%", "nvlink:10%:0.5:1", "10%:50%", "--"],
+    "--slow-devices": ["1", "0:0.8", "1:0", "1:1.2", "-1:0.8", "1:", ":0.8", "x:0.8", "1:x", "9:0.8", "1:0.8:2", "", "--"],
+    "--lost-devices": ["0", "-1", "4", "1.5", "nan", "", "all", "--"],
+    "--jitter": ["3", "0%", "-3%", "101%", "nan%", "%", "", "3 %", "--"],
     "--token": ["1T"], "--day": ["30"], "--prices": ["2"], "--row-token": ["2"],
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("flag", WRONG)
 def test_wrong_words_of_a_sweep_are_one_line(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     for value in WRONG[flag]:

@@ -21,7 +21,7 @@ from vcluster.cli.megatron_words import flags_of, tokens_text, training_parser
 MODEL, ON, SPLIT = map(str.split, (
     "--num-layers 2 --hidden-size 16 --num-attention-heads 2 --seq-length 8 --vocab-size 100 --disable-bias-linear "
     "--attention-dropout 0 --hidden-dropout 0 --use-flash-attn --normalization RMSNorm",
-    "--hardware dgx-a100 --devices 4",
+    "--hardware dgx-a100+plain --devices 4",
     "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --bf16 --global-batch-size 4"))
 
 
@@ -125,7 +125,7 @@ def test_a_model_that_does_not_fit_the_memory_is_told(capsys: pytest.CaptureFixt
     ("gpt2 --hardware dgx-a100 --tp 8", "there is no option --tp; did you mean --tensor-model-parallel-size?"),
     ("gpt2 --hardware dgx-a100 --zero 3", "did you mean --use-distributed-optimizer, or in --strategy zero=3?"),
     ("gpt2 --hardware dgx-a10", "--hardware: no hardware 'dgx-a10'; did you mean 'dgx-a100'?"),
-    ("gpt2 --hardware dgx-a100:2 --devices 8", "--hardware: dgx-a100:2 has 16 devices, and 8 are asked for"),
+    ("gpt2 --hardware dgx-a100:2 --devices 8", "--hardware: dgx-a100:2+megatron-a100 has 16 devices, and 8 are asked for"),
     ("gpt2 --hardware tpu-v4 --devices 100 --bf16", "--hardware: tpu-v4 has 64 devices, fewer than 100"),
     ("gpt2 --hardware dgx-a100 --devices 3 --tensor-model-parallel-size 2", "3 devices cannot be dealt"),
     ("gpt2 --hardware dgx-a100 --devices 2 --global-batch-size 3", "1 x 2 = 2, got 3"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from parallelism import Hardware
@@ -11,20 +13,29 @@ from parallelism.hardware import (
     Software,
     Validation,
     fitted_on,
+    mfu_remark,
     on_stack,
     read_stack,
     sized_hardware,
     stack_names,
+    usual_error,
     validation_json,
     validation_text,
+    with_usual_stack,
 )
 from vcluster.calibration.published_tables import Table
 
 
 def test_the_stacks_are_these():
     assert stack_names() == (
+<<<<<<< HEAD
         "megatron-a100", "megatron-h100", "numpy-host", "pytorch-eager-v100", "pytorch-h100", "pytorch-h200",
         "tensorrt-llm-a100", "tensorrt-llm-h100", "torch-fsdp-a100", "torch-fsdp-h100")
+=======
+        "megatron-a100", "megatron-core-b200", "megatron-core-h100", "megatron-h100", "numpy-host",
+        "pytorch-eager-v100", "pytorch-h100", "pytorch-h200",
+        "torch-fsdp-a100", "torch-fsdp-h100")
+>>>>>>> main
 
 
 @pytest.mark.parametrize("name", stack_names())
@@ -95,3 +106,21 @@ def test_a_typing_error_is_told_the_nearest_stack():
         Hardware.preset("dgx-a100+megatron-a10")
     with pytest.raises(ValueError, match="no hardware 'dgx-a10'"):
         Hardware.preset("dgx-a10+megatron-a100")
+
+
+def test_how_far_off_seconds_are_is_said_by_rows_that_nothing_was_fitted_to():
+    fitted, held = Validation("a", "steps", 9, 0.01, False), Validation("b", "steps", 3, 0.04, True)
+    assert usual_error(()) == 0.1 and usual_error((fitted,)) == pytest.approx(0.01)
+    assert usual_error((fitted, held, replace(held, rows=1, mean_error=0.08))) == pytest.approx(0.05)
+
+
+def test_an_mfu_above_all_published_ones_is_told():
+    assert mfu_remark("dgx-h100", "bfloat16", 0.6) == mfu_remark("dgx-h100", "float8", 0.9) == ""
+    assert mfu_remark("dgx-h100", "bfloat16", 0.7).startswith("An MFU of 70.0% is above 64.6%, the highest of the published")
+
+
+def test_a_transformer_gets_the_stack_of_its_training():
+    assert with_usual_stack("dgx-h100") == "dgx-h100+megatron-core-h100" and with_usual_stack("tpu-v4") == "tpu-v4"
+    assert with_usual_stack("dgx-h100:4") == "dgx-h100:4+megatron-core-h100"
+    assert with_usual_stack("dgx-h100+pytorch-h100") == "dgx-h100+pytorch-h100"
+    assert Hardware.preset("dgx-h100:2+plain") == Hardware.preset("dgx-h100:2")

@@ -122,7 +122,7 @@ def test_what_is_wrong_is_named_with_its_place(body, error, message):
     (in_main("  %0 = stablehlo.convolution(%x, %x) dim_numbers = [b, f, 9223372036854775807]x[o, i, 0]->[b, f, 0], "
              "window = {} {batch_group_count = 1 : i64, feature_group_count = 1 : i64} : "
              "(tensor<4xf32>, tensor<4xf32>) -> tensor<4xf32>\n  return %0 : tensor<4xf32>"), "cannot be parsed"),
-    (in_main("  return %x : tensor<?xf32>", "%x: tensor<?xf32>", "tensor<?xf32>"), "type tensor<\\?xf32>"),
+    (in_main("  return %x : tensor<*xf32>", "%x: tensor<*xf32>", "tensor<*xf32>"), "tensor<\\*xf32>"),
 ])
 def test_a_file_that_is_no_module_gives_one_error(content, message):
     with pytest.raises(InteropError, match=message):

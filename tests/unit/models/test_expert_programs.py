@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
-from transformed import LATENT, MODELS, arrays, routed
+from transformed import LATENT, MODELS, ROUTED, arrays, routed
 
 from parallelism import ir, models
 from parallelism.models.expert_feed_forward import choose, slots_of
@@ -74,7 +74,7 @@ def values_of(function, given):
     return {value.name: array for value, array in zip(everything.outputs, outputs, strict=True)}
 
 
-@pytest.mark.parametrize("model", ["mixtral", "capacity", "deepseek"])
+@pytest.mark.parametrize("model", ["mixtral", "capacity", "deepseek", *ROUTED])
 def test_gradients_are_those_of_central_differences(model):
     function = MODELS[model](2)
     rng = np.random.default_rng(0)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from parallelism.hardware import Hardware
+from parallelism.ir import symbols
 from parallelism.kernels import Mask
 from parallelism.mesh import Mesh
 from parallelism.models import mlp
@@ -18,7 +19,7 @@ from parallelism.models.layers import attention
 from parallelism.simulation import CannotFold, simulate, step_parts
 from parallelism.trace import split, step_split
 from parallelism.training import Figures, MegatronFlags, TrainingRun, figures
-from parallelism.transforms import SGD, Strategy
+from parallelism.transforms import SGD, Strategy, train_step
 
 SMALL: dict[str, Any] = {
     "num_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "seq_length": 16, "vocab_size": 96,
@@ -172,6 +173,15 @@ def test_a_program_is_a_run_as_well() -> None:
 def test_a_run_that_does_not_fit_is_refused(text: str, mesh: Mesh, batch: int, error: str) -> None:
     with pytest.raises(ValueError, match=error):
         TrainingRun(run_of("one device").model, batch, Strategy.parse(text), mesh)
+
+
+def test_runs_that_differ_in_their_pipelines_alone_share_the_split_step() -> None:
+    one, more = run_of("all of it"), MegatronFlags(**SMALL | RUNS["all of it"][1] | {"global_batch_size": 64}).run(16)
+    assert one.step == one.strategy(train_step(one.model.function(symbols("B")[0]), one.optimizer))
+    assert one.step.function is more.step.function
+    assert (one.step.pipeline.microbatches, more.step.pipeline.microbatches) == (4, 16)
+    assert one.step.recompute == more.step.recompute != ()
+    assert run_of("interleaved").step.function is not one.step.function
 
 
 def test_where_equal_devices_share_links_all_are_simulated() -> None:

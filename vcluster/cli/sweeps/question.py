@@ -22,6 +22,7 @@ from vcluster.cli.command_line import WrongWords
 from vcluster.cli.megatron_words import check_rate, flags_of, is_model, named_model
 from vcluster.cli.plan_document import Asked
 from vcluster.cli.program_files import loss_of_rows, optimizer_of, program_in, sizes_of
+from vcluster.cli.sweeps.imperfect_words import imperfections_of, words_of_faults
 
 ORDER = "pp dp cp ep tp"
 _FIXED = SETTINGS.with_flag()
@@ -82,6 +83,7 @@ class Search:
         asked = Asked(
             program, arguments.model, model, flags, arguments.hardware, arguments.devices, optimizer
         )
+        asked = replace(asked, faults=words_of_faults(imperfections_of(arguments)))
         if not isinstance(model, TransformerSpec):
             asked = replace(asked, rows=rows_of(arguments)[0], sizes=sizes_of(arguments.size))
         fixed = fixed_settings(flags, model, arguments.fix)

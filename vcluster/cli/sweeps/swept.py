@@ -17,11 +17,13 @@ from parallelism.display.quantities import count
 from parallelism.hardware import Hardware
 from parallelism.models import TransformerSpec
 from parallelism.planning import Plan
-from vcluster.cli.command_line import WrongWords
-from vcluster.cli.megatron_words import tell_remarks, tell_unchanging
+from vcluster.cli.command_line import WrongWords, accessing
+from vcluster.cli.megatron_words import searched_hardware, tell_remarks, tell_unchanging
 from vcluster.cli.plan_document import Asked, words_of
 from vcluster.cli.program_files import weights_told_once
+from vcluster.cli.sweeps.imperfect_words import imperfections_of
 from vcluster.cli.sweeps.question import Search
+from vcluster.cli.sweeps.sweep_page import write_sweep
 from vcluster.cli.sweeps.words import budget_of
 
 STOPPED = 130
@@ -42,10 +44,15 @@ def swept(program: str, arguments: argparse.Namespace) -> int:
     sweep = Sweep(budget, tuple(sorted(cells, key=partial(_place, arguments))))
     tell_remarks(search.asked.model)
     tell_unchanging(arguments, search.asked.flags)
+    if arguments.html is not None:
+        with accessing(arguments.html, option="html"):
+            write_sweep(sweep, _heading(sweep, search), arguments.html)
     if arguments.json:
         print(json.dumps({**sweep.json(), "elapsed_seconds": perf_counter() - began}, indent=1))
     elif cells:
-        print(_text(sweep, search, perf_counter() - began))
+        elapsed = f"{len(sweep.cells)} searches in {perf_counter() - began:.1f} s"
+        page = "" if arguments.html is None else f"\n\nThe page is {arguments.html}"
+        print(f"{_heading(sweep, search)}\n\n{sweep}\n\n{elapsed}{page}")
     if interrupted:
         asked = len(arguments.hardware) * len(arguments.devices) * max(len(arguments.batches), 1)
         print(f"{program}: stopped after {len(cells)} of {asked} searches", file=sys.stderr)
@@ -66,8 +73,10 @@ def _search(search: Search, budget: Budget, arguments: argparse.Namespace, cells
                 batch=arguments.batches or search.batch,
                 devices=arguments.devices,
                 row_tokens=arguments.row_tokens,
+                imperfections=imperfections_of(arguments),
                 describe=partial(_described, search.asked),
                 check=search.check_rate,
+                on=partial(searched_hardware, model=search.model),
                 told=told,
                 took=cells.append,
                 **search.options,
@@ -92,17 +101,17 @@ def _described(asked: Asked, plan: Plan) -> dict[str, Any]:
     return {**described(plan), "command": shlex.join([*on.prefix, *flags])}
 
 
-def _text(sweep: Sweep, search: Search, elapsed_seconds: float) -> str:
+def _heading(sweep: Sweep, search: Search) -> str:
+    """What is searched for, in one line."""
     asked, budget = search.asked, sweep.budget
     days = "" if budget.days is None else f" in {budget.days:g} days"
-    batches = sorted({cell.batch for cell in sweep.cells})
+    batches = sorted({cell.batch for cell in sweep.cells}) or [search.batch]
     batch = " to ".join(map(str, dict.fromkeys((batches[0], batches[-1]))))
     rows = "sequences" if isinstance(search.model, TransformerSpec) else "rows"
-    heading = (
+    return (
         f"{asked.name}, {count(asked.parameters)} parameters: {count(budget.tokens)} tokens{days}, "
         f"{batch} {rows} a step"
     )
-    return "\n".join([heading, "", str(sweep), "", f"{len(sweep.cells)} searches in {elapsed_seconds:.1f} s"])
 
 
 def _nearest(sweep: Sweep) -> str:

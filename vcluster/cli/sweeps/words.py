@@ -102,7 +102,7 @@ ARGUMENTS: Arguments = {
 """The flags that `plan` has for sweeps."""
 ONLY_HERE = ("days", "price", "carbon", "mtbf", "storage", "restart", "row_tokens")
 """The fields of those that have no meaning without ``--tokens``."""
-REFUSED = ("why_not", "save", "load", "verify", "again", "auto", "slices", "html", "cache")
+REFUSED = ("why_not", "save", "load", "verify", "again", "auto", "slices", "cache")
 """The fields of what is told of a single search."""
 
 
