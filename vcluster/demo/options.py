@@ -181,7 +181,7 @@ _PARSERS: Mapping[str, Callable[[str], Parser]] = {
       two stages of two devices, as without options
 --dp 2 --tp 2
       two replicas with requests of their own
---pp 2 --prompt "A mesh " --prompt "The rank " --tokens 60
+--pp 2 --prompt "A mesh " --prompt "The "
       your own prompts; they may have different lengths
 --tp 4
       heads of keys and values are copied, as there are only two""",

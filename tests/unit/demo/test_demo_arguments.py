@@ -83,7 +83,7 @@ def test_a_wrong_mesh_is_refused_with_the_reason(text, reason):
     ("text", "reason"),
     [
         ("mpl", "there is no demo 'mpl'; did you mean mlp?"),
-        ("--pp 4", "name the demo first: mlp, gpt, collectives, matmul, ffn, attention, moe, plan, reshard"),
+        ("--pp 4", "name the demo first: mlp, gpt, generate, collectives, matmul, ffn, attention, moe, plan, reshard"),
         ("mlp --pp 0", "mlp: --pp: needs a whole number of at least 1, got 0"),
         ("mlp --pp -1", "--pp: needs a whole number of at least 1, got -1"),
         ("mlp --pp four", "--pp: needs a whole number of at least 1, got 'four'"),

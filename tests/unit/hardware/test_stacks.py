@@ -28,14 +28,9 @@ from vcluster.calibration.published_tables import Table
 
 def test_the_stacks_are_these():
     assert stack_names() == (
-<<<<<<< HEAD
-        "megatron-a100", "megatron-h100", "numpy-host", "pytorch-eager-v100", "pytorch-h100", "pytorch-h200",
-        "tensorrt-llm-a100", "tensorrt-llm-h100", "torch-fsdp-a100", "torch-fsdp-h100")
-=======
         "megatron-a100", "megatron-core-b200", "megatron-core-h100", "megatron-h100", "numpy-host",
-        "pytorch-eager-v100", "pytorch-h100", "pytorch-h200",
+        "pytorch-eager-v100", "pytorch-h100", "pytorch-h200", "tensorrt-llm-a100", "tensorrt-llm-h100",
         "torch-fsdp-a100", "torch-fsdp-h100")
->>>>>>> main
 
 
 @pytest.mark.parametrize("name", stack_names())
