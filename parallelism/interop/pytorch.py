@@ -82,7 +82,7 @@ def from_torch(
     with _evaluated(whole), _quiet():
         proto, arrays = _exported(torch, whole, given, names, dims)
     prefix = "" if whole is module else f"{WRAPPED}."
-    trained = {name for name, _ in whole.named_parameters(remove_duplicate=False)}
+    trained = [name for name, _ in whole.named_parameters(remove_duplicate=False)]
     return imported(Model(proto, held=arrays), trained, prefix, type(module).__name__)
 
 

@@ -24,6 +24,8 @@ from parallelism.planning.symbolic_events import Unpriceable
 from parallelism.side_by_side import side_by_side
 from parallelism.transforms import UnusedParameters
 
+MOST_LEFT = 8
+"""So many plans of a program are simulated by themselves, where others are put together from pieces."""
 Told = Callable[[str, int, int], None]
 
 
@@ -94,6 +96,8 @@ def price_plans(task: Task, possible: Choices, limits: npt.NDArray[np.float64], 
         timing = max(share.timing_seconds for share in shares)
     setup = perf_counter() - start - timing
     impossible: dict[str, list[int]] = defaultdict(list)
+    if table is not None and not isinstance(task.model.model, TransformerSpec):
+        left, impossible = _fewer(possible, left, len(one_of) - len(left))
     simulated = side_by_side(
         [partial(_simulated, task, possible.settings(row)) for row in left], told=partial(told, "simulated")
     )
@@ -116,6 +120,31 @@ def price_plans(task: Task, possible: Choices, limits: npt.NDArray[np.float64], 
         seconds, peaks = seconds[kept], peaks[kept]
     timed = int(np.count_nonzero(np.isfinite(seconds)))
     return PricedPlans(possible, seconds, peaks, timed, setup, timing, one_by_one)
+
+
+def _fewer(
+    possible: Choices, left: Mapping[int, str], priced: int
+) -> tuple[dict[int, str], dict[str, list[int]]]:
+    """Those of the rows of a program that are simulated by themselves, and the others by the reason.
+
+    All of them, if no plan is put together from pieces.  Otherwise `MOST_LEFT`, those with the least tensor parallelism
+    and the fewest stages first: a program of many ops takes seconds for each.
+    """
+    rest: dict[str, list[int]] = defaultdict(list)
+    if not priced or len(left) <= MOST_LEFT:
+        return dict(left), rest
+    order = sorted(
+        left,
+        key=lambda row: (
+            *(int(possible[name][row]) for name in ("tp", "cp", "pp")),
+            -possible["microbatch"][row],
+        ),
+    )
+    for row in order[MOST_LEFT:]:
+        rest[
+            f"{left[row]}, and only {MOST_LEFT} such plans are simulated; fix their settings for others"
+        ].append(row)
+    return {row: left[row] for row in order[:MOST_LEFT]}, rest
 
 
 def _programs(possible: Choices) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -109,9 +109,10 @@ def laid_out_as(place: int) -> int:
 def _why_simulated(task: Task) -> str:
     """Why no plan of a task is put together from pieces; empty if plans are."""
     hardware = task.hardware
-    if not isinstance(task.model.model, TransformerSpec):
-        return "only the blocks of a TransformerSpec are pieces; a program is simulated as a whole"
-    if task.model.model.next_tokens:
+    model = task.model.model
+    if not isinstance(model, TransformerSpec) and task.model.alike is None:
+        return "only blocks that are alike are pieces, and this program is simulated as a whole"
+    if isinstance(model, TransformerSpec) and model.next_tokens:
         return "modules that predict further tokens have blocks of their own"
     if task.model.first_alike > MOST_OTHERS:
         return f"the first {task.model.first_alike} blocks are like no others"

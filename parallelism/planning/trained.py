@@ -14,6 +14,7 @@ from parallelism.dtypes import is_floating
 from parallelism.ir import Function, symbols
 from parallelism.ir.core import checked_dtype
 from parallelism.models import TransformerSpec, transformer
+from parallelism.planning.program_blocks import Blocks, with_regions
 from parallelism.training.stage_layers import balanced_ends, begins_of, even, head_layers
 from parallelism.transforms import SGD, Adam, MixedPrecision, train_step
 
@@ -77,6 +78,7 @@ class TrainedModel:
                 f"@{model.name} must have the symbol {BATCH} for the rows of its batch and no other; it "
                 f"has {has}"
             )
+        model = with_regions(model)
         prefix, blocks = _blocks(model)
         return cls(model, frozenset(model.regions), prefix, blocks, (), None, None, optimizer)
 
@@ -164,10 +166,16 @@ class TrainedModel:
         return f"the fullest expert has {spec.experts.load:g} times the mean rows"
 
     def of_layers(self, layers: int) -> TrainedModel | None:
-        """The same model with another number of blocks; None if it is a program."""
-        if not isinstance(self.model, TransformerSpec):
-            return None
+        """The same model with another number of blocks; None if it is a program whose blocks are not alike."""
+        if isinstance(self.model, Function):
+            alike = self.alike
+            return None if alike is None else replace(self, model=alike.of_layers(layers), blocks=layers)
         return replace(self, model=replace(self.model, layers=layers), blocks=layers)
+
+    @cached_property
+    def alike(self) -> Blocks | None:
+        """The blocks of a program, if they are alike."""
+        return Blocks.of(self.model, self.prefix, self.blocks) if isinstance(self.model, Function) else None
 
     @property
     def step(self) -> Function:
@@ -231,9 +239,13 @@ def _split_by_tp(spec: TransformerSpec) -> tuple[tuple[str, int], ...]:
 
 
 def _blocks(function: Function) -> tuple[str, int]:
-    """The region with most numbered parts, and their number."""
-    count: dict[str, int] = {}
+    """The region with most numbered parts, and their number: parts that are alike, or those of an outermost region."""
+    count: dict[str, set[int]] = {}
     for path in function.regions:
-        if match := re.fullmatch(r"(\w+)\.(\d+)", path):
-            count[match[1]] = count.get(match[1], 0) + 1
-    return max(count.items(), key=lambda item: item[1], default=("", 0))
+        if match := re.fullmatch(r"((?:(?!\d+\.)\w+\.)*(?!\d+\.)\w+)\.(\d+)", path):
+            count.setdefault(match[1], set()).add(int(match[2]))
+    for prefix, parts in sorted(count.items(), key=lambda item: -len(item[1])):
+        if parts == {*range(len(parts))} and Blocks.of(function, prefix, len(parts)) is not None:
+            return prefix, len(parts)
+    outer = [(prefix, len(parts)) for prefix, parts in count.items() if "." not in prefix]
+    return max(outer, key=lambda item: item[1], default=("", 0))

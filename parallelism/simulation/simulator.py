@@ -12,6 +12,7 @@ simulation has no traffic with the host.
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from os import PathLike
 from typing import Any, NamedTuple
 
@@ -28,7 +29,12 @@ from parallelism.simulation.device_events import DeviceEvents, GroupKey
 from parallelism.simulation.event_classes import Ints, Templates, members
 from parallelism.simulation.folded_links import PricedCollectives, folded_routes, own_ports
 from parallelism.simulation.folding import CannotFold, EqualDevices, fold as folded, priced_alike, same_prices
-from parallelism.simulation.operations import Simulable, SimulatedOperation, simulated_operation
+from parallelism.simulation.operations import (
+    PipelinedStep,
+    Simulable,
+    SimulatedOperation,
+    simulated_operation,
+)
 from parallelism.simulation.parts import StepParts, parts_of
 from parallelism.simulation.repeated_stages import MESSAGES
 from parallelism.timeline import (
@@ -196,9 +202,10 @@ class _Simulation:
         piece then.
         """
         simulated = self.placed_on(pricing)
-        pieces = _Pieces(simulated.mesh, pricing)
+        pieces = _Pieces(simulated.mesh, pricing, _levels_between_stages(simulated, pricing))
         each = _representatives(simulated.templates(None if self.op_by_op else pieces), pricing)
-        if _on_levels(each.events, pricing, pieces.levels) or not pieces.are_of_equals(each.equal):
+        share = _on_levels(each.events, pricing, pieces.levels) or pieces.levels & pieces.refused
+        if share or not pieces.are_of_equals(each.equal):
             runs = None if self.op_by_op else pieces.of_computes
             each = _representatives(simulated.templates(runs), pricing)
         trace = self._trace(_timed(each, pricing), simulated.mesh, pricing, each)
@@ -289,13 +296,16 @@ class _Pieces:
     Actions with the same events have one price on all devices whose groups have equal prices.
     """
 
-    def __init__(self, mesh: Mesh, pricing: Pricing) -> None:
-        self.mesh, self.pricing = mesh, pricing
+    def __init__(self, mesh: Mesh, pricing: Pricing, of_messages: Collection[int] = frozenset()) -> None:
+        """``of_messages`` are levels of links: what has collectives on one of them is no piece."""
+        self.mesh, self.pricing, self.of_messages = mesh, pricing, frozenset(of_messages)
         self._alike: dict[tuple[GroupKey, bytes], int | None] = {}
-        self._seconds: dict[tuple[int, tuple[tuple[GroupKey, int], ...]], tuple[DeviceEvents, float]] = {}
+        self._seconds: dict[Any, tuple[DeviceEvents, float | None]] = {}
         """By the id of the events and the numbers of their groups.  The value keeps the events alive."""
         self.levels: set[int] = set()
         """The levels of the links that collectives inside of pieces use."""
+        self.refused: set[int] = set()
+        """Those of the collectives of what is no piece for its levels."""
 
     def __call__(self, ranks: Ints, events: DeviceEvents) -> float | None:
         """Seconds of the events on each of these ranks; None if they have messages, or if a price differs by rank."""
@@ -312,12 +322,14 @@ class _Pieces:
             groups.append((axes, alike))
         key = id(events), tuple(groups)
         if key not in self._seconds:
-            columns = self.priced(int(ranks[0]), events)
+            columns, levels = self._priced(int(ranks[0]), events)
             seconds = columns.numbers("duration_seconds")
             lasts = (
                 (columns.numbers("start_seconds") + seconds).max() if events.asynchronous else seconds.sum()
             )
-            self._seconds[key] = events, float(lasts)
+            is_piece = levels.isdisjoint(self.of_messages)
+            self._seconds[key] = events, float(lasts) if is_piece else None
+            (self.levels if is_piece else self.refused).update(levels)
         return self._seconds[key][1]
 
     def of_computes(self, ranks: Ints, events: DeviceEvents) -> float | None:
@@ -343,26 +355,31 @@ class _Pieces:
 
         If collectives overlap with compute, the events also have start times, relative to the first event.
         """
+        return self._priced(rank, events)[0]
+
+    def _priced(self, rank: int, events: DeviceEvents) -> tuple[Columns, set[int]]:
+        """`priced`, and the levels of the links that its collectives use."""
         templates = Templates(self.mesh, [events], np.zeros(self.mesh.size, np.int64))
         columns, _, looks = templates.by_rank([rank])
         at = np.flatnonzero(columns.isin("kind", {"collective"}))
         seconds = self.pricing.prices(columns, roles_of(columns)).seconds
         own = _collective_prices(templates, self.pricing, looks[at], columns.numbers("rank")[at])
         seconds[at] = own.seconds
-        self.levels.update(channel[0] for price in own.prices for channel in price.crossing)
+        levels = {channel[0] for price in own.prices for channel in price.crossing}
         if not events.asynchronous:
-            return columns.with_columns(duration_seconds=seconds)
+            return columns.with_columns(duration_seconds=seconds), levels
         equal = EqualDevices(
             np.zeros(self.mesh.size, np.int64), np.array([rank])
         )  # all members call at the same time
         nothing = np.zeros(len(columns), np.int64)
-        return replay_columns(
+        timed = replay_columns(
             columns,
             [len(columns)],
             self.pricing,
             roles=_folded_roles(columns, templates.axes_of[looks], equal),
             prices=Prices(seconds, Table((None,), nothing.astype(np.int32)), (None,), nothing),
         )
+        return timed, levels
 
     def _alike_for_all(self, axes: GroupKey, ranks: Ints) -> int | None:
         """The number that `same_prices` gives to all groups of these ranks along the axes; None if they differ, or if
@@ -458,6 +475,20 @@ def _collective_prices(templates: Templates, pricing: Pricing, looks: Ints, rank
             result.groups.append(call.group)
         of_event[i] = known[key]
     return result
+
+
+def _levels_between_stages(simulated: SimulatedOperation, pricing: Pricing) -> set[int]:
+    """The levels of the links between neighbouring stages of a pipeline, if links are shared."""
+    axis = simulated.program.axes(simulated.mesh)[0] if isinstance(simulated, PipelinedStep) else None
+    if axis is None or not pricing.shares_links:
+        return set()
+    stages = members(simulated.mesh, (axis,))
+    return {
+        channel[0]
+        for group in stages.tolist()
+        for source, target in pairwise(group)
+        for channel in pricing.costs.path(source, target).channels
+    }
 
 
 def _on_levels(events: Columns, pricing: Pricing, levels: Collection[int]) -> bool:

@@ -16,7 +16,7 @@ from vcluster.__main__ import main
 from vcluster.cli.command_line import serve
 
 B, = ir.symbols("B")
-PROGRAM = "only the blocks of a TransformerSpec are pieces; a program is simulated as a whole"
+PROGRAM = "only blocks that are alike are pieces, and this program is simulated as a whole"
 SPEC = models.TransformerSpec(layers=4, width=64, heads=4, vocabulary=64, sequence=16)
 
 

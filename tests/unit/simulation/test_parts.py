@@ -79,8 +79,17 @@ def test_equal_to_the_parts_of_all_events(
         assert sum(total.flops for total in expected[rank].values()) == trace.flops(rank)
 
 
-def test_computes_between_two_collectives_are_one_event_where_collectives_share_links_with_messages() -> None:
+def test_computes_between_two_collectives_are_one_event_where_collectives_share_links_with_messages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     step = step_of(Mesh(pp=2, dp=2, tp=2), 12, 3)
+    made, templates = Counter[bool](), PipelinedStep.templates
+
+    def counted(self: PipelinedStep, price: Any = None) -> Any:
+        made[price is None] += 1
+        return templates(self, price)
+
+    monkeypatch.setattr(PipelinedStep, "templates", counted)
     runs, ops = (simulate(step, fold=True, op_by_op=op_by_op, **ON) for op_by_op in (False, True))
     for rank in ops.ranks:
         few, all_ = ([event for event in trace.events if event.rank == rank] for trace in (runs, ops))
@@ -90,6 +99,7 @@ def test_computes_between_two_collectives_are_one_event_where_collectives_share_
             [event.start_seconds for event in all_ if event.kind == "collective"], rel=1e-12)
         assert 3 * sum(event.kind == "compute" for event in few) < sum(event.kind == "compute" for event in all_)
         assert any(event.name == "ops" for event in few)
+    assert made == {False: 1, True: 1}      # what shares links is seen before the events of all devices are made
     assert runs.peaks() == ops.peaks() and runs.makespan_seconds == pytest.approx(ops.makespan_seconds, rel=1e-12)
     assert runs.flops(0) == ops.flops(0)
 
@@ -120,13 +130,13 @@ def test_ops_are_priced_once_however_many_microbatches_there_are(
     microbatches: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts: Counter[str] = Counter()
-    priced = simulator._Pieces.priced
+    priced = simulator._Pieces._priced
 
     def counted(self: simulator._Pieces, *arguments: Any) -> Any:
         counts["priced"] += 1
         return priced(self, *arguments)
 
-    monkeypatch.setattr(simulator._Pieces, "priced", counted)
+    monkeypatch.setattr(simulator._Pieces, "_priced", counted)
     lengths = []
     for layers in (2, 4):
         counts.clear()

@@ -108,13 +108,13 @@ def test_an_action_that_stages_share_has_one_price_for_places_that_are_connected
 ) -> None:
     step = PipelinedStep(
         PipelinedProgram(stages_of(5, recompute=False, split=True), Pipeline(5, 4), Mesh(tp=2)), Mesh(pp=5, tp=2), 4)
-    priced, asked = simulator._Pieces.priced, []
+    priced, asked = simulator._Pieces._priced, []
 
     def counted(self: simulator._Pieces, rank: int, events: DeviceEvents) -> Columns:
         asked.append(rank)
         return priced(self, rank, events)
 
-    monkeypatch.setattr(simulator._Pieces, "priced", counted)
+    monkeypatch.setattr(simulator._Pieces, "_priced", counted)
     pricing = Pricing.of(hardware, "modelled")
     shared = step.templates(simulator._Pieces(step.mesh, pricing))
     stages, forms = 5, len({id(programs.first) for programs in (step.programs(i, 2 * i) for i in range(5))})
