@@ -36,7 +36,7 @@ from parallelism.serving.plans import Layout, ServingPlan, ServingPlans, Task
 from parallelism.serving.prices import Precision, StepPrices
 from parallelism.serving.workloads import PricedRun, Workload
 
-BATCHES = (1, 4, 8, 16, 32, 64, 128, 256)
+BATCHES = (1, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256)
 CHUNK = 2048
 """The tokens of a step, where it is not said."""
 MOST_TENSOR_DEVICES = 64

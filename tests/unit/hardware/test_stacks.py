@@ -47,6 +47,12 @@ def test_every_number_of_a_stack_says_what_it_is(name):
         assert fitted_on(name)
 
 
+def test_serving_has_stacks_of_its_own():
+    assert with_usual_stack("dgx-h100:2", serving=True) == "dgx-h100:2+tensorrt-llm-h100"
+    assert with_usual_stack("dgx-h100+plain", serving=True) == "dgx-h100+plain"
+    assert with_usual_stack("tpu-v4", serving=True) == "tpu-v4"
+
+
 def test_a_stack_replaces_constants_of_a_preset_and_nothing_else():
     plain, told = Hardware.preset("dgx-a100:4"), Hardware.preset("dgx-a100:4+megatron-a100")
     assert told == on_stack(plain, "megatron-a100") and told.devices == plain.devices
