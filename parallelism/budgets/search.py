@@ -12,11 +12,12 @@ from parallelism.budgets.degraded import Degraded, best_of, search_degraded
 from parallelism.budgets.imperfect import Imperfections
 from parallelism.budgets.measures import Measures
 from parallelism.budgets.sweep import Cell, Sweep
-from parallelism.hardware import Hardware, sized_hardware
+from parallelism.hardware import Hardware
 from parallelism.ir import Function
 from parallelism.models import TransformerSpec, transformer
 from parallelism.planning import Plan, Plans, find_plan
 from parallelism.planning.explanation import need_text
+from parallelism.planning.search import machine_of
 from parallelism.side_by_side import side_by_side
 
 Describe = Callable[[Plan], dict[str, Any]]
@@ -111,18 +112,18 @@ def _cell(
 ) -> Cell:
     """The cell with its plan, or with the reason why there is none."""
     try:
-        found = sized_hardware(place.hardware, place.devices)
+        found, count = machine_of(place.hardware, place.devices)
         check(found)
         wrong = arguments.pop("imperfections")
         search = partial(_search, arguments)
         if wrong:
             told = search_degraded(search, place.hardware, place.devices, place.batch, wrong)
         else:
-            told = search(found, place.devices or found.ranks)
+            told = search(found, count)
     except ValueError as error:
         return replace(cell, reason=str(error), is_refused=True)
     plans = told.plans if isinstance(told, Degraded) else told
-    cell = replace(cell, devices=place.devices or found.ranks)
+    cell = replace(cell, devices=count)
     if not len(plans):
         return replace(cell, reason=reason_of(plans))
     best = best_of(plans)

@@ -244,6 +244,7 @@ def _without_strategies(program: str, arguments: argparse.Namespace) -> int:
 def _check_without_strategies(arguments: argparse.Namespace, asked: str) -> None:
     """`WrongWords` for options that are for plans of strategies, or for the other search."""
     refused = ["fix", "why_not", "save", "load", "verify", "again"]
+    refused += ["slow_links", "slow_devices", "lost_devices", "jitter"]
     if arguments.slices:
         refused.append("html")
     for name in refused:

@@ -77,7 +77,7 @@ def explain(paths: OnePath | Iterable[OnePath]) -> Explanation:
 def explanation_of(records: Records) -> Explanation:
     """Why a job hangs, from its records."""
     matching = Matching(records)
-    for find in (_failure, _mismatch, _stuck, _absent, _under_way):
+    for find in (_failure, _mismatch, _stuck, _absent, _under_way, _unseen):
         if (found := find(matching)) is not None:
             return found
     return Explanation(
@@ -200,7 +200,11 @@ def _under_way(matching: Matching) -> Explanation | None:
     records = matching.records
     if records.is_own and all(record.outcome == "returned" for record in records.ranks.values()):
         return _undelivered(matching)
-    waits = waits_of(matching)
+    waits = {
+        rank: found
+        for rank, found in waits_of(matching).items()
+        if not any(wait.missing or wait.unknown for wait in found)
+    }
     if not waits:
         return None
     first = next(iter(waits.values()))[0]
@@ -220,6 +224,25 @@ def _under_way(matching: Matching) -> Explanation | None:
     return _with_table(matching, int(record.group[first.place.at]), explanation)
 
 
+def _unseen(matching: Matching) -> Explanation | None:
+    """What cannot be told without the dumps that are not there."""
+    records = matching.records
+    if not records.missing:
+        return None
+    who = ranks_in_words(records.missing)
+    odd = tuple(rank for rank, record in records.ranks.items() if record.outcome == "raised")
+    if odd:
+        cause = (
+            f"{ranks_in_words(odd)} found that the members of a group differ; in what cannot be told, because {who} "
+            f"left no dump"
+        )
+    else:
+        cause = (
+            f"nothing hangs in these dumps, and what {who} did cannot be told, because there is no dump of it"
+        )
+    return Explanation("unknown", cause, odd, records=records)
+
+
 def _undelivered(matching: Matching) -> Explanation | None:
     """Messages that nobody received, of a run that has ended."""
     records = matching.records
@@ -227,7 +250,9 @@ def _undelivered(matching: Matching) -> Explanation | None:
     for rank, record in records.ranks.items():
         for at in record.is_message.nonzero()[0].tolist():
             place = Place(rank, at)
-            if records.form(rank, at).name == "send" and not matching.is_matched(place):
+            if records.form(rank, at).name != "send" or matching.channel(place).target not in records.ranks:
+                continue
+            if not matching.is_matched(place):
                 left.setdefault(tuple(matching.channel(place)), []).append(place)
     if not left:
         return None

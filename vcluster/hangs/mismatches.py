@@ -43,8 +43,9 @@ def error_of(matching: Matching, different: Mismatch) -> tuple[str, CollectiveMi
     kind = records.form(first, members.here[first]).name
     error = mismatch(kind, texts, different.what)
     head = str(error)
-    if len(texts) > MOST_LISTED:
-        head = f"the members of the group of {ranks_in_words(sorted(texts))} differ in {different.what}"
+    everybody = records.members(different.group)
+    if len(texts) > MOST_LISTED or len(texts) < len(everybody):
+        head = f"the members of the group of {ranks_in_words(sorted(everybody))} differ in {different.what}"
     raised = [rank for rank in texts if records.ranks[rank].outcome == "raised"]
     sites = {rank: records.site(rank, members.here[rank]).location for rank in raised or texts}
     lines = str(error.at({rank: site for rank, site in sites.items() if site})).splitlines()[1:]
@@ -63,7 +64,7 @@ def _in_group(matching: Matching, group: int) -> Mismatch | None:
     records = matching.records
     members = records.members(group)
     present = [rank for rank in members if rank in records.ranks]
-    if len(present) < 2 or (records.is_own and len(present) < len(members)):
+    if len(present) < 2:
         return None
     numbers, places = matching.collectives(present[0], group)
     usual = records.ranks[present[0]].call[places]
@@ -77,7 +78,10 @@ def _in_group(matching: Matching, group: int) -> Mismatch | None:
         for at in np.flatnonzero(usual[mine] != its[yours]).tolist():
             what = records.calls[usual[mine[at]]].difference(records.calls[its[yours[at]]])
             if what is not None and (best is None or shared[at] < best.sequence):
-                if not records.is_own or not matching.members(group, int(shared[at])).not_yet:
+                not_yet = {*matching.members(group, int(shared[at])).not_yet}
+                if not records.is_own or not_yet.issubset(
+                    records.missing
+                ):  # a run looks once all have called
                     best = Mismatch(group, int(shared[at]), what)
                 break
     return best

@@ -49,6 +49,40 @@ def test_the_dump_of_a_planted_mistake_is_explained_as_its_error(cluster_of, sha
         assert str(found).startswith(str(error))
 
 
+@pytest.mark.sampled(25)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_worse_dumps_are_explained_right_or_it_is_said_that_they_cannot_be(cluster_of, shape, kind, tmp_path):
+    """A rank without a dump, ring buffers that hold the last calls only, clocks that differ by seconds."""
+    mesh, axes = SHAPES[shape]
+    with pytest.raises(ClusterError) as caught:
+        cluster_of(mesh).run(planted, kind, axes)
+    right, dumps = str(caught.value).splitlines()[0], caught.value.trace.dumps
+
+    def told(dumps):
+        path = tmp_path / "worse.json"
+        path.write_text(json.dumps({"version": "2.10", "dumps": dumps}))
+        return explain(path)
+
+    for lost in range(mesh.size):
+        found = told([dump for dump in dumps if dump["rank"] != lost])
+        assert found.records.missing == (lost,)
+        assert f"no dump of rank {lost} is among these" in str(found)
+        same_difference = found.kind == "mismatch" and found.cause.endswith(right[right.index(" differ "):])
+        assert (found.cause == right or f"rank {lost} left no dump" in found.cause or same_difference
+                or f"what rank {lost} did cannot be told" in found.cause or found.kind == "deadlock")
+    for last in (1, 2, 4):
+        found = told([dump | {"entries": dump["entries"][-last:]} for dump in dumps])
+        assert found.cause == right or " cannot be told, because the ring buffer of " in found.cause
+    skewed = []
+    for dump in dumps:
+        times = ("time_created_ns", "time_discovered_started_ns", "time_discovered_completed_ns")
+        entries = [entry | {name: entry[name] + 3_000_000_000 * dump["rank"] for name in times if name in entry}
+                   for entry in dump["entries"]]
+        skewed.append(dump | {"entries": entries})
+    assert told(skewed).cause == right
+
+
 def test_the_decision_is_told(cluster_of, tmp_path):
     def kernel(device):
         device.all_reduce(np.ones(3))

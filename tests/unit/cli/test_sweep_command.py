@@ -198,6 +198,18 @@ def test_wrong_words_of_a_sweep_are_one_line(flag: str, capsys: pytest.CaptureFi
         assert err.count("\n") == 1 and err.startswith("python -m vcluster plan: ") and len(err) < 700, (flag, value, err)
 
 
+@pytest.mark.parametrize("words", ["--slow-links 10%:0.5", "--slow-devices 1:0.8", "--lost-devices 1", "--jitter 3%"])
+def test_searches_without_strategies_take_no_faults(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    on = ["--hardware", "dgx-a100", "--devices", "2", "--slices", "2"]
+    status, out, err = said(capsys, "plan", *SMALL[:SMALL.index("--fix")], "--global-batch-size", "8", *on, *words.split())
+    assert (status, out) == (2, "") and "is for plans of strategies; leave it out with --slices" in err
+
+
+def test_a_preset_needs_a_number_of_devices(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = said(capsys, "plan", *SMALL, "--hardware", "dgx-a100", "--tokens", "1B")
+    assert (status, out) == (2, "") and "say how many devices of dgx-a100 there are" in err
+
+
 @pytest.mark.parametrize("words", [
     "--days 3", "--price 2", "--carbon 400", "--mtbf 5h", "--storage 1GB/s", "--restart 3min",
     "--row-tokens 8", "--global-batch-size 4:8", "--devices 2,4", "--hardware dgx-a100,dgx-h100",
