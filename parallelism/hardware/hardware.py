@@ -64,6 +64,7 @@ _SECONDS = (
     "memory_ramp_seconds",
     "issue_seconds",
     "step_seconds",
+    "row_seconds",
     "request_seconds",
     "message_overhead_seconds",
     "message_overhead_seconds_per_byte",
@@ -145,9 +146,11 @@ class Hardware:
 
     What software reaches is in fields of its own.  ``flops_efficiencies`` are those of single dtypes.  With
     ``products``, products of matrices reach ``efficiency`` times what their shape allows, without a ramp.  An op takes
-    at least ``issue_seconds``: issuing it takes as long.  An engine that serves takes ``step_seconds`` on the host for each
-    step, and ``request_seconds`` for each request that it takes in.  A message holds its sender and its receiver for
-    ``message_overhead_seconds`` each, and ``message_overhead_seconds_per_byte`` more where they copy it.  A collective
+    at least ``issue_seconds``: issuing it takes as long.
+    An engine that serves takes ``step_seconds`` on the host for each step, and ``row_seconds`` for each token that it
+    chooses in it; a request is on its way for ``request_seconds``.  A
+    message holds its sender and its receiver for ``message_overhead_seconds`` each, and
+    ``message_overhead_seconds_per_byte`` more where they copy it.  A collective
     takes ``collective_share`` of the device from the compute beside it.  With ``fused``, programs run there with chains
     of elementwise ops as one (`parallelism.transforms.Fused`); "elementwise": without row reductions in them;
     "epilogues": so, and products add the bias that follows them.  With ``overlapping``, a collective that the gradient
@@ -186,6 +189,7 @@ class Hardware:
     products: Products | None = None
     issue_seconds: float = 0.0
     step_seconds: float = 0.0
+    row_seconds: float = 0.0
     request_seconds: float = 0.0
     message_overhead_seconds: float = 0.0
     message_overhead_seconds_per_byte: float = 0.0

@@ -7,8 +7,8 @@ The datasheet says what a device could do, and benchmarks what it does in one li
 software launches, fuses and multiplies is in a file of its own, ``presets/stacks``: a table with fields of `Hardware`,
 ``reached`` by the names of links, and ``kernels`` by the names of ops.  The source of each number begins with what it
 is: from a ``datasheet``, ``measured`` (where), ``fitted`` (on which table, by which command), or an ``estimate``.  A
-stack with ``default = true`` is that of plans and simulations of Transformers on its ``hardware``, where their words
-name none (`with_usual_stack`); ``dgx-h100+plain`` is the hardware without a stack.  ``fitted_on`` has the tables of
+stack with ``default = true`` (of serving: ``"serving"``) is that of plans and simulations of Transformers on its
+``hardware``, where their words name none (`with_usual_stack`); ``dgx-h100+plain`` is the hardware without a stack.  ``fitted_on`` has the tables of
 published runs that the stack was fitted to: they cannot tell how good its predictions are
 (`vcluster.calibration.published`).
 """
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 MARKS = ("datasheet", "measured", "fitted", "estimate")
 """Where a number of a stack is from: the first word of its source."""
+SERVING = "serving"
+"""The ``default`` of a stack that is that of plans of serving."""
 _FOLDER = "presets/stacks"
 _OWN = (
     "name",
@@ -151,21 +153,21 @@ def split_name(name: str) -> tuple[str, str]:
     return preset, stack
 
 
-def with_usual_stack(name: str) -> str:
-    """The name of a preset with the stack that training of Transformers has there; others as they are.
+def with_usual_stack(name: str, *, serving: bool = False) -> str:
+    """The name of a preset with the stack that training of Transformers has there, or ``serving``; others as they are.
 
     >>> with_usual_stack("dgx-a100:2"), with_usual_stack("dgx-a100+plain"), with_usual_stack("tpu-v4")
     ('dgx-a100:2+megatron-a100', 'dgx-a100+plain', 'tpu-v4')
     """
-    usual = _usual_stacks().get(name.partition(":")[0])
+    usual = _usual_stacks(SERVING if serving else True).get(name.partition(":")[0])
     return f"{name}+{usual}" if usual and "+" not in name else name
 
 
 @cache
-def _usual_stacks() -> dict[str, str]:
-    """By preset, its default stack."""
+def _usual_stacks(work: str | bool) -> dict[str, str]:
+    """By preset, its default stack for a work: training, True, or serving."""
     tables = {name: read_stack(name) for name in stack_names()}
-    return {str(table["hardware"]): name for name, table in tables.items() if table.get("default")}
+    return {str(table["hardware"]): name for name, table in tables.items() if table.get("default") == work}
 
 
 def stack_file(name: str) -> str:

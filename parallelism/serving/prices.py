@@ -307,9 +307,14 @@ class StepPrices:
         messages = [np.repeat(self._messages(given)[:, None], count, axis=1) for given in fixed]
         return self._through_stages(each, messages)
 
-    def step_seconds(self, works: Sequence[Mapping[str, int]], joining: int = 0) -> float:
-        """`seconds`, and what the host takes for the step and for requests that join."""
-        return self.seconds(works) + self.hardware.step_seconds + joining * self.hardware.request_seconds
+    def step_seconds(self, works: Sequence[Mapping[str, int]]) -> float:
+        """`seconds`, and what the host takes for the step."""
+        return self.seconds(works) + self.host_seconds(works)
+
+    def host_seconds(self, works: Sequence[Mapping[str, int]]) -> float:
+        """What the host takes for a step: for itself, and for each token that is chosen in it."""
+        hardware = self.hardware
+        return hardware.step_seconds + hardware.row_seconds * sum(work[PICKED] for work in works)
 
     def _through_stages(self, works: Sequence[Floats], messages: Sequence[Floats]) -> Floats:
         """When the last stage is through with the last work of each step: each stage takes the works in their order."""

@@ -36,7 +36,7 @@ from parallelism.serving.plans import Layout, ServingPlan, ServingPlans, Task
 from parallelism.serving.prices import Precision, StepPrices
 from parallelism.serving.workloads import PricedRun, Workload
 
-BATCHES = (1, 4, 8, 16, 32, 64, 128, 256)
+BATCHES = (1, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256)
 CHUNK = 2048
 """The tokens of a step, where it is not said."""
 MOST_TENSOR_DEVICES = 64
@@ -442,9 +442,8 @@ class Fit:
             seen = min(context, spec.window or context) if kind == "window" else context
             work |= {f"{READ}_{kind}": picked * seen if context else 0, f"{SCORED}_{kind}": tokens * seen}
         seconds = self.prices.stage_seconds({TOKENS: work[TOKENS], PICKED: work[PICKED]}, [work])
-        return float(seconds.sum() if through else seconds.max()) + self.task.hardware.step_seconds * (
-            self.layout.pp == 1
-        )
+        taken = float(seconds.sum() if through else seconds.max())
+        return taken + self.prices.host_seconds([work]) * (self.layout.pp == 1)
 
 
 @dataclass(frozen=True)

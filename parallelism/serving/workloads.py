@@ -150,7 +150,7 @@ class PricedRun:
             if stretch > 1:
                 self._run_stretch(step, stretch)
             else:
-                self._run(step, joined)
+                self._run(step)
         answered = tuple(
             Answered(
                 request.arrival_seconds, self.first[number], self.last[number], len(engine.answers[number])
@@ -163,12 +163,13 @@ class PricedRun:
         """The next request; in a closed loop it is sent now."""
         if self.left:
             request = self.left.pop()
-            self.engine.add(replace(request, arrival_seconds=self.now) if self.closed else request)
+            sent = self.now if self.closed else request.arrival_seconds
+            self.engine.add(replace(request, arrival_seconds=sent + self.prices.hardware.request_seconds))
 
-    def _run(self, step: Step, joined: int) -> None:
+    def _run(self, step: Step) -> None:
         """One step."""
         settings, placement = self.prices.settings, self.prices.placement
-        seconds = self.prices.step_seconds([numbers_of(placement, settings, work) for work in step], joined)
+        seconds = self.prices.step_seconds([numbers_of(placement, settings, work) for work in step])
         self.now, self.steps = self.now + seconds, self.steps + 1
         tokens = {request: 0 for work in step for _, _, request in sampled_rows(work)}
         for request in tokens:
@@ -195,10 +196,8 @@ class PricedRun:
 
     def _run_stretch(self, step: Step, count: int) -> None:
         """So many steps at once, or as many as there are before the next request arrives."""
-        seconds = (
-            self.prices.seconds_of_stretch(*self._numbers(step, count), count)
-            + self.prices.hardware.step_seconds
-        )
+        fixed, moving = self._numbers(step, count)
+        seconds = self.prices.seconds_of_stretch(fixed, moving, count) + self.prices.host_seconds(fixed)
         ends = self.now + np.cumsum(seconds)
         arrival = self.engine.next_arrival_seconds
         if self.now < arrival < inf:  # one that has arrived already waits for somebody to leave

@@ -11,6 +11,7 @@ from vcluster.demo.options import PROGRAM, parser_of
 DEMOS = {
     "mlp": "train a perceptron on handwritten digits, as a pipeline",
     "gpt": "train a small GPT on pipeline stages, shards and replicas at once",
+    "generate": "a small model completes text, split over stages and shards",
     "collectives": "one collective, step by step: which device sends what where",
     "matmul": "a sharded matrix product: layouts, plan and traffic",
     "ffn": "a sharded feed-forward block, forward and backward",

@@ -171,6 +171,36 @@ _PARSERS: Mapping[str, Callable[[str], Parser]] = {
         },
         {"pp": "stages of the pipeline", "dp": "replicas of the pipeline", "tp": "shards of every stage"},
     ),
+    "generate": lambda name: _parser(
+        name,
+        "A small Transformer learns from the docstrings of this package, and completes\n"
+        "lines: stages over pp, heads over tp, requests over dp, each device with its\n"
+        "part of the cache of keys and values.  Then compares with one process.",
+        """\
+--tp 2 --pp 2
+      two stages of two devices, as without options
+--dp 2 --tp 2
+      two replicas with requests of their own
+--pp 2 --prompt "A mesh " --prompt "The "
+      your own prompts; they may have different lengths
+--tp 4
+      heads of keys and values are copied, as there are only two""",
+        {
+            "--tokens": _count("tokens to generate (24)", 24, most=160),
+            "--steps": _count("steps of training (80)", 80, least=0, most=5000),
+            "--blocks": _count("blocks (2)", 2, most=32),
+            "--temperature": {
+                "type": lambda text: 0.0 if text == "0" else positive(text),
+                "default": 0.5,
+                "metavar": "X",
+                "help": "of what is drawn; 0: the most likely token (0.5)",
+            },
+            "--prompt": {"action": "append", "metavar": "TEXT", "help": "text to continue; may be repeated"},
+            **_HARDWARE,
+            "--seed": _count("seed of weights, batches and what is drawn (0)", 0, least=0),
+        },
+        {"pp": "stages of the pipeline", "dp": "replicas", "tp": "shards of every stage"},
+    ),
     "collectives": lambda name: _parser(
         name,
         "Shows one collective step by step on small arrays: which device sends what\n"

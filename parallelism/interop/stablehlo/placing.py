@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -147,6 +149,24 @@ def _stated(attributes: dict[str, Any], ndim: int, placed: Devices | None) -> Te
         tiles = gspmd_tiles(str(attributes["mhlo.sharding"]), ndim, placed.mesh.size)
         return TensorSharding(*[()] * ndim) if tiles is None else tiled_layout(tiles, placed.mesh)
     return None
+
+
+def with_layouts_of_inputs(function: Function) -> Function:
+    """The function, in which an input that is only laid out before its use has this layout itself."""
+    count = Counter(value for op in function.ops for value in op.inputs) + Counter(function.outputs)
+    new: dict[Value, Value] = {}
+    for op in function.ops:
+        value = op.inputs[0] if op.kind == "reshard" else None
+        if value in function.inputs and value is not None and value.layout is None and count[value] == 1:
+            laid = replace(value, layout=TensorSharding.parse(op["layout"]))
+            new |= {value: laid, op.outputs[0]: laid}
+    ops = [
+        replace(op, inputs=tuple([new.get(value, value) for value in op.inputs]))
+        for op in function.ops
+        if not op.outputs or op.outputs[0] not in new
+    ]
+    sides = [tuple([new.get(value, value) for value in side]) for side in (function.inputs, function.outputs)]
+    return replace(function, inputs=sides[0], ops=tuple(ops), outputs=sides[1])
 
 
 # -- programs of each device -------------------------------------------------------------------------------------------

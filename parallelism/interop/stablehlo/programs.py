@@ -34,6 +34,7 @@ from parallelism.interop.stablehlo.placing import (
     of_one_device,
     partitioned,
     result_layouts,
+    with_layouts_of_inputs,
 )
 from parallelism.interop.stablehlo.reading import MOST_OPS, Reader
 from parallelism.ir.core import Builder, Function, TensorType
@@ -155,7 +156,7 @@ def program_of(
     if partitioned(module) or any(op.kind in CALLS for op in function.ops) or uses_rank(function):
         assert placed is not None
         return of_one_device(function, placed)
-    return function
+    return with_layouts_of_inputs(function)
 
 
 def argument_type(main: Node, number: int) -> TensorType:

@@ -212,6 +212,22 @@ def test_a_gpt_that_runs_away_is_exit_status_1(capsys):
     assert " NO  the training diverged" in out
 
 
+@pytest.mark.parametrize("words", ["--tp 2 --pp 2", "--dp 2 --temperature 0", "--tp 4 --prompt A"])
+def test_what_devices_generate_is_what_one_process_does(capsys, words):
+    status, out = here(capsys, f"generate --backend thread --steps 2 --tokens 5 {words}")
+    assert status == 0 and "ok  the tokens are those of one process" in out
+    assert "What the devices wrote" in out and "rank 1" in out
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    ("--pp 3", "2 layers cannot be dealt to 3 stages"), ("--tokens 0", "needs a whole number from 1 to 160"),
+    ("--temperature -1", "needs a number above 0"), ("--tokens 160 --prompt " + "A" * 40, "at most 192"),
+])
+def test_wrong_words_of_generate_are_told(words, message, capsys):
+    assert serve(command.PROGRAM, command.main, ["generate", *words.split()]) == 2
+    assert message in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_the_gpt_of_the_issue_learns_on_eight_processes():
     run = demo("gpt", "--dp", "2", "--pp", "2", "--tp", "2", "--steps", "30")

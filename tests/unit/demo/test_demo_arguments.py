@@ -19,6 +19,7 @@ from vcluster.demo import (
     collectives,
     data as texts,
     ffn,
+    generate,
     gpt,
     matmul,
     mlp,
@@ -82,7 +83,7 @@ def test_a_wrong_mesh_is_refused_with_the_reason(text, reason):
     ("text", "reason"),
     [
         ("mpl", "there is no demo 'mpl'; did you mean mlp?"),
-        ("--pp 4", "name the demo first: mlp, gpt, collectives, matmul, ffn, attention, moe, plan, reshard"),
+        ("--pp 4", "name the demo first: mlp, gpt, generate, collectives, matmul, ffn, attention, moe, plan, reshard"),
         ("mlp --pp 0", "mlp: --pp: needs a whole number of at least 1, got 0"),
         ("mlp --pp -1", "--pp: needs a whole number of at least 1, got -1"),
         ("mlp --pp four", "--pp: needs a whole number of at least 1, got 'four'"),
@@ -216,7 +217,7 @@ def test_the_list_has_a_line_for_each_demo(capsys):
 def test_every_example_of_the_help_can_be_run():
     for parser, prepare in (
         (parser_of("mlp"), mlp.prepare), (parser_of("gpt"), gpt.prepare),
-        (parser_of("collectives"), collectives.prepare),
+        (parser_of("collectives"), collectives.prepare), (parser_of("generate"), generate.prepare),
         (parser_of("matmul"), matmul.prepare), (parser_of("ffn"), ffn.prepare),
         (parser_of("attention"), attention.prepare),
         (parser_of("reshard"), reshard.prepare),

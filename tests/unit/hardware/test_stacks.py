@@ -29,7 +29,7 @@ from vcluster.calibration.published_tables import Table
 def test_the_stacks_are_these():
     assert stack_names() == (
         "megatron-a100", "megatron-core-b200", "megatron-core-h100", "megatron-h100", "numpy-host",
-        "pytorch-eager-v100", "pytorch-h100", "pytorch-h200",
+        "pytorch-eager-v100", "pytorch-h100", "pytorch-h200", "tensorrt-llm-a100", "tensorrt-llm-h100",
         "torch-fsdp-a100", "torch-fsdp-h100")
 
 
@@ -45,6 +45,12 @@ def test_every_number_of_a_stack_says_what_it_is(name):
         assert source.split(":")[0] in MARKS
     if any(source.startswith("fitted: on") for source in table["sources"].values()):
         assert fitted_on(name)
+
+
+def test_serving_has_stacks_of_its_own():
+    assert with_usual_stack("dgx-h100:2", serving=True) == "dgx-h100:2+tensorrt-llm-h100"
+    assert with_usual_stack("dgx-h100+plain", serving=True) == "dgx-h100+plain"
+    assert with_usual_stack("tpu-v4", serving=True) == "tpu-v4"
 
 
 def test_a_stack_replaces_constants_of_a_preset_and_nothing_else():

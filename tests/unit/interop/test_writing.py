@@ -15,7 +15,7 @@ from ir_examples import EXAMPLES  # noqa: E402
 from numpy.testing import assert_allclose  # noqa: E402
 from onnx.reference import ReferenceEvaluator  # noqa: E402
 
-from parallelism import Mesh, Pipeline, PipelinedProgram, ir  # noqa: E402
+from parallelism import Mesh, Pipeline, PipelinedProgram, ir, models  # noqa: E402
 from parallelism.execution import Executable  # noqa: E402
 from parallelism.interop import (  # noqa: E402
     Partitioned,
@@ -27,7 +27,7 @@ from parallelism.interop import (  # noqa: E402
     to_stablehlo,
 )
 from parallelism.interop.stablehlo.exporting import CALLS, called  # noqa: E402
-from parallelism.layouts import partition  # noqa: E402
+from parallelism.layouts import annotate, partition  # noqa: E402
 from parallelism.transforms import Strategy, TensorParallel  # noqa: E402
 from vcluster.__main__ import main  # noqa: E402
 from vcluster.cli.command_line import WrongWords  # noqa: E402
@@ -175,3 +175,11 @@ def test_a_program_with_a_symbol_is_converted_with_its_size(tmp_path):
         main(["convert", str(source), str(target)])
     assert main(["convert", str(source), str(target), "--size", "B=4"]) == 0
     assert [value.type for value in from_stablehlo(target).inputs] == [ir.TensorType("f32", (4, 3))]
+
+
+def test_layouts_of_inputs_come_back():
+    laid = annotate(models.mlp((4, 8, 2), batch=4), {"x": "[dp, None]", "p.w0": "[None, tp]"})
+    back = from_stablehlo(to_stablehlo(laid, Mesh(dp=2, tp=2)))
+    assert [(value.name, value.layout) for value in back.inputs] == [(value.name, value.layout) for value in laid.inputs]
+    assert len([value for value in back.inputs if value.layout is not None]) == 2
+    assert not [op for op in back.ops if op.kind == "reshard"]

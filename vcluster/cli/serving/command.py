@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from parallelism.display import progress
-from parallelism.hardware import validation_json
+from parallelism.hardware import validation_json, with_usual_stack
 from parallelism.models import TransformerSpec
 from parallelism.serving.plans import SETTINGS, ServingPlan, ServingPlans
 from parallelism.serving.prices import PRECISIONS
@@ -161,7 +161,7 @@ def served(program: str, words: Sequence[str]) -> int:
         with progress("pricing layouts", alone=True):
             plans = find_serving(
                 model,
-                arguments.hardware,
+                with_usual_stack(arguments.hardware, serving=True),
                 arguments.devices,
                 lengths=lengths,
                 concurrency=arguments.concurrency,
