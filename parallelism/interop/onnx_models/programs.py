@@ -17,6 +17,7 @@ from parallelism.interop.onnx_models import (  # noqa: F401
     control,
     elementwise,
     indexing,
+    microsoft,
     normalizations,
     old_forms,
     products,

@@ -1,0 +1,202 @@
+"""What operators of ``com.microsoft`` mean, which ONNX Runtime writes when it optimizes or quantizes a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from parallelism.interop.arrays import number, part, reshaped, transposed
+from parallelism.interop.folding import convert, emit, whole
+from parallelism.interop.onnx_models.elementwise import ew
+from parallelism.interop.onnx_models.graph import GraphNode
+from parallelism.interop.onnx_models.products import matmul
+from parallelism.interop.onnx_models.reading import MEANINGS, Meaning, Reader, meaning as meaning_of_all
+
+DOMAIN = "com.microsoft"
+
+
+def meaning(*kinds: str) -> Callable[[Meaning], Meaning]:
+    """As `parallelism.interop.onnx_models.reading.meaning`, for operators of this domain."""
+    return meaning_of_all(*(f"{DOMAIN}.{kind}" for kind in kinds))
+
+
+def _standard(reader: Reader, node: GraphNode, x: list[Any], kind: str = "", **attributes: Any) -> Any:
+    """What an operator of ONNX means for these inputs."""
+    kind = kind or node.kind
+    given = replace(node, kind=kind, domain="", attributes={**node.attributes, **attributes})
+    return MEANINGS[kind](reader, given, x)
+
+
+def _given(x: list[Any], at: int) -> Any:
+    return x[at] if len(x) > at else None
+
+
+# -- what is the same, or a few operators in one -----------------------------------------------------------------------
+
+
+@meaning("QuantizeLinear", "DequantizeLinear", "Pad", "Trilu")
+def _same(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    return _standard(reader, node, x)
+
+
+@meaning("Gelu", "BiasGelu")
+def _gelu(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    a = x[0] if _given(x, 1) is None else ew("add", x[0], x[1])
+    return _standard(reader, node, [a], "Gelu", approximate="none")
+
+
+@meaning("FastGelu")
+def _fast_gelu(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    a = x[0] if _given(x, 1) is None else ew("add", x[0], x[1])
+    return _standard(reader, node, [a], "Gelu", approximate="tanh")
+
+
+@meaning("QuickGelu")
+def _quick_gelu(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    return ew("multiply", x[0], ew("sigmoid", ew("multiply", x[0], number(node.get("alpha", 1.702), x[0]))))
+
+
+@meaning("FusedMatMul", "TransposeMatMul")
+def _fused_matmul(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    if node.get("transBatchA", 0) or node.get("transBatchB", 0):
+        raise node.unsupported("batches that are transposed are not supported")
+    sides = []
+    for each, name in zip(x[:2], ("transA", "transB"), strict=True):
+        ndim = len(each.shape)
+        turned = node.get(name, 0) and ndim > 1
+        sides.append(transposed(each, [*range(ndim - 2), ndim - 1, ndim - 2]) if turned else each)
+    result = matmul(*sides)
+    alpha = node.get("alpha", 1.0)
+    return result if alpha == 1 else ew("multiply", result, number(alpha, result))
+
+
+@meaning("FusedConv", "FusedGemm")
+def _with_activation(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    kind, most = ("Conv", 3) if node.kind == "FusedConv" else ("Gemm", 3)
+    result = _standard(reader, node, x[:most], kind)
+    if (added := _given(x, 3)) is not None:
+        result = ew("add", result, added)
+    name = node.get("activation", "")
+    if not name:
+        return result
+    numbers = list(node.get("activation_params", ())) or [
+        node.get(f"activation_{each}")
+        for each in ("alpha", "beta")
+        if node.get(f"activation_{each}") is not None
+    ]
+    if name == "Clip":
+        return _standard(reader, node, [result, *(number(n, result) for n in numbers)], "Clip")
+    if name not in ("Relu", "Sigmoid", "Tanh", "LeakyRelu", "HardSigmoid"):
+        raise node.unsupported(f"the activation {name!r} is not supported")
+    return _standard(reader, node, [result], name, **dict(zip(("alpha", "beta"), numbers, strict=False)))
+
+
+# -- norms -------------------------------------------------------------------------------------------------------------
+
+
+@meaning("SimplifiedLayerNormalization")
+def _simplified(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    return _standard(reader, node, x[:2], "RMSNormalization")
+
+
+@meaning("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")
+def _skip_norm(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    """The norm of a sum; the fourth output is the sum."""
+    is_simple = node.kind.startswith("SkipSimplified")
+    total = ew("add", x[0], x[1])
+    if (bias := _given(x, 3 if is_simple else 4)) is not None:
+        total = ew("add", total, bias)
+    if any(name for name in node.outputs[1:3]):
+        raise node.unsupported("the mean and the deviation of a norm are not supported here")
+    given = [total, x[2], *([] if is_simple or _given(x, 3) is None else [x[3]])]
+    one = replace(node, outputs=node.outputs[:1])
+    kind = "RMSNormalization" if is_simple else "LayerNormalization"
+    result = _standard(reader, one, given, kind, axis=-1, epsilon=node.get("epsilon", 1e-12))
+    return [result[0] if isinstance(result, list) else result, None, None, total]
+
+
+# -- quantized ---------------------------------------------------------------------------------------------------------
+
+
+@meaning("MatMulNBits")
+def _matmul_n_bits(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    """Weights of 4 or 8 bits in blocks along the rows, each with a scale and a zero; those of 4 bits lie in pairs."""
+    bits, block, rows, columns = (node.get(name) for name in ("bits", "block_size", "K", "N"))
+    if bits not in (4, 8) or _given(x, 4) is not None:
+        raise node.unsupported("only weights of 4 and 8 bits, without an order of their own, are supported")
+    count = -(-rows // block)
+    numbers = reshaped(_unpacked(x[1], bits), (columns, count, block))
+    dtype = x[0].dtype
+    if (zeros := _given(x, 3)) is None:
+        centred = ew("subtract", convert(numbers, dtype), number(2 ** (bits - 1), x[0]))
+    elif zeros.dtype == dtype:
+        centred = ew("subtract", convert(numbers, dtype), reshaped(zeros, (columns, count, 1)))
+    else:
+        flat = _unpacked(reshaped(zeros, (columns, (count * bits + 7) // 8)), bits)
+        own = reshaped(part(flat, 1, 0, count), (columns, count, 1))
+        centred = ew("subtract", convert(numbers, dtype), convert(own, dtype))
+    scaled = ew("multiply", centred, convert(reshaped(x[2], (columns, count, 1)), dtype))
+    weights = part(reshaped(scaled, (columns, count * block)), 1, 0, rows)
+    result = matmul(x[0], transposed(weights, (1, 0)))
+    return result if _given(x, 5) is None else ew("add", result, x[5])
+
+
+def _unpacked(packed: Any, bits: int) -> Any:
+    """The numbers in bytes, along the last dim: of 4 bits the lower ones first."""
+    if bits == 8:
+        return packed
+    shape = tuple(packed.shape)
+    low = ew("bitwise_and", packed, number(15, packed))
+    high = ew("right_shift", packed, number(4, packed))
+    pairs = [whole(reshaped(each, (*shape, 1))) for each in (low, high)]
+    return reshaped(emit("concatenate", *pairs, axis=len(shape)), (*shape[:-1], 2 * shape[-1]))
+
+
+def _centred(a: Any, zero: Any) -> Any:
+    wide = convert(a, np.dtype(np.int32))
+    return wide if zero is None else ew("subtract", wide, convert(zero, np.dtype(np.int32)))
+
+
+@meaning("MatMulIntegerToFloat")
+def _to_float(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    product = matmul(_centred(x[0], _given(x, 4)), _centred(x[1], _given(x, 5)))
+    result = ew("multiply", convert(product, x[2].dtype), ew("multiply", x[2], x[3]))
+    return result if _given(x, 6) is None else ew("add", result, x[6])
+
+
+@meaning("DynamicQuantizeMatMul")
+def _dynamic(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    """The left side is quantized to 8 bits by its own range, in which 0 is a number."""
+    a = x[0]
+    axes = tuple(range(len(a.shape)))
+    zero = number(0, a)
+    least = ew("minimum", emit("min", whole(a), axes=axes, keepdims=False), zero)
+    most = ew("maximum", emit("max", whole(a), axes=axes, keepdims=False), zero)
+    scale = ew("divide", ew("subtract", most, least), number(255, a))
+    scale = ew("where", ew("equal", scale, zero), number(1, a), scale)
+
+    def limited(each: Any) -> Any:
+        return ew("minimum", ew("maximum", ew("rint", each), zero), number(255, a))
+
+    point = limited(ew("divide", ew("negative", least), scale))
+    steps = ew("subtract", limited(ew("add", ew("rint", ew("divide", a, scale)), point)), point)
+    product = matmul(convert(steps, np.dtype(np.int32)), _centred(x[1], _given(x, 3)))
+    result = ew("multiply", convert(product, a.dtype), ew("multiply", scale, x[2]))
+    return result if _given(x, 4) is None else ew("add", result, x[4])
+
+
+@meaning("QLinearAdd", "QLinearMul")
+def _quantized_pair(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    a, b = (_standard(reader, node, [x[i], x[i + 1], x[i + 2]], "DequantizeLinear") for i in (0, 3))
+    result = ew("add" if node.kind == "QLinearAdd" else "multiply", a, b)
+    return _standard(reader, node, [result, x[6], x[7]], "QuantizeLinear")
+
+
+@meaning("QLinearSigmoid", "QLinearLeakyRelu")
+def _quantized_one(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    a = _standard(reader, node, x[:3], "DequantizeLinear")
+    result = _standard(reader, node, [a], node.kind.removeprefix("QLinear"))
+    return _standard(reader, node, [result, x[3], x[4]], "QuantizeLinear")
