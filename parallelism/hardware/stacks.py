@@ -8,9 +8,9 @@ software launches, fuses and multiplies is in a file of its own, ``presets/stack
 ``reached`` by the names of links, and ``kernels`` by the names of ops.  The source of each number begins with what it
 is: from a ``datasheet``, ``measured`` (where), ``fitted`` (on which table, by which command), or an ``estimate``.  A
 stack with ``default = true`` (of serving: ``"serving"``) is that of plans and simulations of Transformers on its
-``hardware``, where their words name none (`with_usual_stack`); ``dgx-h100+plain`` is the hardware without a stack.  ``fitted_on`` has the tables of
-published runs that the stack was fitted to: they cannot tell how good its predictions are
-(`vcluster.calibration.published`).
+``hardware``, where their words name none (`with_usual_stack`); ``dgx-h100+plain`` is the hardware without a stack.
+``fitted_on`` has the tables of published runs that the stack was fitted to: they cannot tell how good its predictions
+are (`vcluster.calibration.published`).
 """
 
 from __future__ import annotations
