@@ -122,7 +122,7 @@ class LossCase:
 def check_loss(
     train_step: Callable[..., Terms],
     reference: Reference,
-    weights: Mapping[str, Weight],
+    weights: Mapping[str, Weight] | None = None,
     *,
     meshes: Iterable[Mapping[str, int]] | None = None,
     vocabulary: int = 7,
@@ -142,7 +142,7 @@ def check_loss(
         valid, its ``auxiliary`` is of the batch that it gets.  A gradient of a tied weight may be a list: the part of each
         of its stages.  ``norm`` need not be there.
     ``weights``
-        the weights by name, a `Weight` each.
+        the weights by name, a `Weight` each.  By default one, ``w``, with a number for each word.
     ``meshes``
         sizes of ``dp``, ``cp``, ``pp`` and ``tp``; rows are split over ``dp``, tokens of a row over ``cp``, weights as their
         layouts say.  By default those over ``dp`` and ``tp`` with at most 6 devices.
@@ -161,6 +161,7 @@ def check_loss(
     **Communication**: that of ``train_step``; a cluster is started for each mesh.
     """
     __tracebackhide__ = True
+    weights = {"w": Weight((vocabulary,))} if weights is None else weights
     cases = 0
     found = _Findings(rtol)
     for mesh in _meshes(meshes):

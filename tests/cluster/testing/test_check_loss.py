@@ -129,3 +129,20 @@ def test_an_error_of_the_step_leaves_with_the_case():
     with pytest.raises(DeviceFailedError, match="planted") as caught:
         check_loss(step, reference, UNTIED, meshes=[{"dp": 2}])
     assert re.fullmatch(r"in check_loss on dp=2, 1 microbatch, \d+ and \d+ valid tokens", caught.value.__notes__[0])
+
+
+def test_without_weights_there_is_one_with_a_number_for_each_word():
+    def one_device(weights, batch):
+        error = (weights["w"][batch.tokens] - batch.targets) * batch.valid
+        gradient = np.zeros(5)
+        np.add.at(gradient, batch.tokens, 2 * error / batch.valid.sum())
+        return {"loss": (error**2).sum() / batch.valid.sum(), "grad.w": gradient}
+
+    def many_devices(device, weights, microbatches):
+        count = device.all_reduce(sum(batch.valid.sum() for batch in microbatches), "dp")
+        terms = [(batch.valid.sum() / count, one_device(weights, batch)) for batch in microbatches if batch.valid.any()]
+        loss, gradient = (sum((part * each[name] for part, each in terms), np.zeros(5) if name == "grad.w" else 0.0)
+                          for name in ("loss", "grad.w"))
+        return {"loss": device.all_reduce(loss, "dp"), "grad.w": device.all_reduce(gradient, "dp")}
+
+    assert check_loss(many_devices, one_device, meshes=[{"dp": 3}], vocabulary=5) == 3
