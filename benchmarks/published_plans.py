@@ -62,7 +62,7 @@ class Setting:
         """The `simulate` line of a run of this model; of the published one if none is given."""
         model = MegatronFlags(**self.flags.given("model"))
         words = self.flags.words() if run is None else (*model.words(), *words_of(run, Hardware.preset(self.hardware)))
-        on = ["--hardware", self.hardware, "--devices", str(self.devices)]
+        on = ["--hardware", f"{self.hardware}+plain", "--devices", str(self.devices)]
         return shlex.join([*["python", "-m", "vcluster", "simulate", "gpt"], *words, *on])
 
     @property

@@ -55,9 +55,11 @@ from parallelism.ir.recording import (  # noqa: F401
     numpy_calls,
     numpy_indexing,
     numpy_joins,
+    numpy_linear_algebra,
     numpy_products,
     numpy_reductions,
     numpy_shapes,
+    numpy_statistics,
     record,
 )
 from parallelism.ir.text.parsing import parse
