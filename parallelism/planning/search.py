@@ -293,9 +293,10 @@ def machine_of(hardware: Hardware | str | PathLike[str], devices: int | None) ->
 
     ``ValueError`` as from `sized_hardware`, and for the name of a preset without any number.
     """
-    if devices is None and isinstance(hardware, str) and hardware in Hardware.presets():
+    preset = hardware.partition("+")[0] if isinstance(hardware, str) else ""  # in front of its stack
+    if devices is None and preset in Hardware.presets():
         raise ValueError(
-            f"say how many devices of {hardware} there are: devices=64, or a number of nodes behind a "
+            f"say how many devices of {preset} there are: devices=64, or a number of nodes behind a "
             "colon, as in dgx-h100:8"
         )
     found = sized_hardware(hardware, devices)

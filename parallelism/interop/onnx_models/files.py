@@ -157,12 +157,17 @@ class Model:
             graph.name,
             inputs,
             tuple(value.name for value in graph.output),
-            tuple(self.node(node) for node in graph.node if not (leave_out and node.output[0] in leave_out)),
+            tuple(
+                self.node(node) for node in graph.node if not (node.output and node.output[0] in leave_out)
+            ),
             tensors,
         )
 
     def node(self, node: Any) -> GraphNode:
         """A node as plain values."""
+        for text in (node.name, node.op_type, node.domain, *node.input, *node.output):
+            if not isinstance(text, str):  # so protobuf gives what is not UTF-8
+                raise InteropError(f"a string of the model is not UTF-8: {text[:80]!r}", "node")
         attributes = {
             each.name: Reference(each.ref_attr_name) if each.ref_attr_name else self._attribute(each, node)
             for each in node.attribute

@@ -46,4 +46,5 @@ def line_of(node: Any) -> Told | None:
 def _told(node: Any, key: str) -> str:
     """What a node says under a key; empty if it says nothing, or too much."""
     values = [each.value for each in node.metadata_props if each.key == key]
-    return values[0] if values and len(values[0]) <= MOST_CHARACTERS else ""
+    told = values[0] if values else ""
+    return told if isinstance(told, str) and len(told) <= MOST_CHARACTERS else ""
