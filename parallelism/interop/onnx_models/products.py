@@ -209,6 +209,25 @@ def _top_k(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     return [emit("take_along", a, places, axis=axis), places]
 
 
+@meaning("NonZero")
+def _nonzero(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    """The places of the elements that are not zero, as many as the caller said that there are, row after row."""
+    a = whole(x[0])
+    extents = a.shape
+    count = reader.count(node, 0, "how many elements are not zero")
+    flat = reshaped(a, (prod(extents),))
+    is_zero = convert(ew("equal", flat, np.zeros((), a.dtype)), np.dtype(np.int64))
+    places = cut(
+        emit("argsort", is_zero, axis=0), 0, 0, count
+    )  # a stable order: those that are not zero come first
+    rows = []
+    for dim, extent in enumerate(extents):
+        stride = np.asarray(prod(extents[dim + 1 :]), np.int64)
+        row = ew("remainder", ew("floor_divide", whole(places), stride), np.asarray(extent, np.int64))
+        rows.append(reshaped(row, (1, count)))
+    return emit("concatenate", *map(whole, rows), axis=0)
+
+
 @meaning("Softmax", "LogSoftmax")
 @rounded_once
 def _softmax(reader: Reader, node: GraphNode, x: list[Any]) -> Any:

@@ -65,8 +65,8 @@ def from_onnx(
     integers, and single numbers, are constants.
 
     ``known`` gives inputs whose numbers are fixed, by name, as one that is a shape; they are no inputs of the program.
-    ``sizes`` gives symbols their numbers, for what needs them.  It also says how many elements an output of NonZero or
-    NonMaxSuppression has, by the name of the output.
+    ``sizes`` gives symbols their numbers, for what needs them.  By the name of the output of a NonZero it
+    says how many elements are not zero: no more are told, and if there are fewer, zeros follow them.
 
     `InteropError` for a broken model; `UnsupportedError`, one of its kinds, for a valid one that programs cannot
     express.  Both name the node.  Nothing outside of the model's folder is opened, and nothing in it is executed.

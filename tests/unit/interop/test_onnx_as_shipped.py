@@ -160,3 +160,17 @@ def test_size_on_the_command_line_gives_a_model_what_it_needs_to_be_read(tmp_pat
         main(["show", str(path), "--size", "bach=2"])
     assert main(["convert", str(path), str(tmp_path / "pad.mlir"), "--size", "batch=2"]) == 0
     assert "tensor<3x6xf32>" in (tmp_path / "pad.mlir").read_text()
+
+
+@pytest.mark.parametrize("x", [
+    np.array([[0.0, 2.0, 0.0], [3.0, 0.0, -1.0]], np.float32), np.array([[[1], [0]], [[0], [4]], [[5], [6]]], np.int64),
+    np.array([False, True, True])], ids=["floats", "integers", "bools"])
+def test_nonzero_needs_the_number_of_its_elements(x):
+    made = model([node("NonZero", "x")], {"x": x})
+    wanted = np.array(np.nonzero(x))
+    program, weights = from_onnx(made, sizes={"y": wanted.shape[1]})
+    (found,) = ir.interpret(program, {"x": x, **weights}).outputs
+    assert found.dtype == np.int64
+    assert_array_equal(found, wanted)
+    with pytest.raises(UnsupportedError, match=r"how many elements are not zero depends on the numbers: give it, as sizes="):
+        from_onnx(made)
