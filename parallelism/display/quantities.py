@@ -27,8 +27,8 @@ _COUNTS = tuple(
 ) + ((1.0, ""),)
 
 _GIVEN_COUNT = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?(?:e\+?[0-9]+)?)\s*([kmgbt]|)\s*", re.IGNORECASE)
-_GIVEN_SECONDS = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?)\s*(s|min|h|d|days?|y|years?)\s*")
-_SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "y": 31_557_600.0}
+_GIVEN_SECONDS = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?)\s*(us|ms|s|min|h|d|days?|y|years?)\s*")
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "y": 31_557_600.0}
 _GIVEN_RATE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?)\s*([kKMGTP]?)(B|b|bit)(?:/s|ps)\s*")
 _GIVEN_BYTES = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?)\s*((?:[KMGT]i?)?B|)\s*", re.IGNORECASE)
 
@@ -109,7 +109,7 @@ def count_in(text: str) -> float:
 
 
 def seconds_in(text: str) -> float:
-    """The seconds that a text gives: ``50000h``, ``10 min``, ``2.5d``, ``5 years``.
+    """The seconds that a text gives: ``500ms``, ``50000h``, ``10 min``, ``2.5d``, ``5 years``.
 
     ``ValueError`` for any other text.
 
@@ -119,7 +119,8 @@ def seconds_in(text: str) -> float:
     given = _GIVEN_SECONDS.fullmatch(text)
     if given is None:
         raise ValueError(f"it must be a time with a unit, such as 50000h or 10min; got {shortened(text)}")
-    return float(given[1]) * _SECONDS["min" if given[2] == "min" else given[2][0]]
+    unit = given[2] if given[2] in _SECONDS else given[2][0]
+    return float(given[1]) * _SECONDS[unit]
 
 
 def rate_in(text: str) -> float:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from parallelism.display import progress
+from parallelism.display.quantities import seconds_in
 from parallelism.hardware import validation_json, with_usual_stack
 from parallelism.models import TransformerSpec
 from parallelism.serving.plans import SETTINGS, ServingPlan, ServingPlans
@@ -34,15 +35,15 @@ from vcluster.cli.serving.text import serving_text
 
 HARDWARE, INPUT, OUTPUT = "dgx-h100", 1000, 300
 """What is taken where nothing is said."""
-_SECONDS = re.compile(r"(\d+(?:\.\d*)?|\.\d+) ?(us|ms|s|min)?", re.ASCII)
-_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, None: 1.0}
 _SHARE = re.compile(r"(\d+(?:\.\d*)?|\.\d+)%?", re.ASCII)
 
 
-def seconds_in(text: str) -> float:
+def _limit(text: str) -> float:
     """A type for argparse: a time above 0, as ``500ms``, ``1.5s`` or ``30us``; without a unit it is in seconds."""
-    found = _SECONDS.fullmatch(text.strip())
-    value = float(found[1]) * _UNITS[found[2]] if found else 0.0
+    try:
+        value = seconds_in(f"{text}s" if text.strip()[-1:].isdigit() else text)
+    except ValueError:
+        value = 0.0
     if not 0 < value < inf:
         raise argparse.ArgumentTypeError(f"needs a time above 0, such as 500ms or 1.5s, got {text!r}")
     return value
@@ -82,11 +83,11 @@ OWN: Arguments = {
         "help": 'the lengths of requests, as [{"input_tokens": 3000, "output_tokens": 300}, ...]',
     },
     "--first-token": {
-        "type": seconds_in,
+        "type": _limit,
         "metavar": "500ms",
         "help": "the longest mean time to the first token",
     },
-    "--token": {"type": seconds_in, "metavar": "30ms", "help": "the longest mean time of a token"},
+    "--token": {"type": _limit, "metavar": "30ms", "help": "the longest mean time of a token"},
     "--concurrency": {
         "type": whole(),
         "metavar": "N",
