@@ -178,7 +178,7 @@ def training_parser(
             "--hardware": {
                 "required": not optional,
                 "metavar": "NAME",
-                "help": "a preset (see `hardware`), or a file. A Transformer gets the stack of its training there, as "
+                "help": "a preset (see `hardware`), or a file. A dense Transformer gets the stack of its training there, as "
                 "dgx-h100+megatron-core-h100; dgx-h100+plain has none",
             },
             "--devices": {
@@ -308,8 +308,8 @@ def tokens_text(word: str, flags: MegatronFlags) -> str:
 
 
 def hardware_and_devices(arguments: argparse.Namespace) -> tuple[Hardware, int]:
-    """The hardware of ``--hardware`` with room for ``--devices``, and their number; with the stack of training there."""
-    name, devices = with_usual_stack(arguments.hardware), arguments.devices
+    """The hardware of ``--hardware`` with room for ``--devices``, and their number."""
+    name, devices = arguments.hardware, arguments.devices
     try:
         hardware: Hardware | None = hardware_of(name) if name == "host" else sized_hardware(name, devices)
     except (ValueError, OSError) as error:
@@ -319,8 +319,12 @@ def hardware_and_devices(arguments: argparse.Namespace) -> tuple[Hardware, int]:
 
 
 def searched_hardware(name: str, model: object) -> str:
-    """The hardware of a search; for a Transformer with the stack that its training has there (`with_usual_stack`)."""
-    return with_usual_stack(name) if isinstance(model, TransformerSpec) else name
+    """The hardware of a model; for a dense Transformer with the stack of its training there (`with_usual_stack`).
+
+    No stack was compared with runs of models with experts yet.
+    """
+    is_dense = isinstance(model, TransformerSpec) and model.experts is None
+    return with_usual_stack(name) if is_dense else name
 
 
 def tell_all_devices(arguments: argparse.Namespace, devices: int) -> None:

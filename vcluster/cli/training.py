@@ -9,7 +9,7 @@ from typing import Any
 
 from parallelism.display import WIDTH, in_columns, progress
 from parallelism.display.quantities import count, seconds
-from parallelism.hardware import Hardware, mfu_remark, validation_text
+from parallelism.hardware import Hardware, mfu_remark, sized_hardware, validation_text
 from parallelism.mesh import Mesh
 from parallelism.models import TransformerSpec
 from parallelism.simulation import simulate
@@ -25,6 +25,7 @@ from vcluster.cli.megatron_words import (
     flags_of,
     hardware_and_devices,
     named_model,
+    searched_hardware,
     tell_all_devices,
     tell_remarks,
     tell_unchanging,
@@ -84,8 +85,8 @@ def simulated_training(program: str, words: Sequence[str]) -> int:
     flags = flags_of(arguments)
     hardware, devices = hardware_and_devices(arguments)
     try:
-        hardware = imperfections_of(arguments).on(hardware, devices)
         run = training_run(arguments, flags, devices)
+        hardware = imperfections_of(arguments).on(_with_stack(arguments, hardware, run), devices)
         if arguments.strategy is None:
             check_rate(hardware, run.dtype)
         cache = cache_of(run.model, run.dtype) if arguments.cache else None
@@ -119,6 +120,12 @@ def simulated_training(program: str, words: Sequence[str]) -> int:
         if not arguments.json:
             print(f"\n{where}")
     return 0
+
+
+def _with_stack(arguments: argparse.Namespace, hardware: Hardware, run: TrainingRun) -> Hardware:
+    """The hardware with the stack that a search of this model has there."""
+    name = searched_hardware(arguments.hardware, run.model)
+    return hardware if name == arguments.hardware else sized_hardware(name, run.mesh.size)
 
 
 def training_run(arguments: argparse.Namespace, flags: MegatronFlags, devices: int) -> TrainingRun:

@@ -125,7 +125,7 @@ def test_a_model_that_does_not_fit_the_memory_is_told(capsys: pytest.CaptureFixt
     ("gpt2 --hardware dgx-a100 --tp 8", "there is no option --tp; did you mean --tensor-model-parallel-size?"),
     ("gpt2 --hardware dgx-a100 --zero 3", "did you mean --use-distributed-optimizer, or in --strategy zero=3?"),
     ("gpt2 --hardware dgx-a10", "--hardware: no hardware 'dgx-a10'; did you mean 'dgx-a100'?"),
-    ("gpt2 --hardware dgx-a100:2 --devices 8", "--hardware: dgx-a100:2+megatron-a100 has 16 devices, and 8 are asked for"),
+    ("gpt2 --hardware dgx-a100:2 --devices 8", "--hardware: dgx-a100:2 has 16 devices, and 8 are asked for"),
     ("gpt2 --hardware tpu-v4 --devices 100 --bf16", "--hardware: tpu-v4 has 64 devices, fewer than 100"),
     ("gpt2 --hardware dgx-a100 --devices 3 --tensor-model-parallel-size 2", "3 devices cannot be dealt"),
     ("gpt2 --hardware dgx-a100 --devices 2 --global-batch-size 3", "1 x 2 = 2, got 3"),
