@@ -341,3 +341,17 @@ def test_a_program_says_that_it_is_overlapped_on_a_device_too():
     local = localize(step, Mesh(dp=2)).program(0)
     assert Overlap.of(local) == Overlap() == Overlap.of(ir.parse(str(local)))
     assert ir.peak_bytes(local) >= ir.peak_bytes(replace(local, attributes=()))
+
+
+@pytest.mark.parametrize("text", ["dp zero=1 overlap=1MB pp 1f1b:3", "tp sp dp zero=1 overlap=1MB pp 1f1b:3"])
+def test_sums_of_gradients_go_on_behind_the_last_backward_of_a_stage(text):
+    spec = models.TransformerSpec(layers=4, width=512, heads=2, vocabulary=16, sequence=4)
+    mesh = Mesh(pp=2, dp=2, tp=2) if "tp" in text else Mesh(pp=2, dp=2)
+    step = Strategy.parse(text)(train_step(spec.function(B), Adam(0.1)))
+    trace = simulate(step, "dgx-h100", mesh=mesh, batch=12, op_by_op=True)
+    for rank in range(mesh.size):
+        events = list(trace.filter(rank=rank))
+        sums = {event.work for event in events if event.name == "reduce_scatter" and event.axes == ("dp",)} - {None}
+        waits = [i for i, event in enumerate(events) if event.kind == "wait" and event.work in sums]
+        acts = [i for i, event in enumerate(events) if event.phase == "B" or event.kind == "send"]
+        assert len(sums) > 4 and len(waits) == len(sums) and max(acts) < min(waits)
