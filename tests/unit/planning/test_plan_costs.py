@@ -218,9 +218,11 @@ def test_a_plan_from_pieces_is_the_simulated_one_for_each_exchange_of_sequences(
 ) -> None:
     """Four devices deal sequences, with 2 x 2 all_to_alls and rings; blocks that travel are under way during attention."""
     devices = 4 * settings["pp"] * settings["dp"] * settings.get("tp", 1)
-    spec = models.TransformerSpec(layers=4, width=48, heads=8, vocabulary=96, sequence=24, dtype="bfloat16", positions="rotary")
+    spec = models.TransformerSpec(layers=4, width=48, heads=8, vocabulary=96, sequence=24, dtype="bfloat16",
+                                  positions="rotary")
     hardware = Hardware.preset(f"dgx-a100:1{stack}").placed(range(devices))
-    fixed = {name: value for name, value in (PLAIN | {"tp": 1, "cp": 4, "exchange": exchange} | settings).items() if name != "dp"}
+    dealt = {"tp": 1, "cp": 4, "exchange": exchange}
+    fixed = {name: value for name, value in (PLAIN | dealt | settings).items() if name != "dp"}
     table, possible = table_of(Task(TrainedModel.of(spec, ADAM_W), 24, hardware, devices), **fixed)
     assert len(possible) == 1 and table.task.run(possible.settings(0)).mesh.shape.get("cp_heads", 1) == (
         2 if exchange == "a2a+p2p" else 1)
