@@ -81,9 +81,8 @@ class MegatronFlags(ModelFlags):
     stages cannot have equally many layers, the first and the last have fewer, because they have the embedding and the
     head.  Adam is AdamW; ``optimizer="sgd"`` has a momentum of 0.9 unless ``sgd_momentum`` says otherwise.
     ``cp_comm_type`` is ``p2p``, but ``all_gather`` where attention is not one kernel.  Gradients are in float32, with
-    ``fp16`` as well, unless ``grad_reduce_in_bf16`` or ``main_grads_dtype`` says otherwise.
-    They are clipped only if ``clip_grad`` says so, and scaled only if ``loss_scale`` does,
-    by this constant.
+    ``fp16`` as well, unless ``grad_reduce_in_bf16`` or ``main_grads_dtype`` says otherwise.  They are clipped only if
+    ``clip_grad`` says so, and scaled only if ``loss_scale`` does, by this constant.
     """
 
     @property
