@@ -227,8 +227,7 @@ class PlanCosts:
 
     def _of_sequences(self, settings: Mapping[str, Any]) -> SequenceSplit:
         """How sequences are dealt: the same where nothing is to deal."""
-        found = split_of_sequences(self.task.model, settings) if settings["cp"] > 1 else None
-        return found or SequenceSplit()
+        return (settings["cp"] > 1 and split_of_sequences(self.task.model, settings)) or SequenceSplit()
 
     def ends(self, row: int, *, in_stages: bool) -> StageCosts:
         """The costs of the end of a step of a plan, and of what is held during it."""
