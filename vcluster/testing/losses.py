@@ -15,19 +15,24 @@ from parallelism.mesh import Mesh
 from parallelism.operation import ranks_in_words
 from parallelism.transforms import Strategy
 from vcluster.code import ClusterError, PerDevice
-from vcluster.runs import VirtualCluster
-from vcluster.testing.loss_cases import (
+from vcluster.losses import (
     AUXILIARY,
     AXES,
     GRADIENT,
     Array,
     Balanced,
     Batch,
+    Facts,
     LossCase,
+    SplitLoss,
     Terms,
     Weight,
+    cause_of,
     drawn_cases,
+    near,
+    with_gradients,
 )
+from vcluster.runs import VirtualCluster
 
 PROBABLY = "probably: "
 _MOST_DEVICES = 6
@@ -86,8 +91,6 @@ def check_loss(
     **Communication**: that of ``train_step``; a cluster is started for each mesh.
     """
     __tracebackhide__ = True
-    from vcluster.testing.loss_programs import SplitLoss, with_gradients
-
     weights = {"w": Weight((vocabulary,))} if weights is None else weights
     split = None if strategy is None else SplitLoss(train_step, strategy, weights, clip)
     balanced: Balanced = auxiliary or ("microbatch" if split is None else "batch")
@@ -138,8 +141,6 @@ def _run(cluster: VirtualCluster, case: LossCase, step: Any, failed: bool) -> li
 
 
 def _outputs(cluster: VirtualCluster, case: LossCase, step: Any) -> list[Terms]:
-    from vcluster.testing.loss_programs import SplitLoss
-
     if isinstance(step, SplitLoss):
         return step.outputs(cluster, case)
     given = [case.given(rank) for rank in range(cluster.size)]
@@ -154,7 +155,7 @@ class _Findings:
     def __init__(self, rtol: float) -> None:
         self._rtol = rtol
         self._text, self._name = "", ""
-        self._cases: list[Any] = []
+        self._cases: list[Facts] = []
 
     @property
     def failed(self) -> bool:
@@ -163,15 +164,11 @@ class _Findings:
     @property
     def text(self) -> str:
         """The message of the first failure."""
-        from vcluster.testing.loss_causes import cause_of
-
         cause = cause_of(self._name, self._cases, self._rtol)
         return self._text + (f"\n{PROBABLY}{cause}" if cause else "")
 
     def add(self, case: LossCase, reference: Callable[..., Terms], outputs: Sequence[Terms]) -> None:
         """Compare what was returned in a case."""
-        from vcluster.testing.loss_facts import Facts, near
-
         facts = Facts(case, reference, outputs)
         self._cases.append(facts)
         names = _names(outputs, facts)
@@ -191,7 +188,7 @@ class _Findings:
                 return
 
 
-def _names(outputs: Sequence[Terms], facts: Any) -> list[str]:
+def _names(outputs: Sequence[Terms], facts: Facts) -> list[str]:
     """The terms to compare: what the reference has, and what any rank returned; the loss first."""
     names = dict.fromkeys(["loss", *facts.names])
     returned = dict.fromkeys(name for terms in outputs for name in terms)
@@ -215,7 +212,7 @@ def _lacking(case: LossCase, name: str, got: Mapping[int, Array], outputs: Seque
     return [] if got else list(range(len(outputs)))
 
 
-def _told(facts: Any, name: str, got: Mapping[int, Array], wrong: Sequence[int]) -> str:
+def _told(facts: Facts, name: str, got: Mapping[int, Array], wrong: Sequence[int]) -> str:
     """Which term is wrong, and where."""
     what = f"the gradient of {name.removeprefix(GRADIENT)!r}" if name.startswith(GRADIENT) else f"the {name}"
     what = "the auxiliary loss" if name == AUXILIARY else what

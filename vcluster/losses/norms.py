@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from vcluster.testing.loss_cases import GRADIENT, Array
-from vcluster.testing.loss_facts import ByRank, Cause, Facts, later, same
-from vcluster.testing.loss_means import subsets
+from vcluster.losses.cases import GRADIENT, Array
+from vcluster.losses.facts import ByRank, Cause, Facts, later, same
+from vcluster.losses.means import subsets
 
 RANKED = ("tp", "pp", "ep", "cp", "dp")
 

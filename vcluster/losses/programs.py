@@ -10,8 +10,7 @@ import numpy as np
 
 from parallelism import ir
 from parallelism.transforms import SGD, Strategy, first_state, following, train_step
-from vcluster.runs import VirtualCluster
-from vcluster.testing.loss_cases import (
+from vcluster.losses.cases import (
     AUXILIARY,
     AXES,
     GRADIENT,
@@ -22,6 +21,7 @@ from vcluster.testing.loss_cases import (
     Terms,
     Weight,
 )
+from vcluster.runs import VirtualCluster
 
 PARAMETERS = "p."
 BATCH = ("tokens", "targets", "valid")

@@ -8,10 +8,10 @@ from itertools import permutations, product
 
 import numpy as np
 
-from vcluster.testing.loss_balance import of_balance
-from vcluster.testing.loss_cases import AUXILIARY, AXES, GRADIENT, LEVELS, Array
-from vcluster.testing.loss_facts import ByRank, Cause, Facts, near, same
-from vcluster.testing.loss_means import (
+from vcluster.losses.balance import of_balance
+from vcluster.losses.cases import AUXILIARY, AXES, GRADIENT, LEVELS, Array
+from vcluster.losses.facts import ByRank, Cause, Facts, near, same
+from vcluster.losses.means import (
     factors,
     of_counting,
     of_experts,
@@ -21,7 +21,7 @@ from vcluster.testing.loss_means import (
     of_parts_of_ranks,
     of_ties,
 )
-from vcluster.testing.loss_norms import of_clipping, of_norm
+from vcluster.losses.norms import of_clipping, of_norm
 
 AXIS = re.compile(rf"\b({'|'.join(AXES)})\b")
 JOINS = {

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vcluster.testing.loss_cases import AUXILIARY, GRADIENT, LEVELS, Array, LossCase, Reference, Terms
+from vcluster.losses.cases import AUXILIARY, GRADIENT, LEVELS, Array, LossCase, Reference, Terms
 
 ByRank = Callable[[int], Array]
 

@@ -12,8 +12,8 @@ from math import prod
 
 import numpy as np
 
-from vcluster.testing.loss_cases import GRADIENT, Array
-from vcluster.testing.loss_facts import Cause, Facts, later, mean, same
+from vcluster.losses.cases import GRADIENT, Array
+from vcluster.losses.facts import Cause, Facts, later, mean, same
 
 WORDS = {level: f"the ranks of {level}" for level in ("dp", "ep", "cp")} | {
     "microbatches": "the microbatches"

@@ -7,9 +7,9 @@ from math import prod
 
 import numpy as np
 
-from vcluster.testing.loss_cases import Array
-from vcluster.testing.loss_facts import Cause, Facts, mean, same
-from vcluster.testing.loss_means import factors, subsets
+from vcluster.losses.cases import Array
+from vcluster.losses.facts import Cause, Facts, mean, same
+from vcluster.losses.means import factors, subsets
 
 
 def of_balance(facts: Facts, name: str) -> Iterator[Cause]:
