@@ -15,6 +15,7 @@ import numpy.typing as npt
 from parallelism.memoized import memoized
 from parallelism.models import TransformerSpec
 from parallelism.pipelining.generators import SCHEDULES
+from parallelism.planning.dealing import split_of_sequences
 from parallelism.planning.event_prices import EventPrices, MeshOnHardware
 from parallelism.planning.orders import (
     FIRST,
@@ -36,6 +37,7 @@ from parallelism.planning.stage_costs import StageCosts, StageSeconds
 from parallelism.planning.symbolic_events import Unpriceable
 from parallelism.planning.two_block_steps import Pattern, two_block_steps
 from parallelism.timeline import Pricing
+from parallelism.training.sequence_split import SequenceSplit
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -198,6 +200,7 @@ class PlanCosts:
             self._adds_up(shape),
             self._registered(s),
             self._of_experts(s),
+            self._of_sequences(s),
         )
         key = "actions", pattern, s["microbatch"], s["tp"], s["ep"]
         if key not in self._costs:
@@ -222,6 +225,10 @@ class PlanCosts:
             return ""
         return "split" if settings["dp"] > 1 else "alone"
 
+    def _of_sequences(self, settings: Mapping[str, Any]) -> SequenceSplit:
+        """How sequences are dealt: the same where nothing is to deal."""
+        return (settings["cp"] > 1 and split_of_sequences(self.task.model, settings)) or SequenceSplit()
+
     def ends(self, row: int, *, in_stages: bool) -> StageCosts:
         """The costs of the end of a step of a plan, and of what is held during it."""
         s = self.settings(row)
@@ -236,6 +243,7 @@ class PlanCosts:
             min(s["zero"], 1),
             registered=self._registered(s),
             experts=self._of_experts(s),
+            sequences=self._of_sequences(s),
         )
         key = "ends", pattern, s["tp"], s["dp"], s["ep"]
         if key not in self._costs:
@@ -312,6 +320,7 @@ class PlanCosts:
             shape.is_v_shaped,
             *shape._replace(schedule="", microbatches=0),
             *(s[name] for name in ("dp", "cp", "ep", "tp", "sp", "zero")),
+            self._of_sequences(s),
             *self._registered(s),
         )
         if key not in self._of_devices:
@@ -339,6 +348,7 @@ class PlanCosts:
             *(s[name] for name in ("tp", "sp", "cp", "ep", "recompute", "microbatch")),
             self._zero_of_actions(s, shape),
             self._of_experts(s),
+            self._of_sequences(s),
             *self._registered(s),
         )
         if key not in self._memories:
@@ -372,7 +382,7 @@ class PlanCosts:
     def layout(self, row: int) -> MeshOnHardware:
         """The mesh of a plan."""
         s = self.settings(row)
-        key = tuple(s[name] for name in ("pp", "dp", "cp", "ep", "tp", "order"))
+        key = *(s[name] for name in ("pp", "dp", "cp", "ep", "tp", "order")), self._of_sequences(s)
         if key not in self._layouts:
             self._layouts[key] = MeshOnHardware(self.task.mesh(s))
         return self._layouts[key]
@@ -457,6 +467,7 @@ class PlanCosts:
             s["microbatch"],
             self._zero_of_actions(s, shape),
             self._of_experts(s),
+            self._of_sequences(s),
             *self._registered(s),
         )
         if key not in self._columns:
