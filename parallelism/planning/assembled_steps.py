@@ -1,8 +1,8 @@
 """`AssembledStep`: the step of a plan as an operation that can be simulated, put together from the pieces of a search.
 
 Its devices have the events of `parallelism.simulation.PipelinedStep`: the same kinds, groups, bytes and flops, in the same
-order, but for the calls of gradients that end a step.  No program of the whole model is made: the events of each further block are those of the second of two
-blocks (`parallelism.planning.two_block_steps`).
+order, but for the calls of gradients that end a step.  No program of the whole model is made: the events of each
+further block are those of the second of two blocks (`parallelism.planning.two_block_steps`).
 """
 
 from __future__ import annotations
@@ -325,9 +325,9 @@ class _Recorder:
         mesh, dtype = self.device.mesh, as_dtype(kind.dtype)
         factors = tuple(mesh.shape[axis] for axis in kind.axes)
         size = payload // dtype.itemsize // (prod(factors) if kind.name == "all_gather" else 1)
-        work = self.device.collective(
-            kind.name, TypedArray((size,), dtype), kind.axes, async_op=bool(kind.later)
-        )
+        options: dict[str, Any] = {"pairs": kind.pairs} if kind.pairs else {}
+        x = TypedArray((size,), dtype)
+        work = self.device.collective(kind.name, x, kind.axes, async_op=bool(kind.later), **options)
         if kind.later:
             self.started.append(work)
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from parallelism.memoized import memoized
 from parallelism.models import TransformerSpec
+from parallelism.planning.dealing import split_of_sequences
 from parallelism.planning.event_prices import EventPrices, MeshOnHardware
 from parallelism.planning.orders import (
     FIRST,
@@ -35,6 +36,7 @@ from parallelism.planning.stage_costs import StageCosts, StageSeconds
 from parallelism.planning.symbolic_events import Unpriceable
 from parallelism.planning.two_block_steps import Pattern, two_block_steps
 from parallelism.timeline import Pricing
+from parallelism.training.sequence_split import SequenceSplit
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -151,6 +153,7 @@ class PlanCosts:
             self.adds_up(shape),
             self._registered(s),
             self._of_experts(s),
+            self._of_sequences(s),
         )
         key = "actions", pattern, s["microbatch"], s["tp"], s["ep"]
         if key not in self._costs:
@@ -174,6 +177,10 @@ class PlanCosts:
         if settings["ep"] == 1:
             return ""
         return "split" if settings["dp"] > 1 else "alone"
+
+    def _of_sequences(self, settings: Mapping[str, Any]) -> SequenceSplit:
+        """How sequences are dealt: the same where nothing is to deal."""
+        return (settings["cp"] > 1 and split_of_sequences(self.task.model, settings)) or SequenceSplit()
 
     def ends(self, row: int, *, in_stages: bool) -> StageCosts:
         """The costs of the end of a step of a plan, and of what is held during it."""
@@ -202,6 +209,7 @@ class PlanCosts:
             min(s["zero"], 1),
             registered=self._registered(s),
             experts=self._of_experts(s),
+            sequences=self._of_sequences(s),
         )
 
     def devices(self, row: int) -> list[tuple[StageCosts, int, int]]:
@@ -274,6 +282,7 @@ class PlanCosts:
             shape.is_v_shaped,
             *shape._replace(schedule="", microbatches=0),
             *(s[name] for name in ("dp", "cp", "ep", "tp", "sp", "zero")),
+            self._of_sequences(s),
             *self._registered(s),
         )
         if key not in self._of_devices:
@@ -301,6 +310,7 @@ class PlanCosts:
             *(s[name] for name in ("tp", "sp", "cp", "ep", "recompute", "microbatch")),
             self._zero_of_actions(s, shape),
             self._of_experts(s),
+            self._of_sequences(s),
             *self._registered(s),
         )
         if key not in self._memories:
@@ -334,7 +344,7 @@ class PlanCosts:
     def layout(self, row: int) -> MeshOnHardware:
         """The mesh of a plan."""
         s = self.settings(row)
-        key = tuple(s[name] for name in ("pp", "dp", "cp", "ep", "tp", "order"))
+        key = *(s[name] for name in ("pp", "dp", "cp", "ep", "tp", "order")), self._of_sequences(s)
         if key not in self._layouts:
             self._layouts[key] = MeshOnHardware(self.task.mesh(s))
         return self._layouts[key]
@@ -428,6 +438,7 @@ class PlanCosts:
             s["microbatch"],
             self._zero_of_actions(s, shape),
             self._of_experts(s),
+            self._of_sequences(s),
             *self._registered(s),
         )
         if key not in self._columns:

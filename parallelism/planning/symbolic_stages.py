@@ -82,9 +82,9 @@ class SymbolicStage(StagePrograms):
 
     def order(self, kind: str, part: Part) -> Order | None:
         """As `StagePrograms.order`."""
-        return (
-            beside_products(self.local_function(kind, part)[0]) if self.inside and self.overlapping else None
-        )
+        if not (self.inside and (self.overlapping or self._has_rings)):
+            return None
+        return beside_products(self.local_function(kind, part)[0], products=self.overlapping)
 
     def _local(self, value: Value, numbers: Mapping[str, int]) -> TensorType:
         return local_type(value, self.devices)

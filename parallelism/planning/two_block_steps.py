@@ -30,6 +30,7 @@ from parallelism.planning.symbolic_events import (
 )
 from parallelism.planning.symbolic_stages import Inside, Split
 from parallelism.planning.trained import BATCH, TrainedModel
+from parallelism.training.sequence_split import SequenceSplit
 from parallelism.transforms import Parts, Pipeline, Recompute, Step, Strategy
 
 
@@ -52,6 +53,13 @@ class Pattern(NamedTuple):
     """The settings that were registered from outside, with their values."""
     experts: str = ""
     """``split`` over several devices; ``alone``: these are all that share the batch, and ZeRO is over them alone."""
+    sequences: SequenceSplit = SequenceSplit()
+    """How the sequences are dealt to the ``cp`` devices."""
+
+    @property
+    def of_sequences(self) -> dict[str, int]:
+        """The devices along the axes that split the sequences."""
+        return self.sequences.axes(self.cp)
 
 
 @lru_cache(maxsize=2)
@@ -126,7 +134,7 @@ class TwoBlockSteps:
     @memoized
     def actions(self, pattern: Pattern, rows: int, tp: int, ep: int = 1) -> Events:
         """The actions of stages, for so many rows on each of the ``ep`` devices that share a microbatch."""
-        numbers = {BATCH: rows * ep, "tp": tp, "cp": pattern.cp, "ep": ep}
+        numbers = {BATCH: rows * ep, "tp": tp, **pattern.of_sequences, "ep": ep}
         return self._actions(pattern).at(**numbers)
 
     @memoized
@@ -225,7 +233,7 @@ class TwoBlockSteps:
 
     @staticmethod
     def _inside(pattern: Pattern) -> Inside:
-        return inside_of(cp=pattern.cp, ep=0 if pattern.experts else 1, tp=0 if pattern.tp else 1)
+        return inside_of(**pattern.of_sequences, ep=0 if pattern.experts else 1, tp=0 if pattern.tp else 1)
 
     @memoized
     def _pieces(self, pattern: Pattern, blocks: int) -> StepPieces:
@@ -256,6 +264,7 @@ class TwoBlockSteps:
             {
                 "dp": several[replicated],
                 "cp": pattern.cp,
+                "exchange": pattern.sequences,
                 "ep": several[bool(pattern.experts)],
                 "tp": several[pattern.tp],
                 "zero": pattern.zero,
@@ -281,7 +290,7 @@ class TwoBlockSteps:
 
 def _numbers_of_ends(pattern: Pattern, tp: int, dp: int, ep: int) -> dict[str, int]:
     """The numbers for the symbols of an end."""
-    return {BATCH: ep, "tp": tp, "cp": pattern.cp, "ep": ep, "dp": dp}
+    return {BATCH: ep, "tp": tp, **pattern.of_sequences, "ep": ep, "dp": dp}
 
 
 def _labels(pattern: Pattern, blocks: int) -> tuple[tuple[int, int], ...]:

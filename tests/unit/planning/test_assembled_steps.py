@@ -63,6 +63,7 @@ def described(columns: Columns) -> list[tuple[Any, ...]]:
                                        "schedule": "interleaved_1f1b"}, id="interleaved"),
     pytest.param(SPARSE, "dgx-h100:2", {"pp": 2, "dp": 2, "ep": 2, "tp": 2, "sp": True, "microbatch": 8, "zero": 1,
                                         "recompute": "selective"}, id="experts"),
+    pytest.param(DENSE, "dgx-h100:2", {"pp": 2, "dp": 2, "cp": 4, "tp": 1, "microbatch": 4, "exchange": "p2p"}, id="ring"),
     pytest.param(SPARSE, "dgx-h100:2+megatron-core-h100", {"pp": 2, "dp": 2, "tp": 4, "sp": True, "microbatch": 8, "zero": 1},
                  id="stack"),
 ])
