@@ -28,6 +28,7 @@ def expected_of(spec, prompts=PROMPTS, count=NEW):
     return parameters, np.array([greedy(spec, parameters, prompt, count) for prompt in prompts])
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", SERVED)
 def test_one_process_generates_what_it_does_without_a_cache(name):
     parameters, expected = expected_of(SERVED[name])
@@ -42,6 +43,7 @@ MESHES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "axes"), MESHES, ids=lambda value: value if isinstance(value, str) else "-".join(value))
 def test_a_cluster_generates_the_same_tokens_and_is_what_it_is_simulated_to_be(name, axes):
     spec, mesh = SERVED[name], Mesh(**axes)

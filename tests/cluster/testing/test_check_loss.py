@@ -58,6 +58,7 @@ def form_of(mistake):
     return TIED if "tied" in mistake else EXPERTS if "auxiliary" in mistake else UNTIED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [UNTIED, TIED], ids=["untied", "tied"])
 def test_a_right_step_passes_on_every_axis(form):
     assert check_loss(Step(form, clip=0.05), form.loss, form.weights, meshes=MESHES[1:10:2], clip=0.05) == 15
@@ -123,7 +124,7 @@ def named(mistake, form, meshes, seed):
     assert words in found
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(54)
 @pytest.mark.parametrize("mistake", MISTAKES)
 @pytest.mark.parametrize("seed", [0, 7])
 def test_a_usual_mistake_is_named(mistake, seed):
@@ -156,6 +157,7 @@ def test_usual_mistakes_are_named_on_splits_that_no_message_was_written_for(mist
     named(mistake, form, [mesh], seed)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("mistake", ["norm of own pieces", "norm counts replicated", "norm of all ranks"])
 def test_clipping_by_a_wrong_norm_is_named_where_the_norm_is_not_returned(mistake):
     def step(device, weights, microbatches):
@@ -175,6 +177,7 @@ def test_the_right_value_is_never_shown():
     assert re.fullmatch(r"on dp=2, 1 microbatch, \d+ and \d+ valid tokens: the loss differs from that of one device", text)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("change", "words"), [
     (lambda terms: terms.pop("grad.1.gain"), "ranks 0 and 1 returned no 'grad.1.gain'"),
     (lambda terms: terms.pop("loss"), "ranks 0 and 1 returned no 'loss'"),

@@ -67,6 +67,7 @@ def in_node(cases: list[Any], body: str, tables: Any = None) -> list[Any]:
     return found
 
 
+@pytest.mark.slow
 def test_tables_have_every_message_of_the_algorithms(tables: dict[str, Any]) -> None:
     seen = 0
     for kind, by_name in tables["collectives"].items():
@@ -179,6 +180,7 @@ def word(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
+@pytest.mark.slow
 @needs_node
 def test_the_page_finds_the_plans_with_the_wanted_settings() -> None:
     draw, tables, cases, expected = random.Random(11), plans(), [], []
