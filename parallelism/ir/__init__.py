@@ -48,6 +48,7 @@ from parallelism.ir.operators import (  # noqa: F401
     reshard_op as relayouts,
     scatter,
     shapes,
+    token_order,
     vocabulary,
 )
 from parallelism.ir.passes import Interpreted, freed_after, gradient, interpret, live_bytes, peak_bytes
