@@ -108,7 +108,7 @@ def test_where_the_order_counts_or_nothing_is_gained_tokens_stay_in_order(build,
 def test_stages_deal_tokens_over_equally_many_devices():
     strategy = Strategy.parse("pp 1f1b:2,meshes=cp=2|cp=4 ring")
     step = strategy(train_step(spec_of(layers=2).function(B), SGD(0.5)))
-    with pytest.raises(ValueError, match=r"tokens are dealt in one order: stages need equally many devices along cp, .* 2, 4"):
+    with pytest.raises(ValueError, match="in one order: stages need equally many devices along cp, got 2, 4"):
         simulate(step, "dgx-h100", mesh=Mesh(devices=6), batch=4)
 
 
