@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 
-from parallelism.ir.core import Function, Op, TensorType, Value, frozen_attributes
+from parallelism.ir.core import Extent, Function, Op, TensorType, Value, frozen_attributes
 from parallelism.kernels import Scores
 from parallelism.kernels.token_order import TokenOrder
 from parallelism.layouts.localization.local_program import free_name
@@ -190,6 +191,7 @@ def split_class(transform: Any, parts: Parts, chosen: Place, *, around: bool = T
 # -- tokens in zigzag order --------------------------------------------------------------------------------------------
 
 _ATTENTION = ("attention", "context_attention")
+_DISPATCH = ("dispatch", "combine", "dispatch_gates", "collect_gates")
 _PLACED = (*_ATTENTION, "rotary", "scaled_rotary", "dropout")
 """Operators that know the positions of tokens, in any order of these."""
 
@@ -277,25 +279,24 @@ def _in_any_order(parts: Parts) -> bool:
     forward = parts.forward
     if any(_token_dim(parts, value) is not None for value in forward.outputs):
         return False
-    tokens = {
-        value.type.shape[dim]
-        for value in forward.values
-        for dim in [_token_dim(parts, value)]
-        if dim is not None
-    }
-    return len(tokens) == 1 and all(_takes_any_order(parts, op) for op in forward.ops)
+    given = [(value, dim) for value in forward.inputs if (dim := _token_dim(parts, value)) is not None]
+    lengths = {value.type.shape[dim] for value, dim in given}
+    return len(lengths) == 1 and all(_takes_any_order(parts, op, lengths) for op in forward.ops)
 
 
-def _takes_any_order(parts: Parts, op: Op) -> bool:
-    indexed, attends, has_tokens = relation_of(op).indexed, op.kind in _ATTENTION, False
+def _takes_any_order(parts: Parts, op: Op, lengths: Collection[Extent]) -> bool:
+    """`_in_any_order` for an op, where sequences have one of these lengths."""
+    if op.kind in _DISPATCH:
+        return not op["drops"]  # an expert has a slot for every token
+    indexed, extents = relation_of(op).indexed, set[Extent]()
     for number, (value, letters) in enumerate(lettered(op)):
         dims = [dim for dim in range(value.type.ndim) if parts.classes.of(value, dim) == parts.sequence]
-        if attends and number < 3 and dims != [ROWS]:
-            return False  # attention to another sequence
-        of_tokens = [letters[dim] for dim in dims]
-        has_tokens |= bool(dims)
-        if len(dims) > 1 or (of_tokens not in ([], [None]) and indexed in of_tokens):
+        if op.kind in _ATTENTION:
+            if number < 3 and dims != [ROWS]:
+                return False  # attention to another sequence
+        elif len(dims) > 1 or any(letters[dim] in (None, indexed) for dim in dims):
             return False
-        if None in of_tokens and not attends:
-            return False
-    return not has_tokens or op.kind in _PLACED or "starts" not in op.operator.attributes
+        extents |= {value.type.shape[dim] for dim in dims}
+    if op.kind in _PLACED:
+        return extents <= {*lengths}
+    return len(extents) < 2 and not (extents and "starts" in op.operator.attributes)

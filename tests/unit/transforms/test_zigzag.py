@@ -66,6 +66,7 @@ def test_all_devices_have_as_many_scores_in_every_step_of_a_ring():
     ("cp=5", {"positions": "alibi"}), ("cp=7 tp=2 sp", {"window": 5, "positions": "rotary"}),
     ("ring=2 ulysses:h=2", {"positions": "learned", "attention_dropout": 0.3}),
     ("ulysses:h=2 ring=2", {"attention_sinks": True, "positions": "rotary"}), ("cp:x=2 cp=3", {"tied": False}),
+    ("cp=4 ep=2", {"experts": models.Experts(count=4, chosen=2, width=8)}),
     ("ring=3 tp=2", {"rotary_scaling": "linear:4.0", "positions": "rotary", "key_value_heads": 2}),
 ])
 def test_a_program_computes_the_same_in_the_order_that_is_dealt(text, more):
@@ -95,11 +96,12 @@ def test_tables_of_positions_are_picked_from_and_their_gradients_summed_over_the
 @pytest.mark.parametrize(("build", "exchange"), [
     (lambda: train_step(spec_of(fused_attention=False).function(2), SGD(0.5)), "all_gather"),
     (lambda: train_step(spec_of(next_tokens=1).function(2), SGD(0.5)), "all_gather"),
+    (lambda: spec_of(experts=models.Experts(count=4, chosen=2, width=8, capacity=1.0)).function(2), "p2p"),
     (lambda: spec_of().function(2), "a2a"),
     (lambda: ir.record(lambda p, x: ir.apply("attention", *[(x * p["w"]).reshape((2, 8, 2, 3))] * 3, scale=1.0, mask="whole",
                                              rate=0, seed=0, whole=(2, 8, 2, 3), starts=(0,) * 4)[0].sum(),
                        {"w": ir.TensorType("f8", (6,))}, ir.TensorType("f8", (2, 8, 6))), "p2p"),
-], ids=["scores are written", "tokens are shifted", "all tokens of some heads", "nothing is hidden"])
+], ids=["scores are written", "tokens are shifted", "experts drop the last", "all tokens of some heads", "nothing is hidden"])
 def test_where_the_order_counts_or_nothing_is_gained_tokens_stay_in_order(build, exchange):
     step = ContextParallel("cp", exchange)(build())
     assert not [op for op in step.ops if op.kind == "token_order" or "order" in dict(op.attributes)]
