@@ -96,7 +96,8 @@ def sequence_class(
 
     ``views`` are the values that hold elements of parameters, moved.
 
-    It is that of a dim of the inputs other than parameters and other than the rows.  It is no dim of a parameter that
+    It is that of a dim of the inputs other than parameters and other than the rows, or of the order in which their tokens
+    are picked.  It is no dim of a parameter that
     an op contracts or looks up, and values that ops compute have it, too.  Of several classes the one is chosen that
     most inputs have; then that of the outermost dim.
     """
@@ -113,11 +114,16 @@ def sequence_class(
                 taken |= classes.all_of([value])  # a weight or a table, not what is added to a sequence
     data = [value for value in function.inputs if value not in parameters]
     found: dict[Place, list[int]] = {}
-    for value in data:
+    for value in (*data, *orders_of(function)):
         for dim in range(value.type.ndim):
             if (place := classes.of(value, dim)) in made - taken:
                 found.setdefault(place, []).append(dim)
     return max(found, key=lambda place: (len(found[place]), -min(found[place])), default=None)
+
+
+def orders_of(function: Function) -> list[Value]:
+    """The orders in which tokens of the batch are picked (`parallelism.ir.operators.token_order`)."""
+    return [op.outputs[0] for op in function.ops if op.kind == "token_order"]
 
 
 def dims_of(value: Value) -> Dims:
