@@ -130,7 +130,6 @@ def assert_nothing_wrong(run):
         assert called
 
 
-@pytest.mark.slow
 def test_a_result_with_a_dtype_of_its_own_lies_within_its_memory(cluster_of):
     calls = with_ops("all_reduce", ["mean", "sum"]) + with_ops("reduce", ["mean"])
     cluster = cluster_of(Mesh(devices=DEVICES), "process", "shared_memory")

@@ -90,6 +90,7 @@ def test_the_main_demo_ends_in_the_pipelines_verdict(main_demo):
     assert "8 microbatches" in out and '"2F0"' in page.read_text()
 
 
+@pytest.mark.slow
 def test_the_page_of_demos_shows_it_as_it_is(main_demo):
     page = (ROOT / "docs" / "demo.md").read_text(encoding="utf-8")
     shown = page.split("## What the demo prints")[1].split("```text\n")[1].split("```")[0]

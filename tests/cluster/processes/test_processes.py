@@ -228,7 +228,7 @@ def test_a_killed_process_is_seen_at_its_sentinel_and_no_descriptor_stays_open(s
     assert psutil.Process().num_fds() == before
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.slow_for("spawn")
 def test_a_start_looks_at_no_other_process(start_method, monkeypatch):
     """Otherwise the starts of many devices take a time that grows with the square of their number."""

@@ -88,7 +88,7 @@ def test_trying_everything_is_trying_every_choice():
     assert every_choice(problem) == pytest.approx(least_by_trying(problem), rel=1e-12)
 
 
-@pytest.mark.sampled(3, 2)
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_random_programs(seed):
     check(auto_shard(random_program(np.random.default_rng(seed), most=8), LARGE, "dgx-h100"))

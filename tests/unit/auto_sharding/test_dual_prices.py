@@ -59,6 +59,7 @@ def test_the_splits_that_are_tried():
     assert other_splits(Mesh(x=2, y=3, z=4, w=1)) == (Mesh(x=4, y=3, z=2, w=1), Mesh(x=2, y=6, z=2, w=1))
 
 
+@pytest.mark.slow
 def test_what_cannot_be_asked():
     solution = auto_shard(models.mlp((64, 32), 16), Mesh(x=2), "dgx-h100")
     with pytest.raises(ValueError, match="more_bytes must be at least 1, got 0"):

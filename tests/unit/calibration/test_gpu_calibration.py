@@ -95,6 +95,7 @@ def test_the_fit_finds_the_constants_that_made_the_measurements(measured):
     assert found.tables.notes["issue_seconds_of_an_op"] > 0         # the host of a GPU issues ahead
 
 
+@pytest.mark.slow
 def test_the_fit_finds_the_constants_of_each_kernel(measured):
     found, path = measured
     for kernels in (found.found.hardware.kernels, Hardware.of(f"dgx-h100:1+{path}").kernels):
@@ -250,6 +251,7 @@ def test_what_a_library_refuses_is_told_with_its_reason_and_the_rest_goes_on(tmp
     assert "float8" not in found.found.values["flops_efficiencies"] and found.found is not None
 
 
+@pytest.mark.slow
 def test_a_model_that_does_not_fit_is_told_and_the_others_are_trained(tmp_path):
     class Small(FakeGpu):
         def step(self, model, steps):

@@ -68,6 +68,7 @@ def test_a_quick_calibration_writes_a_stack_that_plan_takes(tmp_path, capsys):
     assert '"stack": "here"' in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_every_launch_of_a_whole_calibration_is_measured_but_graphs():
     device = Device(torch, "cpu", quick=True)
     for item in items():

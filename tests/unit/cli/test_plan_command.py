@@ -209,6 +209,7 @@ def test_what_a_cap_leaves_unproved_is_told(capsys: pytest.CaptureFixture[str], 
     assert "the first may be up to 12.5% slower than the best: --simulations stopped" in " ".join(out.split())
 
 
+@pytest.mark.slow
 def test_every_plan_of_the_front_has_its_words(capsys: pytest.CaptureFixture[str], file: Path, tmp_path: Path) -> None:
     document = json.loads(file.read_text())
     other = tmp_path / "other.json"

@@ -206,7 +206,7 @@ def test_a_plan_from_pieces_is_the_simulated_one_with_constants_of_kernels(setti
     assert seconds[0] < seconds[1]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("exchange", ["p2p", "a2a", "a2a+p2p"])
 @pytest.mark.parametrize(("stack", "settings"), [
     ("", {"pp": 1, "dp": 2, "microbatch": 2, "zero": 1, "recompute": "selective"}),
@@ -331,6 +331,7 @@ def test_plans_of_random_spaces(seed: int) -> None:
         assert plans.gap == 0
 
 
+@pytest.mark.slow
 def test_plans_that_hold_too_much_all_the_time_are_refused_before_their_actions_are_laid_out() -> None:
     task = Task(TrainedModel.of(BLOCKS, ADAM_W), 8, Hardware.preset("dgx-h100:1").placed(range(4)), 4)
     possible = choices(task.model, 4, 8, {
@@ -444,6 +445,7 @@ def test_uneven_parts_have_no_price() -> None:
         steps.actions(pattern, 2, 5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "tied", "tp", "zero"), [
     ("bfloat16", True, True, 1), pytest.param("float32", False, False, 0, marks=pytest.mark.slow),
     pytest.param("float32", False, True, 1, marks=pytest.mark.slow)])
@@ -487,6 +489,7 @@ def test_a_peak_of_many_blocks() -> None:
     assert [run.is_repeated for run in SymbolicEvents.of([("F", two)]).runs("F")] == [False, True, False]
 
 
+@pytest.mark.slow
 def test_constants_that_stand_before_a_backward_count_with_their_blocks() -> None:
     spec = replace(BLOCKS, residual_scale=0.5)
     task = Task(TrainedModel.of(spec, ADAM_W), 16, Hardware.preset("dgx-h100:1").placed(range(8)), 8)

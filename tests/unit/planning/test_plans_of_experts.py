@@ -118,6 +118,7 @@ def test_rows_and_devices_of_ep_count_as_replicas_of_what_is_no_expert() -> None
     assert layouts["mean.p.0.expert_up"] == "[ep, None, dp]" and layouts["mean.p.0.out"] == "[(dp, ep), None]"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("figures", "first"), [
     ({}, 0), (MIXTRAL, 0), (MODELS["deepseek"], 2), ({"experts": models.Experts(count=4, chosen=1, every=2)}, 3)])
 def test_the_first_block_that_is_like_all_further_ones(figures: dict[str, Any], first: int) -> None:

@@ -49,7 +49,7 @@ def test_a_plan_fits_if_its_tensors_and_the_reserve_do():
     assert [plan.peak_bytes for plan in every] == [plan.peak_bytes for plan in found(memory=1e6, reserve=reserve)]
 
 
-@pytest.mark.sampled(4, 3)
+@pytest.mark.slow
 @pytest.mark.parametrize(("memory", "reserve", "kept"), [
     (None, None, DGX.reserve), ("72GB", None, Reserve()), ("72GB", "4GB", Reserve(4e9)), (None, 5e9, Reserve(5e9)),
     (None, 0, Reserve()), (None, "0", Reserve()), ("72GB", Reserve(1.0), Reserve(1.0))])

@@ -39,6 +39,7 @@ def test_settings_without_pieces_are_told_beside_those_with_them():
     assert not find_plan(SPEC, hardware="dgx-h100", devices=4, batch=8, pp=2, zero=1, microbatch=2).one_by_one
 
 
+@pytest.mark.slow
 def test_plans_that_a_program_does_not_allow_are_not_among_them():
     def gated(p, x):
         with ir.region("block.0"):

@@ -88,6 +88,7 @@ def _chunks(runs: list[int]) -> tuple[int, ...]:
                  for chunk in range(first, first + count))
 
 
+@pytest.mark.slow
 @needs_node
 def test_the_page_has_the_bytes_and_seconds_of_python(tables: dict[str, Any]) -> None:
     draw, settings, cases = random.Random(25), [], []

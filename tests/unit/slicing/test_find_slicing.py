@@ -65,6 +65,7 @@ def test_stages_of_one_block_are_timed_and_weighed_as_they_are_simulated():
     assert weighed == [trace.peaks()[rank] for rank in range(4)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.slow)])
 def test_every_slicing_is_nearly_as_it_was_timed_and_weighed(found, every):
     slices = _slices(search._priced(found.task)[1])

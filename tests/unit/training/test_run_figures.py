@@ -109,6 +109,7 @@ def test_each_axis_has_its_part() -> None:
     assert not {"tp", "cp", "dp", "pp", "bubble"} & {*figures_of("one device").parts}
 
 
+@pytest.mark.slow
 def test_use_of_the_devices_by_hand() -> None:
     found, spec = figures_of("interleaved"), MegatronFlags(**SMALL | {"num_layers": 4}).spec()
     tokens, peak = 16 * 16, 312e12
