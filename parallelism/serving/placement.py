@@ -21,6 +21,7 @@ from parallelism.models.inference import Part, engine_step, prefill
 from parallelism.models.inference.attention import FULL, WINDOW
 from parallelism.models.inference.programs import kinds_of
 from parallelism.serving.engine import EngineSettings
+from parallelism.serving.quantized import QuantizedWeights
 from parallelism.sharding import TensorSharding
 from parallelism.transforms import DataParallel, ExpertParallel, Pipeline, Strategy, TensorParallel
 
@@ -191,10 +192,17 @@ class Placement:
         return self._as_in_prefill(self._split(step, part), part)
 
     def localized(
-        self, part: Part, settings: EngineSettings, cache_dtype: Any = None, weights_dtype: Any = None
+        self,
+        part: Part,
+        settings: EngineSettings,
+        cache_dtype: Any = None,
+        weights_dtype: Any = None,
+        quantized: QuantizedWeights | None = None,
     ) -> Localized:
         """The program of some blocks on the mesh inside a stage."""
         function = self.function(part, settings, cache_dtype, weights_dtype)
+        if quantized is not None:
+            function = quantized.program(function)
         if not part.ends:  # what a stage sends lies as what the next one gets
             hidden = next(value for value in function.inputs if value.name in ("tokens", "hidden"))
             rows = () if hidden.layout is None else hidden.layout.dims[0].axes
