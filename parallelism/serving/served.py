@@ -36,17 +36,18 @@ WEIGHTS, CACHE = "weights", "cache"
 
 
 def numbers_of(placement: Placement, settings: EngineSettings, work: Work) -> dict[str, int]:
-    """The numbers of the symbols for a work."""
+    """The numbers of the symbols for a work.  Tokens are padded so that devices that share them have equal parts, and their
+    scores count as if they were dealt evenly."""
     spec = placement.spec
     longest = max(row.stop for rows in work.rows for row in rows)
     numbers = {
-        TOKENS: padded(work.tokens),
+        TOKENS: -(-padded(work.tokens) // placement.context) * placement.context,
         PICKED: max(padded(work.sampled), 1),
         TABLE: -(-longest // settings.page_tokens),
     }
     for kind in kinds_of(spec):
         read, scored = read_and_scored(spec, settings, work, kind)
-        numbers |= {f"{READ}_{kind}": read, f"{SCORED}_{kind}": scored}
+        numbers |= {f"{READ}_{kind}": read, f"{SCORED}_{kind}": -(-scored // placement.context)}
     return numbers
 
 

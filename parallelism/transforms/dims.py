@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 
+from parallelism.dtypes import is_integer
 from parallelism.ir.core import Function, Op, Value
 from parallelism.layouts.propagation.relations import Letters, Relation, relation
 from parallelism.sharding import TensorSharding
@@ -82,11 +83,16 @@ def batch_class(function: Function, parameters: Iterable[Value], classes: DimCla
     data = [value for value in function.inputs if value not in parameters and value.type.ndim]
     taken = classes.all_of(parameters)
     found: dict[Place, list[int]] = {}
+    counted: set[Place] = set()
     for value in data:
         for dim in range(value.type.ndim):
             if (place := classes.of(value, dim)) not in taken:
                 found.setdefault(place, []).append(dim)
-    return max(found, key=lambda place: (len(found[place]), -min(found[place])), default=None)
+                if is_integer(value.type.dtype):
+                    counted.add(place)
+    return max(
+        found, key=lambda place: (place in counted, len(found[place]), -min(found[place])), default=None
+    )
 
 
 def sequence_class(
@@ -98,7 +104,7 @@ def sequence_class(
 
     It is that of a dim of the inputs other than parameters and other than the rows.  It is no dim of a parameter that
     an op contracts or looks up, and values that ops compute have it, too.  Of several classes the one is chosen that
-    most inputs have; then that of the outermost dim.
+    integers have, as tokens and targets; then that most inputs have; then that of the outermost dim.
     """
     parameters = set(parameters)
     taken = {batch_class(function, parameters, classes)}
@@ -113,11 +119,16 @@ def sequence_class(
                 taken |= classes.all_of([value])  # a weight or a table, not what is added to a sequence
     data = [value for value in function.inputs if value not in parameters]
     found: dict[Place, list[int]] = {}
+    counted: set[Place] = set()
     for value in data:
         for dim in range(value.type.ndim):
             if (place := classes.of(value, dim)) in made - taken:
                 found.setdefault(place, []).append(dim)
-    return max(found, key=lambda place: (len(found[place]), -min(found[place])), default=None)
+                if is_integer(value.type.dtype):
+                    counted.add(place)
+    return max(
+        found, key=lambda place: (place in counted, len(found[place]), -min(found[place])), default=None
+    )
 
 
 def dims_of(value: Value) -> Dims:

@@ -44,9 +44,9 @@ def drawn_model(rng):
 
 def drawn_placement(rng, spec):
     """A mesh of at most 8 devices with its axes in any order, and a strategy over them."""
-    words = {"tp": "tp", "dp": "dp", "pp": None} | ({"ep": "ep"} if spec.experts else {})
+    usable = ["tp", "dp", "pp", "cp"] + ["ep"] * (spec.experts is not None)
     while True:
-        sizes = {axis: rng.choice([1, 1, 2, 2, 3, 4]) for axis in words}
+        sizes = {axis: rng.choice([1, 1, 2, 2, 3, 4]) for axis in usable}
         if prod(sizes.values()) <= 8 and sizes["pp"] <= spec.layers and spec.heads % sizes["tp"] == 0:
             break
     axes = [axis for axis, size in sizes.items() if size > 1] or ["tp"]
@@ -74,7 +74,7 @@ def drawn_settings(rng, placement, microbatches, requests):
     return EngineSettings(batch, chunk, page_tokens, pages, placement.replicas, microbatches)
 
 
-@pytest.mark.sampled(40)
+@pytest.mark.sampled(80)
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(80))
 def test_random_requests_on_random_splits_are_answered_as_without_a_cache(seed):
