@@ -70,6 +70,8 @@ class EventKind(NamedTuple):
     2 for the one before."""
     joined: bool = False
     """Whether a collective is a part of a call: those of one kind in a section are one, with all payloads together."""
+    again: bool = False
+    """Whether a compute runs again in the backward."""
     pairs: tuple[tuple[int, int], ...] = ()
     """Of a permute, what moves: the positions of source and target."""
 
@@ -462,6 +464,7 @@ def _compute(step: ProgramStep) -> Iterator[Event]:
             others=tuple(other for other, _ in others),
             extents=len(shape or ()),
             seconds=seconds,
+            again=step.again,
         )
         yield Event(kind, [nbytes, flops, *(size for _, size in others), *(shape or ())])
 
