@@ -83,16 +83,11 @@ def batch_class(function: Function, parameters: Iterable[Value], classes: DimCla
     data = [value for value in function.inputs if value not in parameters and value.type.ndim]
     taken = classes.all_of(parameters)
     found: dict[Place, list[int]] = {}
-    counted: set[Place] = set()
     for value in data:
         for dim in range(value.type.ndim):
             if (place := classes.of(value, dim)) not in taken:
                 found.setdefault(place, []).append(dim)
-                if is_integer(value.type.dtype):
-                    counted.add(place)
-    return max(
-        found, key=lambda place: (place in counted, len(found[place]), -min(found[place])), default=None
-    )
+    return max(found, key=lambda place: (len(found[place]), -min(found[place])), default=None)
 
 
 def sequence_class(
@@ -102,7 +97,8 @@ def sequence_class(
 
     ``views`` are the values that hold elements of parameters, moved.
 
-    It is that of a dim of the inputs other than parameters and other than the rows.  It is no dim of a parameter that
+    It is that of a dim of the inputs other than parameters and other than the rows, or of the order in which their tokens
+    are picked.  It is no dim of a parameter that
     an op contracts or looks up, and values that ops compute have it, too.  Of several classes the one is chosen that
     integers have, as tokens and targets; then that most inputs have; then that of the outermost dim.
     """
@@ -120,7 +116,7 @@ def sequence_class(
     data = [value for value in function.inputs if value not in parameters]
     found: dict[Place, list[int]] = {}
     counted: set[Place] = set()
-    for value in data:
+    for value in (*data, *orders_of(function)):
         for dim in range(value.type.ndim):
             if (place := classes.of(value, dim)) in made - taken:
                 found.setdefault(place, []).append(dim)
@@ -129,6 +125,11 @@ def sequence_class(
     return max(
         found, key=lambda place: (place in counted, len(found[place]), -min(found[place])), default=None
     )
+
+
+def orders_of(function: Function) -> list[Value]:
+    """The orders in which tokens of the batch are picked (`parallelism.ir.operators.token_order`)."""
+    return [op.outputs[0] for op in function.ops if op.kind == "token_order"]
 
 
 def dims_of(value: Value) -> Dims:
