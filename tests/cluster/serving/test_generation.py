@@ -91,6 +91,7 @@ def assert_same(trace, simulated, mesh):
     assert trace.makespan_seconds == pytest.approx(simulated.makespan_seconds, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_logits_of_steps_are_those_without_a_cache():
     spec, mesh = SERVED["deepseek-v3"], Mesh(ep=2, tp=2)
     parameters = parameters_of(spec)
@@ -144,6 +145,7 @@ def test_a_device_holds_the_bytes_of_the_cache_that_the_pages_have():
 # -- sampled -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_sampled_tokens_are_the_same_on_any_mesh():
     spec = SERVED["llama3"]
     parameters, options = parameters_of(spec), {"temperature": 0.8, "top_k": 9, "top_p": 0.95, "seed": 5}
@@ -164,6 +166,7 @@ def test_stop_tokens_end_answers():
         assert row.tolist() == [*whole[:kept], *[-1] * (NEW - kept)]
 
 
+@pytest.mark.slow
 def test_processes_generate_what_threads_do():
     spec = replace(SERVED["llama3"], dtype="float32")
     parameters = {name: array.astype("f4") for name, array in parameters_of(spec).items()}
@@ -210,6 +213,7 @@ def test_parameters_are_checked():
         models.generate(spec, parameters, PROMPTS, NEW)
 
 
+@pytest.mark.slow
 def test_a_device_that_dies_in_the_middle_ends_the_generation_and_the_cluster_works_again():
     spec = SERVED["gpt2"]
     parameters, expected = expected_of(spec)

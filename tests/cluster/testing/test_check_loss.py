@@ -64,6 +64,7 @@ def test_a_right_step_passes_on_every_axis(form):
     assert check_loss(Step(form, clip=0.05), form.loss, form.weights, meshes=MESHES[1:10:2], clip=0.05) == 15
 
 
+@pytest.mark.slow
 def test_a_right_step_with_experts_passes():
     meshes = [{"dp": 2, "ep": 2}, {"ep": 3, "cp": 2}]
     assert check_loss(Step(EXPERTS), EXPERTS.loss, EXPERTS.weights, meshes=meshes) == 6
@@ -83,7 +84,7 @@ def drawn(rng, *axes):
     return Form(tuple(layers), rng.random() < 0.3 and mesh["pp"] < 3, tuple(begin)), mesh
 
 
-@pytest.mark.sampled(50)
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(100))
 def test_random_right_programs_pass_on_random_splits(seed):
@@ -124,7 +125,7 @@ def named(mistake, form, meshes, seed):
     assert words in found
 
 
-@pytest.mark.sampled(54)
+@pytest.mark.sampled(108)
 @pytest.mark.parametrize("mistake", MISTAKES)
 @pytest.mark.parametrize("seed", [0, 7])
 def test_a_usual_mistake_is_named(mistake, seed):

@@ -592,6 +592,7 @@ def test_hypothesis_draws_on_the_host_and_every_device_gets_the_same(pytester):
     result.stdout.fnmatch_lines(["E*assert*20* < 20*", "E*on rank 0 of Mesh(tp=2)*", "E*n=10*"])
 
 
+@pytest.mark.slow
 def test_under_xdist_reports_are_the_same(session):
     pytest.importorskip("xdist")
     leaking, _, _ = LEAKING.partition("@pytest.mark.spmd(2)\ndef test_process")
