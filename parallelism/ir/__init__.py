@@ -30,7 +30,6 @@ from parallelism.ir.core import (
     verify,
 )
 from parallelism.ir.operators import (  # noqa: F401
-    accumulation,
     activations,
     attention,
     bits,
@@ -48,6 +47,7 @@ from parallelism.ir.operators import (  # noqa: F401
     reshard_op as relayouts,
     scatter,
     shapes,
+    token_order,
     vocabulary,
 )
 from parallelism.ir.passes import Interpreted, freed_after, gradient, interpret, live_bytes, peak_bytes

@@ -46,7 +46,7 @@ class SequenceParallel:
             )
         classes, rows = parts.classes, parts.rows
         parameters, inputs = {*parts.parameters}, {*parts.forward.inputs}
-        given = classes.axes(inputs - parameters)
+        given = classes.axes(parts.dealt)
         # The batch stays whole over the axis: which tokens a device has does not follow from what it does with them.
         layouts = {
             value.name: layout(dims_of(value)) for value in inputs - parameters if value.layout is None

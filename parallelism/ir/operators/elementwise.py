@@ -7,6 +7,7 @@ import numpy as np
 
 from parallelism.dtypes import common_dtype, integer_limits, is_floating, is_integer
 from parallelism.ir.core import Linear, Operator, TensorType, elementwise as aligned, register, resolved
+from parallelism.ir.operators.activations import one_shape
 
 Derivative = Callable[..., Sequence[Any]]
 
@@ -180,6 +181,37 @@ register(
         _integers,
         _saturated,
         attributes={"dtype": "a dtype"},
+    )
+)
+
+
+# -- sums in the memory of a buffer ------------------------------------------------------------------------------------
+
+
+def _dtype_of_buffer(buffer: TensorType, x: TensorType) -> np.dtype[Any]:
+    if not np.can_cast(x.dtype, buffer.dtype, "same_kind"):
+        raise TypeError(f"a buffer of {buffer.dtype} cannot take up terms of {x.dtype}")
+    return buffer.dtype
+
+
+def _accumulate(buffer: Any, x: Any, out: Any = None) -> Any:
+    """The sum of both, in the memory of the buffer, which no later op may read.
+
+    The dtype is that of the buffer, so float32 can take up terms of 16 bits.
+    """
+    return np.add(buffer, x, out=out, dtype=buffer.dtype, casting="same_kind")
+
+
+register(
+    Operator(
+        "accumulate",
+        lambda buffer, x: one_shape(buffer, x),
+        _dtype_of_buffer,
+        _accumulate,
+        lambda g, y, buffer, x: (g, g),
+        1,
+        linear="together",
+        reuses=True,
     )
 )
 

@@ -15,8 +15,10 @@ from parallelism.dtypes import is_floating, limits_of
 from parallelism.ir.core import Operator, Rule, Shape, TensorType, is_negative, register, shape_text
 from parallelism.ir.operators.activations import floating, one_shape
 from parallelism.ir.operators.shapes import created
+from parallelism.ir.operators.token_order import ORDER
 from parallelism.ir.tracing.tracing import apply
 from parallelism.kernels import dropout, dropout_mask, splitmix64
+from parallelism.kernels.token_order import TokenOrder, part_of
 
 
 def _rule(step: TensorType, seed: int, whole: Shape, starts: Shape, shape: Shape, rate: float = 0) -> Rule:
@@ -97,16 +99,20 @@ register(
 
 
 def _dropout_rule(
-    x: TensorType, step: TensorType, rate: float, seed: int, whole: Shape, starts: Shape
+    x: TensorType, step: TensorType, rate: float, seed: int, whole: Shape, starts: Shape, order: str = ""
 ) -> Rule:
     """The values and the mask, of one byte per element, which the gradient reads."""
+    if order:
+        TokenOrder.parse(order)
     new = _rule(step, seed, whole, starts, x.shape, rate)
     (names,) = new.outputs
     return Rule((names, ()), (names, names), new.extents, new.whole)
 
 
-def _dropout(x: Any, step: Any, rate: float, seed: int, whole: Sequence[int], starts: Sequence[int]) -> Any:
-    mask = dropout_mask(rate, seed, int(step), whole, _block(starts, x.shape))
+def _dropout(
+    x: Any, step: Any, rate: float, seed: int, whole: Sequence[int], starts: Sequence[int], order: str = ""
+) -> Any:
+    mask = dropout_mask(rate, seed, int(step), whole, part_of(order, starts, x.shape))
     return dropout(x, mask, rate), mask
 
 
@@ -130,6 +136,7 @@ register(
         ],
         10,
         {"rate": "a number", "seed": "an integer", "whole": "a shape", "starts": "a shape"},
+        ORDER,
     )
 )
 register(
