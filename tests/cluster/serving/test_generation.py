@@ -28,6 +28,7 @@ def expected_of(spec, prompts=PROMPTS, count=NEW):
     return parameters, np.array([greedy(spec, parameters, prompt, count) for prompt in prompts])
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", SERVED)
 def test_one_process_generates_what_it_does_without_a_cache(name):
     parameters, expected = expected_of(SERVED[name])
@@ -43,6 +44,7 @@ MESHES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "axes"), MESHES, ids=lambda value: value if isinstance(value, str) else "-".join(value))
 def test_a_cluster_generates_the_same_tokens_and_is_what_it_is_simulated_to_be(name, axes):
     spec, mesh = SERVED[name], Mesh(**axes)
@@ -89,6 +91,7 @@ def assert_same(trace, simulated, mesh):
     assert trace.makespan_seconds == pytest.approx(simulated.makespan_seconds, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_logits_of_steps_are_those_without_a_cache():
     spec, mesh = SERVED["deepseek-v3"], Mesh(ep=2, tp=2)
     parameters = parameters_of(spec)
@@ -142,6 +145,7 @@ def test_a_device_holds_the_bytes_of_the_cache_that_the_pages_have():
 # -- sampled -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_sampled_tokens_are_the_same_on_any_mesh():
     spec = SERVED["llama3"]
     parameters, options = parameters_of(spec), {"temperature": 0.8, "top_k": 9, "top_p": 0.95, "seed": 5}
@@ -174,6 +178,7 @@ def test_stop_tokens_end_answers():
         assert row.tolist() == [*whole[:kept], *[-1] * (NEW - kept)]
 
 
+@pytest.mark.slow
 def test_processes_generate_what_threads_do():
     spec = replace(SERVED["llama3"], dtype="float32")
     parameters = {name: array.astype("f4") for name, array in parameters_of(spec).items()}
@@ -220,6 +225,7 @@ def test_parameters_are_checked():
         models.generate(spec, parameters, PROMPTS, NEW)
 
 
+@pytest.mark.slow
 def test_a_device_that_dies_in_the_middle_ends_the_generation_and_the_cluster_works_again():
     spec = SERVED["gpt2"]
     parameters, expected = expected_of(spec)
