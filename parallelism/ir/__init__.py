@@ -46,6 +46,7 @@ from parallelism.ir.operators import (  # noqa: F401
     randomness,
     reductions,
     reshard_op as relayouts,
+    scaled_products,
     scatter,
     shapes,
     vocabulary,

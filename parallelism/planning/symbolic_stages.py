@@ -45,7 +45,7 @@ Inside = Mapping[str, Extent]
 Split = tuple[Extent, tuple[str, ...]]
 """An extent, and the axes over whose devices it is divided."""
 
-PRODUCTS = "einsum", "matmul", "attention"
+PRODUCTS = "einsum", "matmul", "scaled_einsum", "attention"
 """Kinds of ops that are in no chain, and of which every block has one."""
 ANY: Part = 0, 0
 """Stands for every part of the batch."""
