@@ -10,12 +10,14 @@ import sys
 from importlib import import_module
 from os.path import dirname, exists
 
+from parallelism.moved import renamed
+
 TYPE_CHECKING = False  # that of `typing` has the same meaning, and takes 10 ms to import
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def load_names(package: str, stub: str) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
+def load_names(package: str, stub: str) -> tuple[Callable[..., object], Callable[[], list[str]], list[str]]:
     """``__getattr__``, ``__dir__`` and ``__all__`` of a package, from its stub.
 
     ``stub`` is the path of the stub, or that of the package's ``__init__.py``, with the stub beside it.
@@ -30,8 +32,10 @@ def load_names(package: str, stub: str) -> tuple[Callable[[str], object], Callab
             module_of[name.partition(" as ")[0].strip()] = module
     module_of.pop("", None)  # behind a comma at the end
 
-    def load(name: str) -> object:
+    def load(name: str, stacklevel: int = 2) -> object:
         if name not in module_of:
+            if (new := renamed(package, name, stacklevel)) is not None:
+                return load(new)
             # ``from room import module`` asks here first, and imports the module then.
             if exists(f"{directory}/{name}.py"):
                 raise AttributeError(f"module {package!r} has not loaded {name!r}", name=name)

@@ -1,4 +1,7 @@
-"""Module paths that documents name and that have moved: an import of the old path gives the new module."""
+"""Old names: an import of a module's old path gives the new module, and an old public name gives the new one, with a warning.
+
+docs/stability.md says how long an old name works.
+"""
 
 import sys
 from importlib import import_module
@@ -32,6 +35,24 @@ MOVED = {
     "vcluster.payload": "vcluster.messages.encoding",
 }
 """The new path by the old one."""
+
+RENAMED: dict[str, tuple[str, str, str]] = {}
+"""By an old public name, as ``vcluster.Cluster``: the new name, the version with it, the version without the old one."""
+
+
+def renamed(package: str, name: str, stacklevel: int) -> str | None:
+    """The new name of an old one, with a ``DeprecationWarning`` for the caller; None if there is none."""
+    if f"{package}.{name}" not in RENAMED:
+        return None
+    import warnings
+
+    new, since, gone = RENAMED[f"{package}.{name}"]
+    warnings.warn(
+        f"{package}.{name} is {package}.{new} since {since}; the old name goes in {gone}",
+        DeprecationWarning,
+        stacklevel=stacklevel + 1,
+    )
+    return new
 
 
 class _Finder:

@@ -114,6 +114,15 @@ class Explanation(Sequence[ExplainedStep]):
             f"<Explanation of {plan.collective}, {plan.name}, {plan.size} ranks, {len(self)} steps; print it>"
         )
 
+    def to_svg(self) -> str:
+        """A film of the steps as one SVG file, for a page or a slide.  It needs no script, and is light or dark.
+
+        Where a reader has asked for less motion, or pictures do not move, the last step is shown.
+        """
+        from parallelism.collectives import explanation_film
+
+        return explanation_film.svg(self)
+
     def _repr_html_(self) -> str:
         from parallelism.collectives import explanation_picture
 

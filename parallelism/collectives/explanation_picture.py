@@ -38,15 +38,10 @@ _SLIDE = (
 
 def html(explanation: Explanation) -> str:
     """The player, the account of bytes and messages, and the text of all steps."""
-    chunks = [c for c in kept(explanation.algorithm.chunks, _MOST_CHUNKS) if c is not None]
-    ranks = [r for r in kept(len(explanation.inputs), _MOST_RANKS) if r is not None]
-    room = _cell_width(explanation, chunks, ranks)
-    frames = [_frame(explanation, None, explanation.start, None, ranks, chunks, room)]
-    shown = kept(len(explanation), _MOST_STEPS)
-    frames += [
-        _frame(explanation, step, step.held, before, ranks, chunks, room)
-        for number, (step, before) in enumerate(with_before(explanation))
-        if number in shown
+    ranks, chunks, room = columns(explanation)
+    frames = [
+        _frame(explanation, step, held, before, ranks, chunks, room)
+        for step, held, before in moments(explanation)
     ]
     first = min(1, len(frames) - 1)
     player = "".join(
@@ -80,6 +75,22 @@ def html(explanation: Explanation) -> str:
     )
 
 
+def columns(explanation: Explanation) -> tuple[list[int], list[int], float]:
+    """The ranks and the chunks that are drawn, and the width of a cell in pixels."""
+    chunks = [c for c in kept(explanation.algorithm.chunks, _MOST_CHUNKS) if c is not None]
+    ranks = [r for r in kept(len(explanation.inputs), _MOST_RANKS) if r is not None]
+    return ranks, chunks, _cell_width(explanation, chunks, ranks)
+
+
+def moments(explanation: Explanation) -> Iterator[tuple[ExplainedStep | None, Rows, Rows | None]]:
+    """What the frames show, the start first: a step, what is held after it, and what was held before."""
+    yield None, explanation.start, None
+    shown = kept(len(explanation), _MOST_STEPS)
+    for number, (step, before) in enumerate(with_before(explanation)):
+        if number in shown:
+            yield step, step.held, before
+
+
 def _cell_width(explanation: Explanation, chunks: Sequence[int], ranks: Sequence[int]) -> float:
     """As wide as the longest value, such that all chunks fit beside the arrows, but never too thin to be seen."""
     held = [explanation.start, *(step.held for step in explanation.steps[:_MOST_STEPS])]
@@ -100,14 +111,56 @@ def _frame(
     chunks: Sequence[int],
     room: float,
 ) -> str:
-    margin = 16 + 7 * len(f"rank {ranks[-1]}")
-    left = margin + (_ARROWS if len(explanation) else 0)
-    width, height = left + room * len(chunks) + 8, 24 + _ROW * len(ranks)
-    words = "before the first step" if step is None else f"after step {step.number} of {len(explanation)}"
-    lines = [
+    width, height = frame_size(explanation, ranks, chunks, room)
+    lines = drawn(explanation, step, held, before, ranks, chunks, room)
+    picture = (
         f'<svg width="{width:.0f}" height="{height}" viewBox="0 0 {width:.0f} {height}" role="img" font-size="12" '
-        f'fill="var(--ink)"><title>{words}</title>'
-    ]
+        f'fill="var(--ink)"><title>{moment(explanation, step)}</title>{"".join(lines)}</svg>'
+    )
+    below = "".join(map(note, shown_sentences(explanation, step)))
+    return f"{note(moment(explanation, step))}{wide(picture)}{below}"
+
+
+def moment(explanation: Explanation, step: ExplainedStep | None) -> str:
+    """Which step a frame shows."""
+    return "before the first step" if step is None else f"after step {step.number} of {len(explanation)}"
+
+
+def shown_sentences(explanation: Explanation, step: ExplainedStep | None) -> list[str]:
+    """The messages of a step, a line each, and how many more there are."""
+    told = [] if step is None else sentences(explanation, step)
+    more = [f"… and {len(told) - _MOST_SENTENCES} more messages"] if len(told) > _MOST_SENTENCES else []
+    return [*told[:_MOST_SENTENCES], *more]
+
+
+def frame_size(
+    explanation: Explanation, ranks: Sequence[int], chunks: Sequence[int], room: float
+) -> tuple[float, int]:
+    """The width and the height of a frame, in pixels."""
+    return _left(explanation, ranks) + room * len(chunks) + 8, 24 + _ROW * len(ranks)
+
+
+def _margin(ranks: Sequence[int]) -> int:
+    """Where the words ``rank 3`` end."""
+    return 16 + 7 * len(f"rank {ranks[-1]}")
+
+
+def _left(explanation: Explanation, ranks: Sequence[int]) -> int:
+    """Where the cells begin: behind the arrows, if there are some."""
+    return _margin(ranks) + (_ARROWS if len(explanation) else 0)
+
+
+def drawn(
+    explanation: Explanation,
+    step: ExplainedStep | None,
+    held: Rows,
+    before: Rows | None,
+    ranks: Sequence[int],
+    chunks: Sequence[int],
+    room: float,
+) -> list[str]:
+    """The elements of a frame: the names of chunks, a row of cells for each rank, and the messages of the step."""
+    left, lines = _left(explanation, ranks), []
     for place, chunk in enumerate(chunks):
         name = label(explanation, chunk)
         fitting = next((word for word in (name, name.split()[-1]) if len(word) * _LETTER + 2 <= room), "")
@@ -121,11 +174,8 @@ def _frame(
         y = 22 + _ROW * place
         lines.append(f'<text x="6" y="{y + 17}">rank {rank}</text>')
         lines += _cells(explanation, held, before, rank, chunks, left, y, room)
-    lines += _arrows(step, ranks, chunks, margin) if step else []
-    told = [] if step is None else list(sentences(explanation, step))
-    more = [f"… and {len(told) - _MOST_SENTENCES} more messages"] if len(told) > _MOST_SENTENCES else []
-    below = "".join(map(note, [*told[:_MOST_SENTENCES], *more]))
-    return f"{note(words)}{wide(''.join(lines) + '</svg>')}{below}"
+    lines += _arrows(step, ranks, chunks, _margin(ranks)) if step else []
+    return lines
 
 
 def _cells(

@@ -42,6 +42,17 @@ def presets() -> tuple[str, ...]:
     return tuple(sorted(name.removesuffix(".toml") for name in found if name.endswith(".toml")))
 
 
+def meant_preset(name: str) -> str:
+    """``; did you mean ...?`` of a name that no preset has: those of the same device, else one that is spelt like it.
+
+    >>> meant_preset("dgx-h200")
+    "; did you mean 'h200-node'?"
+    """
+    words = {word for word in name.lower().replace("_", "-").split("-") if any(map(str.isdigit, word))}
+    same = [repr(preset) for preset in presets() if words and words <= {*preset.split("-")}]
+    return f"; did you mean {' or '.join(same)}?" if same else did_you_mean(name, presets())
+
+
 def read_preset(name: str) -> dict[str, Any]:
     """The fields of a preset."""
     return tomllib.loads(

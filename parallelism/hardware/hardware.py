@@ -36,7 +36,6 @@ from parallelism.hardware.reserve import NO_RESERVE, Reserve, checked_reserve
 from parallelism.hardware.stacks import PLAIN, on_stack, refuse_stack, split_name, stack_file
 from parallelism.hardware.validation import Validation
 from parallelism.mesh import Axes, Mesh
-from parallelism.spelling import did_you_mean
 
 ITEMSIZE = {
     "float64": 8,
@@ -255,7 +254,7 @@ class Hardware:
             return plain if stack == PLAIN else on_stack(plain, stack)
         known, colon, extents = name.partition(":")
         if known not in (names := cls.presets()):
-            close = did_you_mean(known, names) or f"; there is {', '.join(names)}"
+            close = hardware_files.meant_preset(known) or f"; there is {', '.join(names)}"
             raise ValueError(f"no hardware {checked.shown(name)}{close}")
         found = hardware_files.build(cls, hardware_files.read_preset(known), known, parts=_PARTS)
         if not colon:

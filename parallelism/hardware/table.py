@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from math import prod
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from parallelism.display import WIDTH, given_seconds
 from parallelism.display.markup import facts, figure
 from parallelism.display.quantities import given
+from parallelism.hardware.files import presets, read_preset
 
 if TYPE_CHECKING:
     from parallelism.hardware.hardware import Hardware
@@ -22,7 +24,7 @@ def rows(hardware: Hardware) -> list[Row]:
     """Each part of a hardware: its name and its description in words."""
     rates = ", ".join(f"{name} {given(rate)}" for name, rate in hardware.flops_per_second.items())
     parts = [
-        ("devices", f"{hardware.devices}"),
+        ("devices", _devices(hardware)),
         ("flop/s", rates),
         (
             "reached",
@@ -117,6 +119,18 @@ def rows(hardware: Hardware) -> list[Row]:
             )
         )
     return parts
+
+
+def _devices(hardware: Hardware) -> str:
+    """How many, in which groups, and how to ask for another number of groups of a preset."""
+    *inner, outer = hardware.links
+    if not inner:
+        return f"{hardware.devices}"
+    groups = prod(outer.extents)
+    text = f"{hardware.devices}: {groups} groups on {outer.name}, each of {hardware.devices // groups} on {inner[-1].name}"
+    if hardware.name not in presets() or read_preset(hardware.name)["links"][-1]["extents"] != groups:
+        return text
+    return f"{text}, the largest that is described; {hardware.name}:4 has 4 groups"
 
 
 def _reached(efficiency: float, ramp_seconds: float) -> str:

@@ -30,7 +30,6 @@ from parallelism.ir.core import (
     verify,
 )
 from parallelism.ir.operators import (  # noqa: F401
-    accumulation,
     activations,
     attention,
     bits,

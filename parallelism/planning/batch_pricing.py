@@ -16,8 +16,9 @@ import numpy.typing as npt
 
 from parallelism.events.columns import combined
 from parallelism.models import TransformerSpec
+from parallelism.planning.orders import Shape
 from parallelism.planning.plan import Task
-from parallelism.planning.plan_costs import PlanCosts, Shape
+from parallelism.planning.plan_costs import PlanCosts
 from parallelism.planning.settings import SETTINGS
 from parallelism.planning.space import Choices, Refused
 from parallelism.planning.symbolic_events import Unpriceable

@@ -69,6 +69,8 @@ def replicas(model: TrainedModel, settings: Settings) -> Transform | None:
 def split_of_sequences(model: TrainedModel, settings: Settings) -> SequenceSplit | None:
     """How the sequences of a plan are dealt to devices; None if its heads do not allow it."""
     exchange = settings.get("exchange", "all_gather")
+    if isinstance(exchange, SequenceSplit):  # pieces are laid out for any tp
+        return exchange
     spec = model.model
     heads = spec.groups // settings["tp"] if isinstance(spec, TransformerSpec) else 0
     return SequenceSplit.over(exchange, settings["cp"], heads)
@@ -79,6 +81,12 @@ def sequences(model: TrainedModel, settings: Settings) -> Transform | None:
     if settings["cp"] == 1 or split is None:
         return None
     return Strategy(*split.transforms(split.axes(settings["cp"])))
+
+
+def tried_exchanges(model: TrainedModel) -> tuple[str, ...]:
+    """Those that are compared if none is named: all where attention is one kernel."""
+    spec = model.model
+    return TYPES if isinstance(spec, TransformerSpec) and spec.fused_attention else TYPES[:1]
 
 
 def checked_exchange(name: str, value: Any, model: TrainedModel) -> str:

@@ -19,6 +19,7 @@ from parallelism.simulation.device_events import FIELDS, EventRow
 from parallelism.simulation.event_classes import members
 from parallelism.simulation.folding import same_prices
 from parallelism.timeline import Pricing, roles_of
+from parallelism.training.sequence_split import HEADS_AXIS
 
 Floats = npt.NDArray[np.float64]
 Along = tuple[tuple[int, int], ...]
@@ -42,7 +43,7 @@ class MeshOnHardware:
     @cached_property
     def inside(self) -> Along:
         """How the groups along the axes lie that are inside a stage, or of replicas: equal for equal prices."""
-        return tuple(self._axes.get(axis, (1, 1)) for axis in ("dp", "cp", "ep", "tp"))
+        return tuple(self._axes.get(axis, (1, 1)) for axis in ("dp", "cp", HEADS_AXIS, "ep", "tp"))
 
     @cached_property
     def lines(self) -> Along:
@@ -120,7 +121,9 @@ class EventPrices:
         if key not in self._collectives:
             assert kind.name is not None
             self._collectives[key] = min(
-                self.pricing.collective(CollectiveCall(kind.name, group, payload), kind.dtype).seconds
+                self.pricing.collective(
+                    CollectiveCall(kind.name, group, payload, pairs=kind.pairs), kind.dtype
+                ).seconds
                 for group in self._different_groups(along, kind.axes, layout)
             )
         return self._collectives[key]

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -115,6 +115,52 @@ def place_of(stage: int, stages: int, longer: range = NONE_LONGER) -> int:
     if stages == 1:
         return ONLY
     return FIRST if stage == 0 else LAST if stage == stages - 1 else LONGER if stage in longer else MIDDLE
+
+
+class Shape(NamedTuple):
+    """The pipeline of a plan."""
+
+    schedule: str
+    ranks: int
+    microbatches: int
+    chunks: int
+    longer: range
+    """The stages between the first and the last that have one block more than others there."""
+    blocks: tuple[int, int, int]
+    """Those of the first stage, of most stages between, and of the last one."""
+
+    @classmethod
+    def of(cls, schedule: str, ranks: int, microbatches: int, chunks: int, counts: Sequence[int]) -> Shape:
+        """The pipeline whose stages have so many blocks."""
+        inner = counts[1:-1] or counts[:1]
+        longer = [stage for stage, count in enumerate(counts[1:-1], 1) if count > min(inner)]
+        within = range(longer[0], longer[-1] + 1) if longer else NONE_LONGER
+        return cls(schedule, ranks, microbatches, chunks, within, (counts[0], min(inner), counts[-1]))
+
+    def blocks_of(self, place: int) -> int:
+        """The blocks of a stage at a place."""
+        first, middle, last = self.blocks
+        return {FIRST: first, ONLY: first, LAST: last, LONGER: middle + 1}.get(place, middle)
+
+    @property
+    def blocks_of_ranks(self) -> list[int]:
+        """The blocks of all stages of each rank."""
+        counts = [self.blocks_of(place_of(stage, self.stages, self.longer)) for stage in range(self.stages)]
+        return [sum(counts[rank :: self.ranks]) for rank in range(self.ranks)]
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all stages have equally many blocks."""
+        return not self.longer and len({*self.blocks}) == 1
+
+    @property
+    def stages(self) -> int:
+        return self.ranks * self.chunks
+
+    @property
+    def is_v_shaped(self) -> bool:
+        """Whether the first rank has the first stage and the last one."""
+        return SCHEDULES[self.schedule].is_v_shaped
 
 
 def order_of(

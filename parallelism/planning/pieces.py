@@ -147,6 +147,11 @@ class Updates:
         }
 
     @cached_property
+    def splits_of_replicas(self) -> set[Split]:
+        """What is split over replicas."""
+        return {(extent, axes) for extent, axes in splits_of(self.laid_out) if {*axes} & {*self.replicas}}
+
+    @cached_property
     def several(self) -> set[Split]:
         """Of what no device of the first replica may have a part of one element: an op on it is in other chains."""
         return splits_of(self.laid_out) if self.fused else set()

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from parallelism.memoized import memoized
 from parallelism.models import TransformerSpec
-from parallelism.pipelining.generators import SCHEDULES
+from parallelism.planning.dealing import split_of_sequences
 from parallelism.planning.event_prices import EventPrices, MeshOnHardware
 from parallelism.planning.orders import (
     FIRST,
@@ -22,10 +22,10 @@ from parallelism.planning.orders import (
     LAST,
     LONGER,
     MIDDLE,
-    NONE_LONGER,
     ONLY,
     PLACES,
     Order,
+    Shape,
     order_of,
     place_of,
 )
@@ -36,6 +36,7 @@ from parallelism.planning.stage_costs import StageCosts, StageSeconds
 from parallelism.planning.symbolic_events import Unpriceable
 from parallelism.planning.two_block_steps import Pattern, two_block_steps
 from parallelism.timeline import Pricing
+from parallelism.training.sequence_split import SequenceSplit
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -43,52 +44,6 @@ Ints = npt.NDArray[np.int64]
 
 MOST_OTHERS = 8
 """So many blocks at the beginning of a model may be like no others; they are laid out one by one."""
-
-
-class Shape(NamedTuple):
-    """The pipeline of a plan."""
-
-    schedule: str
-    ranks: int
-    microbatches: int
-    chunks: int
-    longer: range
-    """The stages between the first and the last that have one block more than others there."""
-    blocks: tuple[int, int, int]
-    """Those of the first stage, of most stages between, and of the last one."""
-
-    @classmethod
-    def of(cls, schedule: str, ranks: int, microbatches: int, chunks: int, counts: Sequence[int]) -> Shape:
-        """The pipeline whose stages have so many blocks."""
-        inner = counts[1:-1] or counts[:1]
-        longer = [stage for stage, count in enumerate(counts[1:-1], 1) if count > min(inner)]
-        within = range(longer[0], longer[-1] + 1) if longer else NONE_LONGER
-        return cls(schedule, ranks, microbatches, chunks, within, (counts[0], min(inner), counts[-1]))
-
-    def blocks_of(self, place: int) -> int:
-        """The blocks of a stage at a place."""
-        first, middle, last = self.blocks
-        return {FIRST: first, ONLY: first, LAST: last, LONGER: middle + 1}.get(place, middle)
-
-    @property
-    def blocks_of_ranks(self) -> list[int]:
-        """The blocks of all stages of each rank."""
-        counts = [self.blocks_of(place_of(stage, self.stages, self.longer)) for stage in range(self.stages)]
-        return [sum(counts[rank :: self.ranks]) for rank in range(self.ranks)]
-
-    @property
-    def is_even(self) -> bool:
-        """Whether all stages have equally many blocks."""
-        return not self.longer and len({*self.blocks}) == 1
-
-    @property
-    def stages(self) -> int:
-        return self.ranks * self.chunks
-
-    @property
-    def is_v_shaped(self) -> bool:
-        """Whether the first rank has the first stage and the last one."""
-        return SCHEDULES[self.schedule].is_v_shaped
 
 
 class _Ends(NamedTuple):
@@ -173,7 +128,7 @@ class PlanCosts:
             )
         return found
 
-    def _alike(self, blocks: int, place: int) -> int:
+    def alike(self, blocks: int, place: int) -> int:
         """So many blocks at a place without those at the beginning that are like no others."""
         return blocks - self.task.model.first_alike if place in (FIRST, ONLY) else blocks
 
@@ -195,9 +150,10 @@ class PlanCosts:
             s["cp"],
             s["recompute"],
             self._zero_of_actions(s, shape),
-            self._adds_up(shape),
+            self.adds_up(shape),
             self._registered(s),
             self._of_experts(s),
+            self._of_sequences(s),
         )
         key = "actions", pattern, s["microbatch"], s["tp"], s["ep"]
         if key not in self._costs:
@@ -211,7 +167,7 @@ class PlanCosts:
         """
         s = settings
         halves = any(kind == "W" for _, kind in self._order(shape).works)
-        if halves or not self._adds_up(shape):
+        if halves or not self.adds_up(shape):
             return 1 if s["zero"] else 0
         return self.steps.zero(s["zero"], sp=s["sp"], cp=s["cp"], ep=s["ep"] > 1)
 
@@ -222,11 +178,28 @@ class PlanCosts:
             return ""
         return "split" if settings["dp"] > 1 else "alone"
 
+    def _of_sequences(self, settings: Mapping[str, Any]) -> SequenceSplit:
+        """How sequences are dealt: the same where nothing is to deal."""
+        return (settings["cp"] > 1 and split_of_sequences(self.task.model, settings)) or SequenceSplit()
+
     def ends(self, row: int, *, in_stages: bool) -> StageCosts:
         """The costs of the end of a step of a plan, and of what is held during it."""
+        s, pattern = self.settings(row), self._pattern_of_ends(row, in_stages=in_stages)
+        key = "ends", pattern, s["tp"], s["dp"], s["ep"]
+        if key not in self._costs:
+            self._costs[key] = StageCosts(self.steps.ends(pattern, s["tp"], s["dp"], s["ep"]))
+        return self._costs[key]
+
+    def has_equal_replicas(self, row: int) -> bool:
+        """Whether all devices at a position do the same at the end: ZeRO splits what they update into equal parts."""
+        s = self.settings(row)
+        pattern = self._pattern_of_ends(row, in_stages=self.shape(row).stages > 1)
+        return self.steps.has_equal_replicas(pattern, s["tp"], s["dp"], s["ep"])
+
+    def _pattern_of_ends(self, row: int, *, in_stages: bool) -> Pattern:
         s = self.settings(row)
         # The events at the end are the same in stages 1 and 2 of ZeRO.
-        pattern = Pattern(
+        return Pattern(
             in_stages,
             False,
             s["tp"] > 1,
@@ -236,21 +209,18 @@ class PlanCosts:
             min(s["zero"], 1),
             registered=self._registered(s),
             experts=self._of_experts(s),
+            sequences=self._of_sequences(s),
         )
-        key = "ends", pattern, s["tp"], s["dp"], s["ep"]
-        if key not in self._costs:
-            self._costs[key] = StageCosts(self.steps.ends(pattern, s["tp"], s["dp"], s["ep"]))
-        return self._costs[key]
 
-    def _devices(self, row: int) -> list[tuple[StageCosts, int, int]]:
-        """Of the devices that differ: the costs of their end, their place, and their blocks.  See `_number_of`."""
+    def devices(self, row: int) -> list[tuple[StageCosts, int, int]]:
+        """Of the devices that differ: the costs of their end, their place, and their blocks.  See `number_of`."""
         shape = self.shape(row)
         several = self.ends(row, in_stages=shape.stages > 1)
         if shape.is_v_shaped:
             blocks = shape.blocks_of(FIRST) * shape.chunks
-            first = self.ends(row, in_stages=False), ONLY, self._alike(blocks, ONLY)
+            first = self.ends(row, in_stages=False), ONLY, self.alike(blocks, ONLY)
             return [first, (several, MIDDLE, blocks)]
-        return [(several, place, self._alike(blocks, place)) for place, blocks in self._places(shape)[0]]
+        return [(several, place, self.alike(blocks, place)) for place, blocks in self._places(shape)[0]]
 
     @memoized
     def _places(self, shape: Shape) -> tuple[tuple[tuple[int, int], ...], Ints]:
@@ -260,8 +230,8 @@ class PlanCosts:
         different = tuple(dict.fromkeys(places))
         return different, np.array([different.index(place) for place in places])
 
-    def _number_of(self, shape: Shape) -> Ints:
-        """For each rank, the number of its kind of devices among those of `_devices`."""
+    def number_of(self, shape: Shape) -> Ints:
+        """For each rank, the number of its kind of devices among those of `devices`."""
         if shape.is_v_shaped:
             return np.minimum(np.arange(shape.ranks), 1)
         return self._places(shape)[1]
@@ -290,12 +260,12 @@ class PlanCosts:
         s, shape = self.settings(row), self.shape(row)
         if (shape.is_v_shaped and not shape.is_even) or (s["pp"] == 1 and s["chunks"] > 1):
             return "several stages on a rank, which differ in their blocks or are the only ones"
-        if self._alike(shape.blocks_of(FIRST), FIRST) < 1:
+        if self.alike(shape.blocks_of(FIRST), FIRST) < 1:
             return "the first stage has no block that is like those of others"
         for setting in self.limited:
             if not setting.is_from_pieces(s[setting.name]):
                 return f"{setting.name}={s[setting.name]} is not put together from pieces"
-        if shape.chunks > 1 and not self._adds_up(shape):
+        if shape.chunks > 1 and not self.adds_up(shape):
             return "the gradients of one microbatch are kept from one stage of a device to the next"
         if shape.is_v_shaped and s["cp"] * s["ep"] > 1 and self.ends(row, in_stages=True).exchanged(FIRST):
             # As one stage the two would sum these gradients over the devices inside of it once, at the end.
@@ -304,7 +274,7 @@ class PlanCosts:
 
     @memoized
     def _held_by_devices(self, row: int, *, ends: bool = False) -> Sequence[tuple[int, int, Any]]:
-        """For each of `_devices` the bytes that it holds during the whole step; those of the sums of gradients, which of
+        """For each of `devices` the bytes that it holds during the whole step; those of the sums of gradients, which of
         one microbatch are there after the actions alone; and if ``ends``, those that the end takes beside them at most."""
         s, shape = self.settings(row), self.shape(row)
         key = (
@@ -312,12 +282,13 @@ class PlanCosts:
             shape.is_v_shaped,
             *shape._replace(schedule="", microbatches=0),
             *(s[name] for name in ("dp", "cp", "ep", "tp", "sp", "zero")),
+            self._of_sequences(s),
             *self._registered(s),
         )
         if key not in self._of_devices:
             self._of_devices[key] = [
                 (*self._held(row, end, place, blocks), end.end_peak(place, blocks) if ends else None)
-                for end, place, blocks in self._devices(row)
+                for end, place, blocks in self.devices(row)
             ]
         return self._of_devices[key]
 
@@ -335,16 +306,17 @@ class PlanCosts:
         key = (
             works,
             shape.blocks,
-            self._adds_up(shape),
+            self.adds_up(shape),
             *(s[name] for name in ("tp", "sp", "cp", "ep", "recompute", "microbatch")),
             self._zero_of_actions(s, shape),
             self._of_experts(s),
+            self._of_sequences(s),
             *self._registered(s),
         )
         if key not in self._memories:
             changes, peaks = (np.zeros(each * PLACES, np.int64) for each in (2, 4))
             for place, kind in works:
-                blocks = self._alike(shape.blocks_of(place), place)
+                blocks = self.alike(shape.blocks_of(place), place)
                 memory = self.actions(row, kind).memory(laid_out_as(place), kind, blocks)
                 peaks[4 * place + KINDS.index(kind)] = memory.peak
                 if kind in "FI":
@@ -372,7 +344,7 @@ class PlanCosts:
     def layout(self, row: int) -> MeshOnHardware:
         """The mesh of a plan."""
         s = self.settings(row)
-        key = tuple(s[name] for name in ("pp", "dp", "cp", "ep", "tp", "order"))
+        key = *(s[name] for name in ("pp", "dp", "cp", "ep", "tp", "order")), self._of_sequences(s)
         if key not in self._layouts:
             self._layouts[key] = MeshOnHardware(self.task.mesh(s))
         return self._layouts[key]
@@ -383,22 +355,31 @@ class PlanCosts:
         """The memory of the fullest device of each plan."""
         changes, peaks = (np.stack(each, axis=1) for each in zip(*map(self._memory, rows), strict=True))
         by_device = np.array([self._held_by_devices(row, ends=True) for row in rows], np.int64)
-        held, gradients, ends = np.moveaxis(by_device[:, self._number_of(shape)], 0, 1).transpose(2, 0, 1)
+        held, gradients, ends = np.moveaxis(by_device[:, self.number_of(shape)], 0, 1).transpose(2, 0, 1)
         of_actions = self._order(shape).peaks(changes, peaks)
-        if self._adds_up(shape):
+        if self.adds_up(shape):
             of_actions += gradients
         every: Ints = (held + np.maximum(of_actions, gradients + ends)).max(axis=0)
         return every
 
     def _held(self, row: int, end: StageCosts, place: int, blocks: int) -> tuple[int, int]:
         """The bytes that a device holds during the whole step, and those of the sums of gradients."""
+        held = self.held_by_category(row, end, place, blocks)
+        gradients = held.pop("gradients")
+        return sum(held.values()), gradients
+
+    def held_by_category(self, row: int, end: StageCosts, place: int, blocks: int) -> dict[str, int]:
+        """The bytes of each category that a device holds, of gradients those of the sums."""
         s, shape = self.settings(row), self.shape(row)
-        held: int = end.held(place, blocks, "weights") + end.held(place, blocks, "optimizer")
-        held += end.held(place, blocks, "inputs") * (self.task.batch // (s["dp"] * s["ep"]))
-        if not (shape.is_v_shaped and place == ONLY):
-            return held, end.held(place, blocks, "gradients")
-        stages, each = self.ends(row, in_stages=True), shape.blocks_of(FIRST)
-        return held, sum(stages.held(own, self._alike(each, own), "gradients") for own in (FIRST, LAST))
+        names = "weights", "inputs", "gradients", "optimizer"
+        held: dict[str, int] = {name: end.held(place, blocks, name) for name in names}
+        held["inputs"] *= self.task.batch // (s["dp"] * s["ep"])
+        if shape.is_v_shaped and place == ONLY:
+            stages, each = self.ends(row, in_stages=True), shape.blocks_of(FIRST)
+            held["gradients"] = sum(
+                stages.held(own, self.alike(each, own), "gradients") for own in (FIRST, LAST)
+            )
+        return held
 
     def is_exact(self, row: int) -> bool:
         """Whether the `seconds` of a plan are those of its simulation; else they are fewer."""
@@ -450,13 +431,14 @@ class PlanCosts:
         key = (
             self._flow(shape),
             shape.blocks,
-            self._adds_up(shape),
+            self.adds_up(shape),
             id(layout),
             s["sp"],
             s["recompute"],
             s["microbatch"],
             self._zero_of_actions(s, shape),
             self._of_experts(s),
+            self._of_sequences(s),
             *self._registered(s),
         )
         if key not in self._columns:
@@ -464,7 +446,7 @@ class PlanCosts:
             for place, kind in order.works:
                 seconds = self._seconds_of(self.actions(row, kind), layout)
                 durations[4 * place + KINDS.index(kind)] = seconds.action(
-                    laid_out_as(place), kind, self._alike(shape.blocks_of(place), place)
+                    laid_out_as(place), kind, self.alike(shape.blocks_of(place), place)
                 )
             taken = tuple(
                 (kind, self.actions(row, kind).received(LAST if kind == "F" else FIRST, kind))
@@ -498,9 +480,9 @@ class PlanCosts:
         pipeline = shape._replace(schedule="", microbatches=0)
         key = shape.is_v_shaped, pipeline, layout, s["sp"], s["zero"], *self._registered(s)
         if key not in self._ends:
-            devices, last = self._devices(row), shape.ranks - 1
+            devices, last = self.devices(row), shape.ranks - 1
             pairs = [self._seconds_of(end, layout).end(place, blocks) for end, place, blocks in devices]
-            before, after = np.array(pairs)[self._number_of(shape)].T
+            before, after = np.array(pairs)[self.number_of(shape)].T
             there = back = -np.inf
             if last and (nbytes := devices[0][0].exchanged(devices[0][1])):
                 there, back = (self.prices.message(nbytes, *ends, layout) for ends in ((0, last), (last, 0)))
@@ -508,11 +490,15 @@ class PlanCosts:
         return self._ends[key]
 
     @memoized
-    def _adds_up(self, shape: Shape) -> bool:
+    def adds_up(self, shape: Shape) -> bool:
         """As `parallelism.execution.TrainedPipeline.adds_up`."""
         if self.task.hardware.gradient_buffers or shape.microbatches > 1:
             return True
         return any(kind == "W" for _, kind in self._order(shape).works)
+
+    def kinds_at(self, row: int, place: int) -> tuple[str, ...]:
+        """The kinds of actions of the stages at a place."""
+        return tuple(dict.fromkeys(kind for at, kind in self._order(self.shape(row)).works if at == place))
 
     def _order(self, shape: Shape) -> Order:
         return self._orders(shape)[0]

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from parallelism.display import WIDTH, quantities
 from parallelism.hardware import Reserve
+from parallelism.planning.assembled_steps import figures_of
 from parallelism.planning.dealing import spelled_out
 from parallelism.planning.explanation import (
     SAME_PROGRAM,
@@ -29,7 +30,7 @@ from parallelism.planning.explanation import (
 from parallelism.planning.plan import Plan, Task
 from parallelism.planning.settings import SETTINGS, checked_settings
 from parallelism.planning.space import Choices, Refused, choices
-from parallelism.training import Figures, figures
+from parallelism.training import Figures
 from parallelism.training.training_run import precision_remark
 
 Floats = npt.NDArray[np.float64]
@@ -260,7 +261,7 @@ class Plans(Sequence[Plan]):
     def figures_of(self, plan: Plan) -> Figures:
         """The figures of a plan, once for those that are the same program."""
         if plan.program not in self.known:
-            self.known[plan.program] = figures(plan.run, self.task.hardware)
+            self.known[plan.program] = figures_of(self.task, plan.settings)
         return replace(self.known[plan.program], run=plan.run)
 
     @property

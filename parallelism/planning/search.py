@@ -19,6 +19,7 @@ from parallelism.hardware import Hardware, Reserve, sized_hardware
 from parallelism.ir import Function
 from parallelism.layouts.stages.beginnings import by_rows
 from parallelism.models import TransformerSpec
+from parallelism.planning.assembled_steps import figures_of
 from parallelism.planning.batch_pricing import price_plans, unused_told_before
 from parallelism.planning.dealing import spelled_out
 from parallelism.planning.plan import Plan, Task, step_key
@@ -27,7 +28,7 @@ from parallelism.planning.settings import AXES
 from parallelism.planning.space import Choices, Refused, choices
 from parallelism.planning.trained import BATCH, TrainedModel
 from parallelism.rarely_collected import rarely_collected
-from parallelism.training import Figures, figures
+from parallelism.training import Figures
 from parallelism.training.training_run import ADAM_W
 from parallelism.transforms import SGD, Adam, MixedPrecision, Parts
 from parallelism.transforms.pipelines import warn_of_unused
@@ -253,7 +254,7 @@ def _best_first(
         told("simulated", done, min(len(rows), most or len(rows)))
         settings = possible.settings(row)
         key = step_key(settings, bounds[row], peaks[row])
-        found = known.get(key) or figures(task.run(settings), task.hardware)
+        found = known.get(key) or figures_of(task, settings)
         full[row] = found.seconds
         best = min(best, full[row])
         if len(known) < KEPT:

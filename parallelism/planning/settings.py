@@ -26,12 +26,12 @@ from parallelism.planning.dealing import (
     replicas,
     sequences,
     spelled_out,
+    tried_exchanges,
     zero,
 )
 from parallelism.planning.trained import TrainedModel
 from parallelism.spelling import did_you_mean
 from parallelism.training.megatron import overlap_of
-from parallelism.training.sequence_split import TYPES
 from parallelism.transforms import (
     ExpertParallel,
     Recompute,
@@ -425,7 +425,7 @@ SETTINGS = SettingTable(
     Setting(
         "exchange",
         checked_exchange,
-        lambda model: TYPES[:1],
+        tried_exchanges,
         is_text=True,
         useful=lambda columns: columns["cp"] > 1,
         conflict=heads_do_not_fit,
@@ -433,7 +433,7 @@ SETTINGS = SettingTable(
         words=lambda given: f"exchange={given['exchange']}" if deals_otherwise(given) else "",
         place_in_text=14,
         flag="cp_comm_type",
-        from_pieces=lambda exchange: exchange == TYPES[0],
+        from_pieces=always,
     ),
     Setting(
         "instances",

@@ -39,7 +39,7 @@ class StageCosts:
     @memoized
     def memory(self, place: int, kind: str, blocks: int) -> Memory:
         """Of an action of a stage of so many blocks; of a backward with what is computed again."""
-        kept = self._size(place, (kind, "kept"), "kept", blocks)
+        kept = self.size(place, (kind, "kept"), "kept", blocks)
         own = Memory(max(self._peak(place, kind, blocks), kept), kept)
         if kind not in "BI" or ((place, 2), "R") not in self.symbolic.sections:
             return own
@@ -54,7 +54,7 @@ class StageCosts:
     @memoized
     def held(self, place: int, blocks: int, category: str) -> int:
         """Bytes that a device holds during the whole step."""
-        return self._size(place, ("held",), category, blocks)
+        return self.size(place, ("held",), category, blocks)
 
     @memoized
     def received(self, place: int, kind: str) -> int:
@@ -67,7 +67,7 @@ class StageCosts:
         events = self.symbolic.sections[(place, 1), "end"]
         return int(self.events.nbytes(events)[self.symbolic.are(MESSAGE)[events]].sum())
 
-    def _size(self, place: int, section: tuple[str, ...], name: str, blocks: int) -> int:
+    def size(self, place: int, section: tuple[str, ...], name: str, blocks: int) -> int:
         """A size of a stage of so many blocks, to which every block adds the same."""
         one, two = (self.events.size(((place, laid_out), *section), name) for laid_out in (1, 2))
         return one + (blocks - 1) * (two - one)

@@ -30,6 +30,7 @@ from parallelism.ir import Expression, Op, TensorType, Value
 from parallelism.ir.core import Attributes, Extent, meaning, specialized
 from parallelism.ir.passes import freed_after
 from parallelism.ir.passes.donation import owners
+from parallelism.ir.passes.overlapping import ASYNCHRONOUS
 from parallelism.ir.passes.waiting import Run as RunStep, Start, Wait, owners_overlapped
 from parallelism.layouts import Devices
 from parallelism.memoized import memoized
@@ -69,6 +70,10 @@ class EventKind(NamedTuple):
     2 for the one before."""
     joined: bool = False
     """Whether a collective is a part of a call: those of one kind in a section are one, with all payloads together."""
+    again: bool = False
+    """Whether a compute runs again in the backward."""
+    pairs: tuple[tuple[int, int], ...] = ()
+    """Of a permute, what moves: the positions of source and target."""
 
 
 class Unpriceable(ValueError):
@@ -459,6 +464,7 @@ def _compute(step: ProgramStep) -> Iterator[Event]:
             others=tuple(other for other, _ in others),
             extents=len(shape or ()),
             seconds=seconds,
+            again=step.again,
         )
         yield Event(kind, [nbytes, flops, *(size for _, size in others), *(shape or ())])
 
@@ -466,7 +472,7 @@ def _compute(step: ProgramStep) -> Iterator[Event]:
 def _call(op: Op, devices: Devices | None, *, joined: bool = False) -> Iterator[Event]:
     """A collective.  Its payload is what a member gives, or of an all_gather what it gets.  In a `joined` call all parts
     of an array that is cut have the size of the first, which is the largest."""
-    if op.kind not in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
+    if op.kind not in ASYNCHRONOUS:
         raise ValueError(f"{op.kind} has no price of its own")
     assert devices is not None
     over = tuple(axis for axis in op["axes"] if devices.shape[axis] != 1)
@@ -475,6 +481,6 @@ def _call(op: Op, devices: Devices | None, *, joined: bool = False) -> Iterator[
         part = op.inputs[0] if op.kind == "all_gather" else op.outputs[0]
         nbytes = prod((devices.shape[axis] for axis in over), start=part.type.nbytes)
     if over:
-        yield Event(
-            EventKind(COLLECTIVE, op.kind, op.inputs[0].type.dtype.name, over, joined=joined), [nbytes]
-        )
+        pairs = op["pairs"] if op.kind == "permute" else ()
+        kind = EventKind(COLLECTIVE, op.kind, op.inputs[0].type.dtype.name, over, joined=joined, pairs=pairs)
+        yield Event(kind, [nbytes])

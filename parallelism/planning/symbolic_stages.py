@@ -82,9 +82,9 @@ class SymbolicStage(StagePrograms):
 
     def order(self, kind: str, part: Part) -> Order | None:
         """As `StagePrograms.order`."""
-        return (
-            beside_products(self.local_function(kind, part)[0]) if self.inside and self.overlapping else None
-        )
+        if not (self.inside and (self.overlapping or self._has_rings)):
+            return None
+        return beside_products(self.local_function(kind, part)[0], products=self.overlapping)
 
     def _local(self, value: Value, numbers: Mapping[str, int]) -> TensorType:
         return local_type(value, self.devices)
@@ -109,14 +109,19 @@ class SymbolicStage(StagePrograms):
     # -- what a stage does ---------------------------------------------------------------------------------------------
 
     def sections(self, label: Any, kinds: Sequence[str], *, last: bool) -> Iterator[Section]:
-        """The events of the actions of these kinds, under ``(label, kind)``; what the stage keeps more after each; and
-        the messages that it takes, under ``(label, "received")``."""
+        """The events of the actions of these kinds, under ``(label, kind)``; what the stage keeps more after each,
+        and the bytes of what it kept that the action frees; and the messages that it takes, under ``(label, "received")``."""
         again = ("R",) if self.functions.recompute else ()
         for kind in (*kinds, *again):
             yield (label, kind), self._events(kind, last=last)
             before = "R" if again and kind in "BI" else BEFORE.get(kind)
             kept: Any = self.held(kind, ANY) - self.held(before, ANY)
-            yield (label, kind, "kept"), [Event(EventKind(SIZE, "kept"), [kept])]
+            freed: Any = self.freed(kind, ANY)
+            sizes = {"kept": kept, "freed": freed}
+            yield (
+                (label, kind, "kept"),
+                [Event(EventKind(SIZE, name), [each]) for name, each in sizes.items()],
+            )
         messages = ((kind, self.message(kind, ANY, last=last)) for kind in kinds)
         yield (
             (label, "received"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import accumulate, compress
 from math import prod
 from typing import Any, NamedTuple
@@ -30,7 +30,8 @@ from parallelism.planning.symbolic_events import (
 )
 from parallelism.planning.symbolic_stages import Inside, Split
 from parallelism.planning.trained import BATCH, TrainedModel
-from parallelism.transforms import Pipeline, Recompute, Step, Strategy
+from parallelism.training.sequence_split import SequenceSplit
+from parallelism.transforms import Parts, Pipeline, Recompute, Step, Strategy
 
 
 class Pattern(NamedTuple):
@@ -52,6 +53,13 @@ class Pattern(NamedTuple):
     """The settings that were registered from outside, with their values."""
     experts: str = ""
     """``split`` over several devices; ``alone``: these are all that share the batch, and ZeRO is over them alone."""
+    sequences: SequenceSplit = SequenceSplit()
+    """How the sequences are dealt to the ``cp`` devices."""
+
+    @property
+    def of_sequences(self) -> dict[str, int]:
+        """The devices along the axes that split the sequences."""
+        return self.sequences.axes(self.cp)
 
 
 @lru_cache(maxsize=2)
@@ -67,6 +75,16 @@ class ConditionalEvents(NamedTuple):
     events: SymbolicEvents
     splits: frozenset[Split]
     several: frozenset[Split] = frozenset()
+    replicas: frozenset[Split] = frozenset()
+    """Extents whose parts are equal on all replicas where they divide evenly."""
+
+    def has_equal_replicas(self, **numbers: int) -> bool:
+        """Whether all replicas have equal parts."""
+        for extent, axes in self.replicas:
+            of: Any = specialized(extent, numbers)
+            if of % prod(numbers[axis] for axis in axes):
+                return False
+        return True
 
     def at(self, **numbers: int) -> Events:
         """The events for these numbers.  `Unpriceable` if parts are uneven, or have one element."""
@@ -89,6 +107,7 @@ class LaidOut(NamedTuple):
     sections: Sections
     splits: frozenset[Split]
     several: frozenset[Split] = frozenset()
+    replicas: frozenset[Split] = frozenset()
 
 
 class TwoBlockSteps:
@@ -115,14 +134,22 @@ class TwoBlockSteps:
     @memoized
     def actions(self, pattern: Pattern, rows: int, tp: int, ep: int = 1) -> Events:
         """The actions of stages, for so many rows on each of the ``ep`` devices that share a microbatch."""
-        numbers = {BATCH: rows * ep, "tp": tp, "cp": pattern.cp, "ep": ep}
+        numbers = {BATCH: rows * ep, "tp": tp, **pattern.of_sequences, "ep": ep}
         return self._actions(pattern).at(**numbers)
 
     @memoized
     def ends(self, pattern: Pattern, tp: int, dp: int, ep: int = 1) -> Events:
         """What a device holds during the step, and what it does at the end.  ``inputs`` are for one row of a device."""
-        numbers = {BATCH: ep, "tp": tp, "cp": pattern.cp, "ep": ep, "dp": dp}
-        return self._ends(pattern, dp > 1).at(**numbers)
+        return self._ends(pattern, dp > 1).at(**_numbers_of_ends(pattern, tp, dp, ep))
+
+    def has_equal_replicas(self, pattern: Pattern, tp: int, dp: int, ep: int = 1) -> bool:
+        """Whether all replicas do the same at the end."""
+        return self._ends(pattern, dp > 1).has_equal_replicas(**_numbers_of_ends(pattern, tp, dp, ep))
+
+    @cached_property
+    def name(self) -> str:
+        """The name of the program of the loss."""
+        return Parts.of(self._step_of(1 + self.model.first_alike)).forward.name
 
     @memoized
     def _actions(self, pattern: Pattern) -> ConditionalEvents:
@@ -156,6 +183,7 @@ class TwoBlockSteps:
                 SymbolicEvents.of({**own.sections, **held}.items(), first=self.model.first_alike),
                 own.splits,
                 own.several,
+                own.replicas,
             )
 
     @memoized
@@ -179,9 +207,8 @@ class TwoBlockSteps:
         updates = self._updates(
             pattern._replace(in_stages=False), ends.layouts, ends.pending, replicated=replicated
         )
-        return LaidOut(
-            dict(ends.sections(updates, labels)), frozenset(updates.splits), frozenset(updates.several)
-        )
+        sets = updates.splits, updates.several, updates.splits_of_replicas
+        return LaidOut(dict(ends.sections(updates, labels)), *map(frozenset, sets))
 
     @memoized
     def _updates(
@@ -206,7 +233,7 @@ class TwoBlockSteps:
 
     @staticmethod
     def _inside(pattern: Pattern) -> Inside:
-        return inside_of(cp=pattern.cp, ep=0 if pattern.experts else 1, tp=0 if pattern.tp else 1)
+        return inside_of(**pattern.of_sequences, ep=0 if pattern.experts else 1, tp=0 if pattern.tp else 1)
 
     @memoized
     def _pieces(self, pattern: Pattern, blocks: int) -> StepPieces:
@@ -237,6 +264,7 @@ class TwoBlockSteps:
             {
                 "dp": several[replicated],
                 "cp": pattern.cp,
+                "exchange": pattern.sequences,
                 "ep": several[bool(pattern.experts)],
                 "tp": several[pattern.tp],
                 "zero": pattern.zero,
@@ -258,6 +286,11 @@ class TwoBlockSteps:
         model = self.model.of_layers(layers)
         assert model is not None
         return model.step
+
+
+def _numbers_of_ends(pattern: Pattern, tp: int, dp: int, ep: int) -> dict[str, int]:
+    """The numbers for the symbols of an end."""
+    return {BATCH: ep, "tp": tp, **pattern.of_sequences, "ep": ep, "dp": dp}
 
 
 def _labels(pattern: Pattern, blocks: int) -> tuple[tuple[int, int], ...]:

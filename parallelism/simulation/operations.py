@@ -113,6 +113,11 @@ class PipelinedStep:
         self._even: dict[StagePrograms, bool] = {}
         """Whether the shards of all tensors in the programs of a stage have equal shapes."""
 
+    @property
+    def pipeline_axis(self) -> str | None:
+        """The mesh axis on which the stages lie."""
+        return self.program.axes(self.mesh)[0]
+
     @cached_property
     def classes(self) -> tuple[tuple[int, ...], Ints]:
         """The first rank of each class of devices that have the same events, and the class of each rank."""

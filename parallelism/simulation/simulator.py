@@ -30,7 +30,6 @@ from parallelism.simulation.event_classes import Ints, Templates, members
 from parallelism.simulation.folded_links import PricedCollectives, folded_routes, own_ports
 from parallelism.simulation.folding import CannotFold, EqualDevices, fold as folded, priced_alike, same_prices
 from parallelism.simulation.operations import (
-    PipelinedStep,
     Simulable,
     SimulatedOperation,
     simulated_operation,
@@ -188,9 +187,9 @@ class _Simulation:
     def placed_on(self, pricing: Pricing) -> SimulatedOperation:
         """The operation in a form that makes events, for the software of the hardware."""
         software = Software.of(pricing.hardware)
-        simulated = simulated_operation(
-            self.operation, self.mesh, self.batch, self.numbers, software=software
-        )
+        under = getattr(self.operation, "under", None)
+        operation = self.operation if under is None else under(software)
+        simulated = simulated_operation(operation, self.mesh, self.batch, self.numbers, software=software)
         pricing.for_devices(simulated.mesh.size)
         return simulated
 
@@ -238,7 +237,8 @@ class _Simulation:
     def _software(self, pricing: Pricing) -> Software | None:
         """The software that the ops depend on; None if the operation was placed before it was simulated."""
         if not isinstance(self.operation, Function | Step):
-            return None
+            software: Software | None = getattr(self.operation, "software", None)
+            return software
         return Software.of(pricing.hardware)
 
 
@@ -479,7 +479,7 @@ def _collective_prices(templates: Templates, pricing: Pricing, looks: Ints, rank
 
 def _levels_between_stages(simulated: SimulatedOperation, pricing: Pricing) -> set[int]:
     """The levels of the links between neighbouring stages of a pipeline, if links are shared."""
-    axis = simulated.program.axes(simulated.mesh)[0] if isinstance(simulated, PipelinedStep) else None
+    axis: str | None = getattr(simulated, "pipeline_axis", None)
     if axis is None or not pricing.shares_links:
         return set()
     stages = members(simulated.mesh, (axis,))

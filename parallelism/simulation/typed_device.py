@@ -206,17 +206,17 @@ class TypedDevice:
         async_op: bool = False,
     ) -> Any:
         """Records the collective; the result is of the type of ``x``."""
-        return self._collective("all_reduce", x, axes, async_op=async_op, result=x)
+        return self.collective("all_reduce", x, axes, async_op=async_op, result=x)
 
     def all_gather(self, x: TypedArray, axes: Axes = None, *, dim: int = 0, async_op: bool = False) -> Any:
         """Records the collective."""
-        return self._collective("all_gather", x, axes, dim, async_op=async_op)
+        return self.collective("all_gather", x, axes, dim, async_op=async_op)
 
     def reduce_scatter(
         self, x: TypedArray, axes: Axes = None, *, dim: int = 0, op: ReduceOp = "sum", async_op: bool = False
     ) -> Any:
         """Records the collective."""
-        return self._collective("reduce_scatter", x, axes, dim, async_op=async_op)
+        return self.collective("reduce_scatter", x, axes, dim, async_op=async_op)
 
     def all_to_all(
         self,
@@ -228,14 +228,14 @@ class TypedDevice:
         async_op: bool = False,
     ) -> Any:
         """Records the collective."""
-        return self._collective("all_to_all", x, axes, split_dim, async_op=async_op)
+        return self.collective("all_to_all", x, axes, split_dim, async_op=async_op)
 
     def permute(self, x: TypedArray, pairs: Pairs, axes: Axes = None, *, async_op: bool = False) -> Any:
         """Records the collective; the result is of the type of ``x``."""
         named = tuple((source, target) for source, target in pairs)
-        return self._collective("permute", x, axes, pairs=named, async_op=async_op, result=x)
+        return self.collective("permute", x, axes, pairs=named, async_op=async_op, result=x)
 
-    def _collective(
+    def collective(
         self,
         kind: str,
         x: TypedArray,

@@ -80,11 +80,9 @@ class MegatronFlags(ModelFlags):
     of 128, not of 128 times ``tensor_model_parallel_size``: so plans with different sizes train the same model.  Where
     stages cannot have equally many layers, the first and the last have fewer, because they have the embedding and the
     head.  Adam is AdamW; ``optimizer="sgd"`` has a momentum of 0.9 unless ``sgd_momentum`` says otherwise.
-    Attention gathers keys and values over ``context_parallel_size`` unless ``cp_comm_type`` says otherwise; that of
-    Megatron-LM is ``p2p``.  Gradients are in float32, with ``fp16`` as well, unless ``grad_reduce_in_bf16`` or
-    ``main_grads_dtype`` says otherwise.
-    They are clipped only if ``clip_grad`` says so, and scaled only if ``loss_scale`` does,
-    by this constant.
+    ``cp_comm_type`` is ``p2p``, but ``all_gather`` where attention is not one kernel.  Gradients are in float32, with
+    ``fp16`` as well, unless ``grad_reduce_in_bf16`` or ``main_grads_dtype`` says otherwise.  They are clipped only if
+    ``clip_grad`` says so, and scaled only if ``loss_scale`` does, by this constant.
     """
 
     @property
@@ -181,14 +179,14 @@ class MegatronFlags(ModelFlags):
             )
         schedule = "interleaved_1f1b" if chunks > 1 else "1f1b"
         pipeline = Pipeline("pp", microbatches, schedule, chunks, begins_of(counts))
-        sequences = SequenceSplit.of(self)
+        sequences = SequenceSplit.of(self, spec)
         sequences.check(spec, cp, tp)
         sizes = {"pp": pp, **shared, **sequences.axes(cp), "ep": ep, "tp": tp}
         mesh = Mesh(**{axis: size for axis, size in sizes.items() if size > 1 or axis == "pp"})
         return TrainingRun(
             spec,
             batch,
-            Strategy(*self._transforms(mesh, counts), pipeline),
+            Strategy(*self._transforms(mesh, counts, sequences), pipeline),
             mesh,
             self.trained_by,
             clip=self.clip_grad or None,
@@ -256,7 +254,9 @@ class MegatronFlags(ModelFlags):
             given = [given[0], *of_numbers]
         return [f"--{name.replace('_', '-')}" for name in given if name is not None]
 
-    def _transforms(self, mesh: Mesh, counts: tuple[int, ...]) -> Iterator[Transform]:
+    def _transforms(
+        self, mesh: Mesh, counts: tuple[int, ...], sequences: SequenceSplit
+    ) -> Iterator[Transform]:
         precision = precision_of(self)
         if precision is not None:
             yield precision
@@ -265,7 +265,7 @@ class MegatronFlags(ModelFlags):
         yield from StateSharding.of(self).transforms(mesh, overlap)
         if "ep" in mesh.axes:
             yield ExpertParallel()
-        yield from SequenceSplit.of(self).transforms(mesh.shape)
+        yield from sequences.transforms(mesh.shape)
         if "tp" in mesh.axes:
             yield TensorParallel()
             if self.sequence_parallel:

@@ -154,7 +154,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "cp-comm-type",
         "strategy",
-        "how attention sees whole sequences: all_gather (the default here), p2p, a2a or a2a+p2p",
+        "how attention sees whole sequences: p2p (a ring, the default), all_gather, a2a or a2a+p2p",
         text=True,
         many=True,
     ),

@@ -14,6 +14,7 @@ from parallelism.hardware import Hardware, compared_in, sized_hardware, validati
 from parallelism.models import TransformerSpec
 from parallelism.rarely_collected import rarely_collected
 from parallelism.simulation import CannotFold, StepParts, simulate, step_parts
+from parallelism.simulation.operations import SimulatedOperation
 from parallelism.trace import Trace
 from parallelism.training.training_run import TrainingRun
 
@@ -198,20 +199,30 @@ class Figures:
 
 
 @rarely_collected()
-def figures(run: TrainingRun, hardware: Hardware | str | PathLike[str], **options: Any) -> Figures:
+def figures(
+    run: TrainingRun,
+    hardware: Hardware | str | PathLike[str],
+    *,
+    operation: SimulatedOperation | None = None,
+    **options: Any,
+) -> Figures:
     """The figures of a step, simulated with one representative of all equal devices.
 
     ``hardware`` is as `parallelism.hardware.sized_hardware` takes it; a preset gets as many nodes as the run needs.
-    Where equal devices share links, every device is simulated.  ``options`` are those of `parallelism.step_parts`, such
+    Where equal devices share links, every device is simulated.  ``operation`` has the events of the step on the
+    hardware, where they are known without its program.  ``options`` are those of `parallelism.step_parts`, such
     as ``link_sharing=False``.  ``ValueError`` for a hardware with too few devices, or without a rate for the dtype of
     the run.
     """
     found = sized_hardware(hardware, run.mesh.size)
     found.peak(run.dtype)  # refuses before the work
+    step: Any = run.step if operation is None else operation
+    if operation is None:
+        options |= run.placed
     try:
-        return Figures(run, found, step_parts(run.step, found, **run.placed, **options))
+        return Figures(run, found, step_parts(step, found, **options))
     except CannotFold:
-        trace = simulate(run.step, found, **run.placed, **options)
+        trace = simulate(step, found, **options)
     return Figures(run, found, StepParts.of_all(trace))
 
 

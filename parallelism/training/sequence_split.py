@@ -25,9 +25,11 @@ class SequenceSplit(NamedTuple):
     """The devices along `HEADS_AXIS`, of ``a2a+p2p``."""
 
     @classmethod
-    def of(cls, flags: FlagValues) -> SequenceSplit:
-        """What the flags say.  ``ValueError`` for layers that differ, and for sizes that are none."""
-        kinds = [*dict.fromkeys((flags.cp_comm_type or "all_gather").split())]
+    def of(cls, flags: FlagValues, spec: TransformerSpec) -> SequenceSplit:
+        """What the flags say of a model: a ring if they say nothing, as in Megatron-LM, and ``all_gather`` where
+        attention is not one kernel.  ``ValueError`` for layers that differ, and for sizes that are none."""
+        usual = "p2p" if spec.fused_attention else "all_gather"
+        kinds = [*dict.fromkeys((flags.cp_comm_type or usual).split())]
         if len(kinds) > 1 or kinds[0] not in TYPES:
             raise ValueError(
                 f"--cp-comm-type must be one of {', '.join(TYPES)} for all layers, got {shortened(' '.join(kinds), 40)}"
@@ -97,5 +99,5 @@ class SequenceSplit(NamedTuple):
         exchange = exchanges.get("cp", "all_gather")
         return {
             "context_parallel_size": sizes.get("cp"),
-            "cp_comm_type": None if exchange == "all_gather" else exchange,
+            "cp_comm_type": exchange if sizes.get("cp", 1) > 1 else None,
         }

@@ -1,131 +1,53 @@
-"""A small language model on one device, and its training step on many; with a ``mistake``, the step makes a usual one.
-
-Each token's embedding, and the mean of those before it, are scaled by a gain and multiplied with the head.  The vocabulary
-is split over ``tp``, tokens over ``cp``, rows over ``dp``; the embedding lies on the first stage of ``pp``, the rest on the
-last.
-"""
+"""The training step of a small language model on devices; with a ``mistake``, it makes a usual one."""
 
 from __future__ import annotations
 
 import numpy as np
+from loss_models import Form, Layers
 
-from parallelism.mesh import split_sizes
-from vcluster.testing.losses import Weight
-
-VOCABULARY, WIDTH = 7, 3
-SPLIT = "[tp, None]"
-UNTIED = {"embedding": Weight((VOCABULARY, WIDTH), SPLIT, (0,)), "gain": Weight((WIDTH,), "", (-1,)),
-          "head": Weight((VOCABULARY, WIDTH), SPLIT, (-1,))}
-TIED = {"embedding": Weight((VOCABULARY, WIDTH), SPLIT, (0, -1)), "gain": Weight((WIDTH,), "", (-1,))}
-
-
-def reference(weights, batch):
-    """Loss, gradients and balance of one device."""
-    embedding, head = weights["embedding"], weights.get("head", weights["embedding"])
-    steps = np.arange(1, batch.tokens.shape[1] + 1)[:, None]
-    x = embedding[batch.tokens]
-    mixed = x + np.cumsum(x, axis=1) / steps
-    hidden = mixed * weights["gain"]
-    logits = hidden @ head.T
-    shifted = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    softmax = shifted / shifted.sum(axis=-1, keepdims=True)
-    onehot = np.eye(VOCABULARY)[batch.targets]
-    count = batch.valid.sum()
-    losses = -np.log((softmax * onehot).sum(axis=-1))
-    d_logits = (softmax - onehot) * batch.valid[..., None] / count
-    d_hidden = d_logits @ head
-    d_mixed = d_hidden * weights["gain"]
-    d_x = d_mixed + np.cumsum((d_mixed / steps)[:, ::-1], axis=1)[:, ::-1]
-    d_embedding = np.zeros_like(embedding)
-    np.add.at(d_embedding, batch.tokens, d_x)
-    d_head = np.einsum("btv,btd->vd", d_logits, hidden)
-    terms = {"loss": (losses * batch.valid).sum() / count, "grad.gain": (d_hidden * mixed).sum(axis=(0, 1)),
-             "auxiliary": balance((batch.tokens < 3)[batch.valid].sum(), count)}
-    if "head" in weights:
-        return terms | {"grad.embedding": d_embedding, "grad.head": d_head}
-    return terms | {"grad.embedding": [d_embedding, d_head]}
-
-
-def balance(low, count):
-    """The square of the part of tokens that one expert gets; 0 of none."""
-    return (low / max(count, 1)) ** 2
+DATA = ("dp", "ep", "cp")
+UNTIED = Form(("mix", "gain"))
+TIED = Form(("mix", "gain"), tied=True)
+EXPERTS = Form(("mix", "experts", "gain"))
 
 
 class Step:
     """The training step of a device."""
 
-    def __init__(self, mistake="", clip=None, *, tied=False):
-        self.mistake, self.clip, self.tied = mistake, clip, tied
+    def __init__(self, form=UNTIED, mistake="", clip=None):
+        self.form, self.mistake, self.clip = form, mistake, clip
 
     def __call__(self, device, weights, microbatches):
-        run = Run(self, device, weights)
-        run.count = device.all_reduce(sum(batch.valid.sum() for batch in microbatches), ("dp", "cp"))
-        return run.joined(microbatches, [run.one(batch) for batch in microbatches])
+        return Run(self, device, weights).terms(microbatches)
 
 
 class Run:
     """One step on one device."""
 
     def __init__(self, step, device, weights):
-        self.mistake, self.clip, self.tied = step.mistake, step.clip, step.tied
-        self.device, self.weights = device, weights
-        index, self.sizes = device.index, device.mesh.shape
-        self.first, self.last = index["pp"] == 0, index["pp"] == self.sizes["pp"] - 1
-        self.here = index
-        rows = split_sizes(VOCABULARY, (self.sizes["tp"],))
-        self.start = sum(rows[:index["tp"]])
-        self.rows = rows[index["tp"]]
+        self.form, self.mistake, self.clip = step.form, step.mistake, step.clip
+        self.device, self.here, self.sizes = device, device.index, device.mesh.shape
+        self.layers = Layers(step.form, device, weights)
+        self.layouts = {name: layout for name, (_, layout, _) in step.form.shapes.items()}
+        self.replicas = self.sizes["dp"] * self.sizes["ep"]
 
-    def stage(self, offset):
-        return self.device.rank + offset * self.sizes["tp"]
-
-    def one(self, batch):
-        """Sums over the tokens of a microbatch: the loss, and the gradients."""
-        device = self.device
-        if self.first:
-            mine = batch.tokens - self.start
-            inside = (mine >= 0) & (mine < self.rows)
-            x = device.all_reduce(self.weights["embedding"][mine * inside] * inside[..., None], "tp")
-            if not self.last:
-                device.send(x, self.stage(1))
-        if self.last:
-            if not self.first:
-                x = device.recv(self.stage(-1))
-            loss, d_x, terms = self.head(batch, x)
-            if not self.first:
-                device.send(d_x, self.stage(-1))
-        else:
-            loss, d_x, terms = 0.0, device.recv(self.stage(1)), {}
-        if self.first:
-            d_embedding = np.zeros_like(self.weights["embedding"])
-            np.add.at(d_embedding, mine[inside], d_x[inside])
-            terms["first"] = d_embedding
-        return loss, terms
-
-    def head(self, batch, x):
-        device, gain = self.device, self.weights["gain"]
-        head = self.weights.get("head", self.weights.get("embedding"))
-        steps = (batch.first + np.arange(1, x.shape[1] + 1))[:, None]
-        before = device.all_gather(x.sum(axis=1)[None], "cp")[:self.here["cp"]].sum(axis=0)
-        mixed = x + (np.cumsum(x, axis=1) + before[:, None]) / steps
-        hidden = mixed * gain
-        logits = hidden @ head.T
-        largest = device.all_reduce(logits.max(axis=-1), "tp", op="max")
-        shifted = np.exp(logits - largest[..., None])
-        total = device.all_reduce(shifted.sum(axis=-1), "tp")
-        mine = batch.targets - self.start
-        inside = (mine >= 0) & (mine < self.rows)
-        onehot = np.eye(self.rows)[mine * inside] * inside[..., None]
-        target = device.all_reduce((logits * onehot).sum(axis=-1), "tp")
-        valid = self.valid(batch)
-        loss = ((np.log(total) + largest - target) * valid).sum()
-        d_logits = (shifted / total[..., None] - onehot) * valid[..., None]
-        d_hidden = device.all_reduce(d_logits @ head, "tp")
-        d_mixed = d_hidden * gain
-        part = d_mixed / steps
-        after = device.all_gather(part.sum(axis=1)[None], "cp")[self.here["cp"] + 1:].sum(axis=0)
-        d_x = d_mixed + np.cumsum(part[:, ::-1], axis=1)[:, ::-1] + after[:, None]
-        return loss, d_x, {"gain": (d_hidden * mixed).sum(axis=(0, 1)), "last": np.einsum("btv,btd->vd", d_logits, hidden)}
+    def terms(self, microbatches):
+        """Loss and gradients of all ranks, from the sums over tokens of each microbatch."""
+        device, layers = self.device, self.layers
+        self.microbatches = microbatches
+        self.count = device.all_reduce(sum(batch.valid.sum() for batch in microbatches), DATA)
+        ran = [layers.run(batch, self.valid(batch)) for batch in microbatches]
+        terms = {"loss": self.mean([loss for loss, _, _ in ran])} if layers.last else {}
+        gradients = {name: self.gradient(name, [parts[name] for _, _, parts in ran]) for name in ran[0][2]}
+        if self.form.tied:
+            self.tie(gradients)
+        norm = self.norm(gradients)
+        if self.clip is not None:
+            gradients = {name: value * min(1.0, self.clip / norm) for name, value in gradients.items()}
+        terms |= {f"grad.{name}": value for name, value in gradients.items()} | {"norm": norm}
+        if self.form.experts:
+            terms["auxiliary"] = device.all_reduce(self.balance([balance for _, balance, _ in ran]), "pp")
+        return terms
 
     def valid(self, batch):
         if self.mistake == "no mask":
@@ -134,92 +56,92 @@ class Run:
             return np.ones_like(batch.valid)
         return batch.valid
 
-    def joined(self, microbatches, sums):
-        """Loss and gradients of all ranks, from the sums over tokens of each microbatch."""
-        terms = {"loss": self.mean(microbatches, [loss for loss, _ in sums])} if self.last else {}
-        gradients = {name: self.mean(microbatches, [parts[name] for _, parts in sums]) for name in sums[0][1]}
-        if self.tied:
-            whole = sum(gradients.pop(name) for name in ("first", "last") if name in gradients)
-            if self.sizes["pp"] > 1 and self.mistake != "tied apart":
-                whole = self.device.all_reduce(whole, "pp")
-            gradients["embedding"] = whole
-        else:
-            named = {"first": "embedding", "last": "head"}
-            gradients = {named.get(name, name): value for name, value in gradients.items()}
-        norm = self.norm(gradients)
-        if self.clip is not None:
-            scale = min(1.0, self.clip / norm)
-            gradients = {name: value * scale for name, value in gradients.items()}
-        terms |= {f"grad.{name}": value for name, value in gradients.items()}
-        return terms | {"norm": norm, "auxiliary": self.auxiliary(microbatches)}
+    def gradient(self, name, sums):
+        """Of the mean over tokens, and of the auxiliary loss."""
+        over = ("dp", "cp") if "ep" in self.layouts.get(name, "") else DATA
+        value = self.mean([each[0] for each in sums], over)
+        if not self.form.experts:
+            return value
+        if self.mistake == "gradient of the auxiliary not averaged":
+            return value + self.device.all_reduce(sum(each[1] for each in sums), over)
+        return value + self.device.all_reduce(sum(each[1] for each in sums), over) / self.replicas / len(sums)
 
-    def mean(self, microbatches, sums):
+    def tie(self, gradients):
+        whole = sum(gradients.pop(name) for name in ("embedding", "embedding.last") if name in gradients)
+        if self.sizes["pp"] > 1 and self.mistake != "tied apart":
+            group = (0, self.sizes["pp"] - 1)
+            ends = [rank for rank in self.device.group("pp") if self.device.mesh.index(rank)["pp"] in group]
+            if self.layers.first or self.layers.last:
+                other = ends[0] if self.layers.last else ends[1]
+                whole = whole + self.device.sendrecv(whole, other, other)
+        if self.layers.first or self.layers.last:
+            gradients["embedding"] = whole
+
+    def mean(self, sums, over=DATA):
         """The mean over all valid tokens of what was summed over those of each microbatch here."""
-        device, sizes, mistake = self.device, self.sizes, self.mistake
-        number = len(sums)
-        counts = [max(int(device.all_reduce(batch.valid.sum(), "cp")), 1) for batch in microbatches]
+        device, sizes, mistake, number = self.device, self.sizes, self.mistake, len(sums)
+        rows = tuple(axis for axis in over if axis != "cp")
+        replicas = self.replicas
+        counts = [int(device.all_reduce(batch.valid.sum(), "cp")) for batch in self.microbatches]
         if mistake == "last microbatch":
-            count = device.all_reduce(microbatches[-1].valid.sum(), ("dp", "cp"))
-            return device.all_reduce(sums[-1], ("dp", "cp")) / max(count, 1)
+            count = device.all_reduce(self.microbatches[-1].valid.sum(), DATA)
+            return device.all_reduce(sums[-1], over) / max(count, 1)
         if mistake == "means of microbatches":
-            per = [device.all_reduce(each, ("dp", "cp")) / max(device.all_reduce(batch.valid.sum(), ("dp", "cp")), 1)
-                   for each, batch in zip(sums, microbatches, strict=True)]
+            per = [device.all_reduce(each, over) / max(device.all_reduce(count, ("dp", "ep")), 1)
+                   for each, count in zip(sums, counts, strict=True)]
             return sum(per) / number
         if mistake == "means of all":
-            per = [device.all_reduce(each, "cp") / count for each, count in zip(sums, counts, strict=True)]
-            return device.all_reduce(sum(per), "dp") / (number * sizes["dp"])
-        total = sum(sums)
-        if mistake == "means of dp":
-            mine = max(int(device.all_reduce(sum(batch.valid.sum() for batch in microbatches), "cp")), 1)
-            return device.all_reduce(device.all_reduce(total, "cp") / mine, "dp") / sizes["dp"]
+            per = [device.all_reduce(each, "cp") / max(count, 1) for each, count in zip(sums, counts, strict=True)]
+            return device.all_reduce(sum(per), rows) / (number * replicas)
+        total, mine = sum(sums), max(sum(counts), 1)
+        if mistake == "means of replicas":
+            return device.all_reduce(device.all_reduce(total, "cp") / mine, rows) / replicas
         if mistake == "means of cp":
-            mine = max(int(device.all_reduce(sum(batch.valid.sum() for batch in microbatches), "dp")), 1)
-            return device.all_reduce(device.all_reduce(total, "dp") / mine, "cp") / sizes["cp"]
+            own = max(int(device.all_reduce(sum(batch.valid.sum() for batch in self.microbatches), ("dp", "ep"))), 1)
+            return device.all_reduce(device.all_reduce(total, rows) / own, "cp") / sizes["cp"]
         if mistake == "not over dp":
-            mine = max(int(device.all_reduce(sum(batch.valid.sum() for batch in microbatches), "cp")), 1)
             return device.all_reduce(total, "cp") / mine
         if mistake == "world":
-            mine = max(int(device.all_reduce(sum(batch.valid.sum() for batch in microbatches), "cp")), 1)
-            return device.all_reduce(device.all_reduce(total, "cp") / mine, "dp") / device.size
-        value = device.all_reduce(total, ("dp", "cp")) / self.count
-        positions = sum(batch.valid.size for batch in microbatches)
+            return device.all_reduce(device.all_reduce(total, "cp") / mine, rows) / device.size
+        value = device.all_reduce(total, over) / self.count
+        positions = sum(batch.valid.size for batch in self.microbatches)
         factors = {
-            "sum": self.count, "padding": self.count / device.all_reduce(positions, ("dp", "cp")),
+            "sum": self.count, "padding": self.count / device.all_reduce(positions, DATA),
             "times microbatches": number, "over microbatches": 1 / number,
             "over tp": sizes["tp"], "over dp": 1 / sizes["dp"], "times dp": sizes["dp"],
         }
         if mistake == "padding of the last rank":
-            mine = positions if self.here["dp"] == sizes["dp"] - 1 else sum(batch.valid.sum() for batch in microbatches)
-            return value * self.count / device.all_reduce(mine, ("dp", "cp"))
+            mine = positions if self.here["dp"] == sizes["dp"] - 1 else sum(batch.valid.sum() for batch in self.microbatches)
+            return value * self.count / device.all_reduce(mine, DATA)
         return value * factors.get(mistake, 1)
 
     def norm(self, gradients):
-        device, mistake = self.device, self.mistake
-        split = sum(float((value ** 2).sum()) for name, value in gradients.items() if name != "gain")
-        whole = float((gradients["gain"] ** 2).sum()) if "gain" in gradients else 0.0
-        if self.tied and not self.last and mistake != "norm of the tied weight twice":
-            split = 0.0
+        device, mistake, square = self.device, self.mistake, 0.0
+        for axis in ("tp", "ep", ""):
+            own = [value for name, value in gradients.items()
+                   if (axis in self.layouts[name] if axis else not self.layouts[name])
+                   and not (name == "embedding" and self.form.tied and not self.layers.last
+                            and mistake != "norm of the tied weight twice")]
+            part = sum(float((value**2).sum()) for value in own)
+            whole = mistake in ("norm of own pieces", "norm counts replicated", "norm of all ranks", "sum of norms")
+            square += device.all_reduce(part, axis) if axis and not whole else part
         if mistake == "norm of own pieces":
-            return np.sqrt(split + whole)
+            return np.sqrt(square)
         if mistake == "norm counts replicated":
-            return np.sqrt(device.all_reduce(split + whole, ("tp", "pp")))
+            return np.sqrt(device.all_reduce(square, ("tp", "pp")))
         if mistake == "norm of all ranks":
-            return np.sqrt(device.all_reduce(split + whole))
+            return np.sqrt(device.all_reduce(square))
         if mistake == "sum of norms":
-            return device.all_reduce(np.sqrt(split + whole))
-        square = device.all_reduce(device.all_reduce(split, "tp") + whole, "pp")
+            return device.all_reduce(np.sqrt(square))
+        square = device.all_reduce(square, "pp")
         return square if mistake == "no root" else np.sqrt(square)
 
-    def auxiliary(self, microbatches):
-        device, sizes = self.device, self.sizes
-        values = []
-        for batch in microbatches:
-            low = device.all_reduce((batch.tokens < 3)[batch.valid].sum(), "cp")
-            values.append(balance(low, device.all_reduce(batch.valid.sum(), "cp")))
+    def balance(self, values):
+        device, total, number = self.device, sum(values), len(values)
         if self.mistake == "auxiliary summed over microbatches":
-            return device.all_reduce(sum(values), "dp") / sizes["dp"]
+            return device.all_reduce(total, ("dp", "ep")) / self.replicas
         if self.mistake == "auxiliary not averaged":
-            return device.all_reduce(sum(values), "dp") / len(values)
+            return device.all_reduce(total, ("dp", "ep")) / number
         if self.mistake == "auxiliary own":
-            return sum(values) / len(values)
-        return device.all_reduce(sum(values), "dp") / sizes["dp"] / len(values)
+            return total / number
+        return device.all_reduce(total, ("dp", "ep")) / self.replicas / number

@@ -92,7 +92,7 @@ class CallForm(NamedTuple):
         if self.name != other.name:
             return "what they call"
         if self.dtypes and other.dtypes and self.dtypes != other.dtypes:
-            return "dtype"
+            return "dtype" if len(self.dtypes) == len(other.dtypes) else "the number of arrays"
         if self.name in ALIKE and _elements(self.sizes) != _elements(other.sizes):
             return "shape"
         return None

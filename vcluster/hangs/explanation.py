@@ -12,7 +12,7 @@ from parallelism.operation.errors import Undelivered, keys_by_value, undelivered
 from vcluster.hangs.decision import Decision, decision_of
 from vcluster.hangs.files import OnePath
 from vcluster.hangs.matching import Matching, Place
-from vcluster.hangs.mismatches import error_of, first_mismatch, place_of
+from vcluster.hangs.mismatches import Mismatch, error_of, first_mismatch, place_of
 from vcluster.hangs.records import Records
 from vcluster.hangs.stragglers import Straggler, straggler_of
 from vcluster.hangs.waits import Wait, behind_one_another, stuck_waits, waits_of
@@ -77,7 +77,7 @@ def explain(paths: OnePath | Iterable[OnePath]) -> Explanation:
 def explanation_of(records: Records) -> Explanation:
     """Why a job hangs, from its records."""
     matching = Matching(records)
-    for find in (_failure, _mismatch, _stuck, _absent, _under_way, _unseen):
+    for find in (_failure, _mismatch, _stuck, _absent, _completed_mismatch, _under_way, _unseen):
         if (found := find(matching)) is not None:
             return found
     return Explanation(
@@ -102,9 +102,17 @@ def _failure(matching: Matching) -> Explanation | None:
 
 
 def _mismatch(matching: Matching) -> Explanation | None:
-    different = first_mismatch(matching)
-    if different is None:
-        return None
+    different = first_mismatch(matching, is_open=True)
+    return None if different is None else _differing(matching, different)
+
+
+def _completed_mismatch(matching: Matching) -> Explanation | None:
+    """A call in which members differed, and which all of them completed: what explains a hang if nobody is missing."""
+    different = first_mismatch(matching, is_open=False)
+    return None if different is None else _differing(matching, different)
+
+
+def _differing(matching: Matching, different: Mismatch) -> Explanation:
     text, error = error_of(matching, different)
     cause, _, details = text.partition("\n")
     place = place_of(matching, different)
@@ -143,9 +151,9 @@ def _deadlock(matching: Matching, waits: dict[int, Wait]) -> Explanation | None:
             f"{ranks_in_words([rank for rank in lost[0].waits_for if rank in records.missing])} left no dump, and rank "
             f"{lost[0].rank} waits for it in {lost[0].text}: it has died, or its dump is not among these"
         )
+    idle = {*finished, *records.missing}
     told = next(
-        (wait for wait in waits.values() if not {*finished}.isdisjoint(wait.missing)),
-        next(iter(waits.values())),
+        (wait for wait in waits.values() if not idle.isdisjoint(wait.missing)), next(iter(waits.values()))
     )
     group = int(records.ranks[told.place.rank].group[told.place.at])
     of = records.members(group)
@@ -212,16 +220,22 @@ def _under_way(matching: Matching) -> Explanation | None:
     text = records.text(*first.place)
     inside = {rank: str(records.site(*found[0].place)) for rank, found in waits.items()}
     lines = [f"  {ranks_in_words(ranks)} in it{site}" for site, ranks in keys_by_value(inside).items()]
+    cause = (
+        f"no call is missing: all that {text} needs have called it, and it has not ended. It is still under way, or a "
+        f"link or a device has failed"
+    )
+    group = int(record.group[first.place.at])
+    if not records.groups[group].ranks:
+        cause += "; or a rank is missing that left no dump, as these do not say which ranks there are"
     explanation = Explanation(
         "under way",
-        f"no call is missing: all that {text} needs have called it, and it has not ended. It is still under way, or a "
-        f"link or a device has failed",
+        cause,
         tuple(waits),
         tuple(records.site(*found[0].place).location for found in waits.values()),
         "\n".join(lines),
         records=records,
     )
-    return _with_table(matching, int(record.group[first.place.at]), explanation)
+    return _with_table(matching, group, explanation)
 
 
 def _unseen(matching: Matching) -> Explanation | None:

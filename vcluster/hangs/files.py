@@ -10,12 +10,14 @@ import re
 from collections.abc import Iterable, Iterator
 from os import PathLike
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, BinaryIO, Literal
 
 import msgspec
 
 MOST_BYTES = 1 << 28
-"""A file with more bytes than this is refused: 20,000 calls with 12 lines each take a sixth."""
+"""The dump of a rank with more bytes than this is refused: 20,000 calls with 12 lines each take a sixth."""
+MOST_HEAD = 1 << 12
+_BY_LINES = re.compile(rb'\{"version": "[^"\n]{0,100}", "dumps": \[\n')
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 Time = Annotated[int, msgspec.Meta(ge=-(1 << 62), le=1 << 62)]
@@ -43,7 +45,7 @@ class FileEntry(msgspec.Struct, gc=False):
     state: Literal["scheduled", "started", "completed"]
     pg_id: Count = 0
     process_group: tuple[Word, Word] | None = None
-    collective_seq_id: Count = 0
+    collective_seq_id: Count | None = None
     p2p_seq_id: Count = 0
     is_p2p: bool = False
     retired: bool = False
@@ -129,13 +131,44 @@ def _told(paths: OnePath | Iterable[OnePath]) -> str:
     return str(paths) if isinstance(paths, str | PathLike) else ", ".join(map(str, paths)) or "no file"
 
 
-def _dumps_of(path: Path) -> list[FileDump]:
-    size = path.stat().st_size
-    if size > MOST_BYTES:
-        raise DumpError(f"{path} has {size:,} bytes, and a dump of one rank at most {MOST_BYTES:,}")
-    text = path.read_bytes()
-    if text[:1] == b"\x80":
-        raise DumpError(_of_pickle(path))
+def _dumps_of(path: Path) -> Iterator[FileDump]:
+    """The dumps in one file, one after the other if it has a line for each, as those of this project's runs."""
+    with path.open("rb") as file:
+        begin = file.read(MOST_HEAD)
+        if begin[:1] == b"\x80":
+            raise DumpError(_of_pickle(path))
+        file.seek(0)
+        if _BY_LINES.match(begin):
+            yield from _by_lines(path, file)
+        else:
+            yield from _of_text(path, _at_most(path, file.read(MOST_BYTES + 1)))
+
+
+def _by_lines(path: Path, file: BinaryIO) -> Iterator[FileDump]:
+    """The dumps in a file that begins with ``{"version": "2.10", "dumps": [`` and has a dump in each line that follows."""
+    head = file.readline(MOST_HEAD)
+    line = file.readline(MOST_BYTES + 1)
+    while line.strip() not in (b"]}", b""):
+        text = _at_most(path, line).rstrip().removesuffix(b",")
+        following = file.readline(MOST_BYTES + 1)
+        yield from _of_text(path, text)
+        line = following
+    if line.strip() != b"]}" or file.read(1) not in (b"", b"\n"):
+        raise DumpError(
+            f"{path} is no flight-recorder dump as JSON: what begins with {head[:40]!r} ends with ]}} in a line"
+        )
+
+
+def _at_most(path: Path, text: bytes) -> bytes:
+    if len(text) > MOST_BYTES:
+        raise DumpError(
+            f"{path} has more than {MOST_BYTES:,} bytes for one rank, which is too much to read at once: some 100,000 "
+            f"calls; a smaller TORCH_FR_BUFFER_SIZE keeps fewer"
+        )
+    return text
+
+
+def _of_text(path: Path, text: bytes) -> Iterator[FileDump]:
     try:
         file = _READER.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -150,7 +183,7 @@ def _dumps_of(path: Path) -> list[FileDump]:
             )
         if not re.fullmatch(r"2(\.\d+)*", dump.version):
             raise DumpError(f"{path} is a dump of version {dump.version!r}; 2.x can be read")
-    return dumps
+        yield dump
 
 
 def _of_pickle(path: Path) -> str:

@@ -23,12 +23,15 @@ class Mismatch(NamedTuple):
     """In what they differ."""
 
 
-def first_mismatch(matching: Matching) -> Mismatch | None:
-    """The first collective whose members differ in what must agree, of the group in which that happened first."""
+def first_mismatch(matching: Matching, *, is_open: bool) -> Mismatch | None:
+    """The first collective whose members differ in what must agree, of the group in which that happened first.
+
+    ``is_open``: of those that some member has not completed, or else of all; where all went on, others may be waited for.
+    """
     records = matching.records
     found: list[tuple[int, Mismatch]] = []
     for group in range(len(records.groups)):
-        if (different := _in_group(matching, group)) is not None:
+        if (different := _in_group(matching, group, is_open=is_open)) is not None:
             here = matching.members(group, different.sequence).here
             found.append((min(here.values()), different))
     return min(found)[1] if found else None
@@ -60,7 +63,7 @@ def place_of(matching: Matching, different: Mismatch) -> Place:
     return Place(*next(iter(matching.members(different.group, different.sequence).here.items())))
 
 
-def _in_group(matching: Matching, group: int) -> Mismatch | None:
+def _in_group(matching: Matching, group: int, *, is_open: bool) -> Mismatch | None:
     records = matching.records
     members = records.members(group)
     present = [rank for rank in members if rank in records.ranks]
@@ -77,11 +80,13 @@ def _in_group(matching: Matching, group: int) -> Mismatch | None:
         shared, mine, yours = np.intersect1d(numbers, its_numbers, return_indices=True)
         for at in np.flatnonzero(usual[mine] != its[yours]).tolist():
             what = records.calls[usual[mine[at]]].difference(records.calls[its[yours[at]]])
-            if what is not None and (best is None or shared[at] < best.sequence):
-                not_yet = {*matching.members(group, int(shared[at])).not_yet}
-                if not records.is_own or not_yet.issubset(
-                    records.missing
-                ):  # a run looks once all have called
-                    best = Mismatch(group, int(shared[at]), what)
+            if what is None or (best is not None and shared[at] >= best.sequence):
+                continue
+            call = matching.members(group, int(shared[at]))
+            if records.is_own and not {*call.not_yet}.issubset(records.missing):
+                break  # a run looks once all have called
+            open_ranks = [one for one, place in call.here.items() if records.ranks[one].is_open[place]]
+            if open_ranks or not is_open:
+                best = Mismatch(group, int(shared[at]), what)
                 break
     return best

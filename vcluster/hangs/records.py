@@ -90,8 +90,13 @@ class Records:
 
     @cached_property
     def missing(self) -> tuple[int, ...]:
-        """The ranks that are in a group and have left no dump."""
+        """The ranks that are in a group and have left no dump.
+
+        If the dumps do not say which ranks the group of all has, those between them, too.
+        """
         named = {rank for group in self.groups for rank in group.ranks}
+        if any(group.description == "default_pg" and not group.ranks for group in self.groups):
+            named.update(range(max(self.ranks)))
         return tuple(sorted(named - self.ranks.keys()))
 
     @cached_property
@@ -143,7 +148,7 @@ class Records:
                 found.setdefault(group, []).append(rank)
         for number, group in enumerate(self.groups):
             if group.description == "default_pg":
-                found[number] = list(self.ranks)
+                found[number] = sorted({*self.ranks, *self.missing})
         return {number: tuple(found.get(number, ())) for number in range(len(self.groups))}
 
 
@@ -185,10 +190,7 @@ class _Reader:
         is_message = [
             entry.is_p2p or self._forms[call].is_message for entry, call in zip(entries, calls, strict=True)
         ]
-        numbers = [
-            -1 if message else entry.collective_seq_id
-            for entry, message in zip(entries, is_message, strict=True)
-        ]
+        numbers = _sequence(file, entries, is_message)
         self._ranks[rank] = RankRecord(
             rank,
             file,
@@ -255,6 +257,19 @@ class _Reader:
         return numbers
 
 
+def _sequence(file: str, entries: list[FileEntry], is_message: list[bool]) -> list[int]:
+    """The number of each collective in its group, and -1 of a message."""
+    numbers = []
+    for entry, message in zip(entries, is_message, strict=True):
+        if not message and entry.collective_seq_id is None:
+            raise DumpError(
+                f"{file}: the collective {entry.profiling_name[:60]!r} with record_id {entry.record_id} has no "
+                f"collective_seq_id, the number in its group by which calls are matched; PyTorch writes it since 2.4"
+            )
+        numbers.append(-1 if message else entry.collective_seq_id or 0)
+    return numbers
+
+
 def _regrouped(record: RankRecord, now: Ints) -> RankRecord:
     enqueued = {int(now[number]): count for number, count in record.enqueued.items()}
     return replace(record, group=now[record.group], enqueued=enqueued)
@@ -263,7 +278,7 @@ def _regrouped(record: RankRecord, now: Ints) -> RankRecord:
 def _open(entries: list[FileEntry], calls: list[int], forms: list[CallForm]) -> npt.NDArray[np.bool_]:
     """Which calls had not completed.  Those of a coalesced call stay as they were enqueued, and end with it."""
     is_open = np.array([entry.state != "completed" and not entry.retired for entry in entries], bool)
-    last_place: dict[tuple[int, bool, int], int] = {}
+    last_place: dict[tuple[int, bool, int | None], int] = {}
     for at in reversed(range(len(entries))):
         entry = entries[at]
         key = entry.pg_id, entry.is_p2p, entry.p2p_seq_id if entry.is_p2p else entry.collective_seq_id

@@ -103,9 +103,10 @@ class FailedRun:
         ]
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the dumps of all ranks into one file, as JSON. ``OSError`` if it cannot be written."""
+        """Write the dumps of all ranks into one file, as JSON, a line for each. ``OSError`` if it cannot be written."""
         with written_whole(path) as file:
-            json.dump({"version": VERSION, "dumps": self.dumps}, file)
+            lines = ",\n".join(map(json.dumps, self.dumps))
+            file.write(f'{{"version": {json.dumps(VERSION)}, "dumps": [\n{lines}\n]}}\n')
 
     def __repr__(self) -> str:
         return f"<record of a failed run on {self.mesh!r}>"

@@ -13,7 +13,13 @@ from typing import Any
 import pytest
 from paths import ROOT
 
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+from vcluster import DeadlockError
+from vcluster.check import check_collective
+
+README = ROOT / "README.md"
+PAGES = [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [README, *PAGES]
+"""The README's blocks fail on purpose: they have tests of their own."""
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 LONG = {"plan_gpt", "recovery"}
 """Run with the slow tests alone."""
@@ -23,7 +29,7 @@ BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\s*^```text\n(.*?)^```\n)?", re.D
 def code_blocks() -> list[Any]:
     return [
         pytest.param(code, output, id=f"{path.stem}-{number}")
-        for path in DOCUMENTS
+        for path in PAGES
         for number, (code, output) in enumerate(BLOCK.findall(path.read_text(encoding="utf-8")), 1)
     ]
 
@@ -115,17 +121,80 @@ def test_links_within_the_repository_lead_somewhere(path):
             assert (path.parent / target).exists(), f"{path.name} links to {target}"
 
 
-def test_the_picture_of_a_schedule_is_what_its_command_draws(capsys):
-    page = (ROOT / "docs" / "demo.md").read_text(encoding="utf-8")
-    code, picture = re.search(r'^python -c "(.+)" > (\S+\.svg)$', page, re.MULTILINE).groups()
-    assert f"]({Path(picture).name})" in page
+@pytest.mark.parametrize(("page", "picture"), [("demo", "1f1b.svg"), ("collectives", "ring.svg")])
+def test_a_picture_of_a_page_is_what_its_command_draws(page, picture, capsys):
+    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    (code,) = re.findall(rf'^python -c "(.+)" > docs/{picture}$', text, re.MULTILINE)
+    assert f"]({picture})" in text
     exec(code, {})
-    assert capsys.readouterr().out == (ROOT / picture).read_text(encoding="utf-8")
+    assert capsys.readouterr().out == (ROOT / "docs" / picture).read_text(encoding="utf-8")
 
 
-def test_the_readme_is_short_and_comes_to_a_kernel_soon():
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert readme.count("\n") < 150
-    assert 0 < readme.index("![") < readme.index("```python") and readme[:readme.index("```python")].count("\n") < 30
+def section(title: str) -> tuple[str, str]:
+    """The code and the text below a heading of the README."""
+    text = README.read_text(encoding="utf-8").split(f"\n## {title}\n")[1].split("\n## ")[0]
+    blocks = re.findall(r"^```\w+\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    assert all(block.count("\n") <= 6 for block in blocks)
+    return ("", *blocks)[-2], blocks[-1]
+
+
+def test_the_readme_is_short_and_begins_with_a_promise_two_commands_and_a_picture():
+    readme = README.read_text(encoding="utf-8")
+    assert len(readme.split()) <= 500
+    first = readme.split("\n## ")[0]
+    assert len(re.findall(r"^(?:pip|python) ", first, re.MULTILINE)) == 2
+    assert first.count("![") == 1
+
+
+@pytest.mark.parametrize("title", ["Test", "Debug"])
+def test_what_fails_in_the_readme_fails_as_it_says(title, tmp_path, monkeypatch):
+    code, told = section(title)
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "kernel.py"
+    script.write_text(code, encoding="utf-8")
+    with pytest.raises((AssertionError, DeadlockError)) as caught:
+        exec(compile(code, script, "exec"), {"__name__": "__main__", "__file__": str(script)})
+    said = f"{type(caught.value).__name__}: {caught.value}\n"
+    assert said.replace(f"{tmp_path}/", "").endswith(told)
+
+
+@pytest.mark.slow
+def test_the_plan_of_the_readme_is_what_its_command_prints():
+    command, told = section("Plan")
+    done = subprocess.run([sys.executable, *command.split()[1:]], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert in_order(told, done.stdout)
+
+
+@pytest.mark.parametrize(("steps", "passes"), [(2, False), (1, True)])
+def test_the_verdict_of_the_readme_is_that_of_a_ring_with_a_step_too_few(steps, passes):
+    def ring(device: Any, x: Any) -> Any:
+        total, passing = x, x
+        for _ in range(device.size - steps):
+            passing = device.sendrecv(passing, (device.rank + 1) % device.size, (device.rank - 1) % device.size)
+            total = total + passing
+        return total
+
+    answer = check_collective("all_reduce", ring)
+    assert bool(answer) == passes
+    assert in_order(section("Teach")[1], str(answer)) != passes
+
+
+def in_order(lines: str, text: str) -> bool:
+    """Whether a text has these lines, one behind the other; others may stand between them."""
+    rest = iter(text.splitlines())
+    return all(line in rest for line in lines.splitlines())
+
+
+def test_the_errors_of_the_readme_are_those_of_the_table_of_accuracy():
+    told = README.read_text(encoding="utf-8").split("The seconds are a model.")[1].split("; on hardware")[0]
+    rows = (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8").splitlines()
+    for percent, software, gpu in re.findall(r"([\d.]+ %)\s+\(([\w-]+), (\w+)\)", told):
+        assert any(f"**{percent}**" in row and software in row and gpu in row for row in rows)
+    assert told.count("%") == 3
+
+
+def test_the_page_of_first_steps_comes_to_a_kernel_soon_and_names_the_other_tools():
+    page = (ROOT / "docs" / "start.md").read_text(encoding="utf-8")
+    assert page[:page.index("```python")].count("\n") < 30
     for peer in ("torch.distributed", "JAX", "mpi4py", "SimGrid", "ASTRA-sim"):
-        assert peer in readme.split("## Beside other tools")[1].split("##")[0]
+        assert peer in page.split("## Beside other tools")[1].split("##")[0]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from paths import ROOT
-from test_documents import DOCUMENTS, code_blocks
+from test_documents import PAGES, code_blocks
 
 INSTALLED = {"editable": ["--editable"], "wheel": []}
 RESULTS = '''
@@ -59,7 +59,7 @@ def examples(tmp_path_factory):
         code, _ = block.values
         if not any(re.search(rf"^(import|from) {library}\b", code, re.MULTILINE) for library in missing):
             (folder / f"{block.id.replace('-', '_')}.py").write_text(code, encoding="utf-8")
-    assert len(list(folder.glob("*.py"))) > len(DOCUMENTS)
+    assert len(list(folder.glob("*.py"))) > len(PAGES)
     (folder / "results.py").write_text(RESULTS, encoding="utf-8")
     (folder / "mistakes.py").write_text(MISTAKES, encoding="utf-8")
     return folder

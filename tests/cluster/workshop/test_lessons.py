@@ -1,13 +1,13 @@
 """The lessons: solutions pass, wrong answers get the right sentence, and the notebooks are those of the sources."""
 
 import json
-import os
 import re
 import subprocess
 import sys
 import warnings
 
 import pytest
+from lone_lesson import WITHOUT, run_alone, solved_notebook
 from paths import ROOT
 
 WORKSHOP = ROOT / "workshop"
@@ -90,23 +90,6 @@ def test_a_notebook_runs_from_top_to_bottom(source, solved, tmp_path):
     assert all(("PASSED" if solved else "NOT YET") in answer for answer in answers)
 
 
-WITHOUT = """
-import os, sys
-sys.modules["fcntl"] = None
-if hasattr(os, "memfd_create"):
-    del os.memfd_create
-"""
-ALONE = """
-import json, sys
-for cell in json.load(open(sys.argv[1]))["cells"]:
-    if cell["cell_type"] == "code":
-        exec("".join(cell["source"]))
-print("passes" if lesson.last else "does not pass")
-print("on", lesson.backend)
-lesson.reset()
-"""
-
-
 @pytest.mark.parametrize(("number", "exercises", "without"), [
     pytest.param(4, 3, WITHOUT, id="on threads"), pytest.param(6, 4, "", marks=pytest.mark.slow, id="as it is")])
 def test_a_notebook_and_lesson_py_are_all_that_a_student_needs(number, exercises, without, tmp_path):
@@ -115,14 +98,8 @@ def test_a_notebook_and_lesson_py_are_all_that_a_student_needs(number, exercises
     On threads, too, where Python has neither fcntl nor memfd_create, as on native Windows, which is untested.
     """
     source = make.lesson(number)
-    notebook = tmp_path / f"{source.name}.ipynb"
-    mine = json.loads(make.notebook(source))
-    mine["cells"] = json.loads(make.notebook(source, solved=True))["cells"]
-    notebook.write_text(json.dumps(mine), encoding="utf-8")
-    (tmp_path / "lesson.py").write_text((WORKSHOP / "lesson.py").read_text(encoding="utf-8"), encoding="utf-8")
-    environment = {name: value for name, value in os.environ.items() if name != "VCLUSTER_WORKSHOP_SCORES"}
-    done = subprocess.run([sys.executable, "-c", without + ALONE, notebook.name], cwd=tmp_path, capture_output=True,
-                          text=True, check=False, env=environment)
+    notebook, mine = solved_notebook(number, tmp_path)
+    done = run_alone(notebook, without)
     assert done.returncode == 0, done.stderr
     assert f"{exercises} of {exercises} exercises (each by its last check)" in done.stdout
     assert "passes" in done.stdout.splitlines()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from xml.etree import ElementTree
+
 import numpy as np
 import pytest
 
@@ -110,6 +112,22 @@ Closed form: 2(g-1)/g S, with g = 2 and S = 24 bytes, is 24 by each rank."""
 
 def test_the_picture():
     assert str(explain("all_reduce", algorithm="ring", inputs=[[1, 2, 3], [10, 20, 30]])) == RING_OVER_2
+
+
+def test_the_film_shows_the_start_and_each_step_for_a_while_and_the_last_without_motion():
+    film = explain("all_reduce", algorithm="ring", inputs=[[1, 2, 3], [10, 20, 30]]).to_svg()
+    start, *steps = ElementTree.fromstring(film).findall("{http://www.w3.org/2000/svg}g")
+    assert [frame.get("class") for frame in (start, *steps)] == ["frame", "frame", "frame last"]
+    assert [frame.get("style") for frame in (start, *steps)] == [f"animation-delay:{t}s" for t in ("0", "1.8", "3.6")]
+    words = [[text for text in frame.itertext() if text.strip()] for frame in (start, *steps)]
+    assert words[0] == ["before the first step", "piece 0", "piece 1", "rank 0", "1 2", "3", "rank 1", "10 20", "30"]
+    assert words[1][4:9] == ["11 22", "3", "rank 1", "10 20", "33"]
+    assert words[1][-1] == "received so far: 24 bytes by all ranks"
+    assert words[2][-3:] == [
+        "0 -> 1  [piece 0: 11 22]", "1 -> 0  [piece 1: 33]", "received in all: 24 bytes by each rank"]
+    assert ".frame{visibility:hidden}.last{visibility:visible}@media(prefers-reduced-motion:no-preference)" in film
+    assert "seen 7.2s" in film and "25.000%" in film and "50.000%" in film     # of four turns the last frame has two
+    assert "@keyframes" not in explain("all_reduce", inputs=[1]).to_svg()
 
 
 def test_a_formula_for_equal_pieces_says_so_where_they_are_not():

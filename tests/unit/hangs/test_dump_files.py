@@ -10,7 +10,7 @@ import pytest
 from hang_dumps import Job
 
 from vcluster.__main__ import main
-from vcluster.hangs import DumpError, explain
+from vcluster.hangs import DumpError, explain, files
 
 
 def job(size=2):
@@ -46,6 +46,28 @@ def test_two_dumps_of_one_rank(tmp_path):
     fails(paths, "trace_1.json is of rank 0, and so is .*trace_0.json: each rank has one dump")
 
 
+def test_a_file_with_a_line_for_each_dump_is_read_line_by_line(tmp_path, monkeypatch):
+    """As runs of this project write them: only a line has to be small, and not the file."""
+    dumps = [job().dump(rank) | {"rank": rank} for rank in range(2)]
+    lines = ",\n".join(map(json.dumps, dumps))
+    path = tmp_path / "failed.json"
+    path.write_text(f'{{"version": "2.10", "dumps": [\n{lines}\n]}}\n')
+    whole = tmp_path / "whole.json"
+    whole.write_text(json.dumps({"version": "2.10", "dumps": dumps}))
+    monkeypatch.setattr(files, "MOST_BYTES", max(len(line) for line in lines.splitlines()) + 2)
+    assert explain(path).records.ranks.keys() == {0, 1}
+    fails(whole, r"whole.json has more than [\d,]+ bytes for one rank, which is too much to read at once")
+    monkeypatch.setattr(files, "MOST_BYTES", 1000)
+    fails(path, r"failed.json has more than 1,000 bytes for one rank")
+    monkeypatch.undo()
+    assert str(explain(path)) == str(explain(whole))
+    for text, match in ((lines, "what begins with .* ends with ]} in a line"),
+                        (lines[:-9] + "\n]}", "is no flight-recorder dump as JSON"),
+                        (f"{lines}\n]}}\n[]", "what begins with .* ends with ]} in a line")):
+        path.write_text(f'{{"version": "2.10", "dumps": [\n{text}\n')
+        fails(path, match)
+
+
 def test_no_file(tmp_path):
     fails(tmp_path, "no dump is in .*: give the dumps of a job, one file a rank")
     fails([], "no dump is in no file")
@@ -77,6 +99,8 @@ def test_a_pickle_is_refused_with_the_lines_that_turn_it_into_json(tmp_path, pro
     (lambda d: d["entries"][1].update(record_id="one"), r"Expected `int`, got `str` - at `\$.entries\[1\].record_id`"),
     (lambda d: d["entries"][1].update(input_sizes=[["wide"]]), "Expected `int`, got `str`"),
     (lambda d: d["entries"][1].update(frames=[3]), "Expected `object`, got `int`"),
+    (lambda d: d["entries"][0].pop("collective_seq_id"),
+     "the collective 'nccl:all_reduce' with record_id 0 has no collective_seq_id, the number in its group by which calls"),
     (lambda d: d["pg_config"]["0"].update(ranks="[0, x]"), r'ranks of a group are a list as "\[0, 1, 2\]", each once, got'),
     (lambda d: d["pg_config"]["0"].update(ranks=[0, 0]), r"each once, got \[0, 0\]"),
 ])

@@ -100,6 +100,78 @@ def test_members_that_call_different_things(tmp_path, odd, what, text):
     assert f"alike: all_reduce(float32[3]) at {AT}10, number 1 of group default_pg" in str(found)
 
 
+def completed_differently(odd):
+    """Rank 1 called another thing in a collective that all of them completed; then all call the same."""
+    job = Job(4)
+    for rank in range(4):
+        job.call(rank, **({"name": "all_gather", "line": 5} | (odd if rank == 1 else {})))
+    job.alike("all_reduce", 10)
+    return job
+
+
+@pytest.mark.parametrize("odd", [{"name": "_all_gather_base"}, {"dtype": "Half"}])
+def test_a_difference_in_a_call_that_all_completed_is_not_why_a_later_one_hangs(tmp_path, odd):
+    job = completed_differently(odd)
+    job.alike("all_reduce", 11, ranks=(0, 1, 3), done=False)
+    assert explain(job.write(tmp_path)).cause == "deadlock: rank 2 did not come to calling all_reduce, for which rank 0 waits"
+
+
+def test_a_difference_in_a_completed_call_is_told_where_nobody_is_missing(tmp_path):
+    job = completed_differently({"dtype": "Half"})
+    job.alike("all_reduce", 11, done=False)
+    assert explain(job.write(tmp_path)).cause == "the members of group [0, 1, 2, 3] differ in dtype"
+
+
+def test_lists_of_different_lengths(tmp_path):
+    job = Job(2)
+    for rank in range(2):
+        job.call(rank, "allreduce_coalesced", 9, sizes=((3,),) * (299 + rank), done=False)
+    assert explain(job.write(tmp_path)).cause == "the members of group [0, 1] differ in the number of arrays"
+
+
+def test_a_batch_of_messages_that_lacks_a_receive(tmp_path):
+    job = Job(2)
+    for rank in range(2):
+        job.call(rank, f"send {rank}->{1 - rank}", 5, done=False)
+    job.call(0, "recv 0<-1", 6, done=False)
+    for rank in range(2):
+        for entry in job.entries[rank]:
+            entry["p2p_seq_id"] = 1
+        job.call(rank, "coalesced", 7, done=rank == 1)
+        job.entries[rank][-1] |= {"is_p2p": True, "p2p_seq_id": 1, "collective_seq_id": 0}
+    found = explain(job.write(tmp_path))
+    assert found.cause == "deadlock: rank 1 did not come to receiving what rank 0 sends (tag 0)"
+    assert found.locations == (f"{AT}5",)
+
+
+def test_the_wait_for_a_rank_without_a_dump_is_told_before_the_waits_behind_it(tmp_path):
+    job = Job(4, {"t0": [0, 1], "t1": [2, 3], "d0": [0, 2], "d1": [1, 3]})
+    job.alike("all_reduce", 1)
+    job.call(2, "all_reduce", 5, group="t1", done=False)
+    for rank in (0, 1):
+        job.call(rank, "all_reduce", 5, group="t0")
+        job.call(rank, "all_reduce", 6, group=f"d{rank}", done=False)
+    found = explain(job.write(tmp_path, without=[3]))
+    assert found.cause.startswith("rank 3 left no dump, and rank 1 waits for it in all_reduce(float32[3]) of ranks 1 and 3")
+    assert found.records.groups[found.group].name == "d1"
+
+
+def test_a_rank_between_others_is_missing_where_the_dumps_name_no_ranks(tmp_path):
+    job = Job(4, backend="gloo")
+    job.alike("all_reduce", 10)
+    job.alike("all_reduce", 11, ranks=(0, 2, 3), done=False)
+    job.groups["0"] = []
+    assert explain(job.write(tmp_path, without=[1])).cause.startswith("rank 1 left no dump, and rank 0 waits for it")
+
+
+def test_a_last_rank_without_a_dump_may_be_missing_where_the_dumps_name_no_ranks(tmp_path):
+    job = Job(4, backend="gloo")
+    job.alike("all_reduce", 11, done=False)
+    job.groups["0"] = []
+    assert explain(job.write(tmp_path, without=[3])).cause.endswith(
+        "or a rank is missing that left no dump, as these do not say which ranks there are")
+
+
 def test_blocks_of_different_sizes_are_right_where_they_may_differ(tmp_path):
     job = Job(2)
     for rank in range(2):

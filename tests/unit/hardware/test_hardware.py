@@ -143,11 +143,22 @@ def test_what_follows_a_colon_is_the_extents_of_the_outermost_level():
             Hardware.preset(words)
 
 
+@pytest.mark.parametrize(("name", "told"), [
+    ("dgx-h100", "1016: 127 groups on infiniband, each of 8 on nvlink, the largest that is described; dgx-h100:4 has 4"),
+    ("gb200-nvl72:2", "144: 2 groups on infiniband, each of 72 on nvlink flop/s"),
+    ("laptop", "4 flop/s"), ("tpu-v4", "64 flop/s")])
+def test_the_devices_are_told_by_their_groups(name, told):
+    assert f"devices {told}" in " ".join(str(Hardware.preset(name)).split())
+
+
 def test_a_typing_error_is_told_the_nearest_name():
     with pytest.raises(ValueError, match=r"^no hardware 'dgx-h10'; did you mean 'dgx-h100'\?$"):
         Hardware.preset("dgx-h10")
     with pytest.raises(ValueError, match="no hardware 'TPU_v4'; did you mean 'tpu-v4'"):
         Hardware.of("TPU_v4")
+    for name, meant in [("dgx-h200", "'h200-node'"), ("H100", "'dgx-h100' or 'h100-pcie-node'"), ("mi300x", "'mi300x-node'")]:
+        with pytest.raises(ValueError, match=rf"^no hardware '{name}'; did you mean {meant}\?$"):
+            Hardware.preset(name)
     with pytest.raises(ValueError, match="no hardware 'abacus'; there is a100-pcie-node, b200-node"):
         Hardware.of("abacus")
     with pytest.raises(ValueError, match=r"no hardware '\.\./dgx-h100'"):
@@ -467,7 +478,7 @@ def test_it_prints_as_a_table():
     told = told.slow(rank=3, factor=1.5).fault(source=0, delay_seconds=1e-3, bandwidth_factor=0.5).placed(range(12))
     assert str(told) == """\
 ours: two kinds of links
-  devices   12
+  devices   12: 3 groups on ethernet, each of 4 on nvlink
   flop/s    float32 1 T, float64 500 G
   reached   80% of that in large pieces, 57% in those of 7 us
   memory    16 GB at 900 GB/s

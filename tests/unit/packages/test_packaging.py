@@ -108,6 +108,56 @@ def test_files_beside_the_modules_are_installed():
             assert any(fnmatch(str(file.relative_to(owner)), p) for p in known), f"{file} of {package} is not installed"
 
 
+@pytest.fixture
+def index():
+    """The module of setup.py, which is not run as a script."""
+    spec = importlib.util.spec_from_file_location("vcluster_setup", ROOT / "setup.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_on_an_index_links_lead_to_the_release_and_pictures_to_their_bytes(index, monkeypatch):
+    monkeypatch.setenv("VCLUSTER_REPOSITORY", "https://example.org/some/vcluster/")
+    address, release = index.repository(), index.version()
+    assert (address, release) == ("https://example.org/some/vcluster", vcluster.__version__)
+    page = index.page((ROOT / "README.md").read_text(encoding="utf-8"), address, release)
+    targets = re.findall(r"\]\(([^)]+)\)", page)
+    assert len(targets) >= 8 and all(target.startswith(f"{address}/") for target in targets)
+    assert f"]({address}/raw/v{release}/docs/ring.svg)" in page
+    assert f"]({address}/blob/v{release}/docs/glossary.md#plans)" in page
+    assert "pip install vcluster\n" in page and "in a clone" not in page
+    for package in PACKAGES:
+        assert f"`{package}`" in page.split("## In the wheel")[1]
+    assert index.addresses(address, release)["Changelog"] == f"{address}/blob/v{release}/CHANGELOG.md"
+    assert index.page("[a](b.md) [c](https://d.org)", address, "1").startswith(f"[a]({address}/blob/v1/b.md) [c](https://d.org)")
+
+
+def test_without_an_address_nothing_is_made_up(index, monkeypatch):
+    monkeypatch.delenv("VCLUSTER_REPOSITORY", raising=False)
+    monkeypatch.setattr(index, "repository", lambda: "")
+    assert index.addresses("", "1") == {}
+    assert index.page("[a](b.md)", "", "1").startswith("[a](b.md)")
+
+
+def test_the_version_is_one():
+    assert f"\nversion: {vcluster.__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\n## {vcluster.__version__} (" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    recipe = (ROOT / "packaging" / "conda" / "recipe.yaml").read_text(encoding="utf-8")
+    assert f'version: "{vcluster.__version__}"' in recipe
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    for line in config["options"]["install_requires"].split():
+        assert f"- {line.replace('>=', ' >=')}\n" in recipe
+
+
+def test_every_workflow_says_what_it_may_do():
+    workflows = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+    assert len(workflows) == 2
+    for workflow in workflows:
+        assert "\npermissions:\n  contents: read\n" in workflow.read_text(encoding="utf-8")
+
+
 def test_every_folder_with_modules_is_a_package():
     for path in PACKAGES.values():
         for file in path.rglob("*.py"):

@@ -1,14 +1,19 @@
 """What the packages promise at their top."""
 
+import ast
+import importlib
 import subprocess
 import sys
 
+import public_names
 import pytest
+from paths import ROOT
 
 import parallelism
 import pipeline_parallelism
 import tensor_parallelism
 import vcluster
+from parallelism import moved
 
 PACKAGES = [parallelism, tensor_parallelism, pipeline_parallelism, vcluster]
 
@@ -20,6 +25,47 @@ def test_every_public_name_is_there_once_and_is_what_it_says(package):
         value = getattr(package, name)
         if isinstance(value, type) or callable(value):
             assert value.__name__ == name
+
+
+def test_no_recorded_name_was_removed():
+    """If one has to go: docs/stability.md says how; then `python tests/support/public_names.py` records what is."""
+    recorded, now = public_names.record(), public_names.public()
+    assert public_names.removed(recorded, now) == []
+    assert {"parallelism.Mesh.groups", "vcluster.VirtualCluster.run", "parallelism.planning.find_plan"} <= {*recorded}
+    assert public_names.removed([*recorded, "vcluster.VirtualCluster.runs"], now) == ["vcluster.VirtualCluster.runs"]
+
+
+def test_the_reference_of_the_site_has_only_rooms_that_are_recorded():
+    hooks = ast.parse((ROOT / "website" / "hooks.py").read_text(encoding="utf-8"))
+    (rooms,) = (ast.literal_eval(node.value) for node in hooks.body
+                if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "ROOMS")
+    assert {*rooms} <= {*public_names.ROOMS}
+
+
+@pytest.mark.parametrize(("package", "old", "new"), [
+    ("vcluster", "Cluster", "VirtualCluster"), ("parallelism", "Grid", "Mesh"),
+    ("parallelism.planning", "best_plan", "find_plan")])
+def test_an_old_name_works_with_a_warning_that_names_the_new_one_at_the_line_of_the_caller(package, old, new, monkeypatch):
+    monkeypatch.setitem(moved.RENAMED, f"{package}.{old}", (new, "0.3", "0.4"))
+    module = importlib.import_module(package)
+    with pytest.warns(DeprecationWarning, match=old) as told:
+        assert getattr(module, old) is getattr(module, new)
+    assert [str(each.message) for each in told] == [f"{package}.{old} is {package}.{new} since 0.3; the old name goes in 0.4"]
+    assert told[0].filename == __file__
+    assert old not in dir(module)
+
+
+@pytest.mark.parametrize(("file", "told"), [
+    ("parallelism/__init__.py", "at {folder}/parallelism: take that away (python -m pip uninstall parallelism)"),
+    ("parallelism.py", "found {folder}/parallelism.py: give that file another name")])
+def test_another_package_of_the_name_is_told_with_what_to_do(file, told, tmp_path):
+    other = tmp_path / file
+    other.parent.mkdir(exist_ok=True)
+    other.write_text("", encoding="utf-8")
+    program = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(ROOT)!r}]; import vcluster"
+    done = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert told.format(folder=tmp_path) in done.stderr.splitlines()[-1]
 
 
 def test_the_runtime_passes_on_what_describes():

@@ -204,6 +204,32 @@ def test_a_plan_from_pieces_is_the_simulated_one_with_constants_of_kernels(setti
     assert seconds[0] < seconds[1]
 
 
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("exchange", ["p2p", "a2a", "a2a+p2p"])
+@pytest.mark.parametrize(("stack", "settings"), [
+    ("", {"pp": 1, "dp": 2, "microbatch": 2, "zero": 1, "recompute": "selective"}),
+    ("+megatron-a100", {"pp": 2, "dp": 1, "microbatch": 3, "recompute": "full"}),
+    ("+megatron-a100", {"pp": 1, "dp": 1, "tp": 2, "sp": True, "microbatch": 6, "zero": 2}),
+    ("", {"pp": 2, "dp": 1, "microbatch": 3, "schedule": "zero_bubble_h1"}),
+    ("", {"pp": 2, "dp": 1, "microbatch": 2, "schedule": "interleaved_1f1b", "chunks": 2}),
+])
+def test_a_plan_from_pieces_is_the_simulated_one_for_each_exchange_of_sequences(
+    stack: str, settings: dict[str, Any], exchange: str,
+) -> None:
+    """Four devices deal sequences, with 2 x 2 all_to_alls and rings; blocks that travel are under way during attention."""
+    devices = 4 * settings["pp"] * settings["dp"] * settings.get("tp", 1)
+    spec = models.TransformerSpec(layers=4, width=48, heads=8, vocabulary=96, sequence=24, dtype="bfloat16",
+                                  positions="rotary")
+    hardware = Hardware.preset(f"dgx-a100:1{stack}").placed(range(devices))
+    dealt = {"tp": 1, "cp": 4, "exchange": exchange}
+    fixed = {name: value for name, value in (PLAIN | dealt | settings).items() if name != "dp"}
+    table, possible = table_of(Task(TrainedModel.of(spec, ADAM_W), 24, hardware, devices), **fixed)
+    assert len(possible) == 1 and table.task.run(possible.settings(0)).mesh.shape.get("cp_heads", 1) == (
+        2 if exchange == "a2a+p2p" else 1)
+    assert_as_simulated(table, possible, 0)
+    assert table.is_exact(0)
+
+
 @pytest.mark.parametrize(("layers", "settings"), [
     (4, {"pp": 3, "microbatch": 2, "recompute": "full"}),
     pytest.param(7, {"pp": 4, "microbatch": 2, "zero": 1}, marks=pytest.mark.slow),

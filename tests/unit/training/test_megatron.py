@@ -405,7 +405,8 @@ LONG: dict[str, Any] = WIDE | {"use_flash_attn": True, "attention_dropout": 0.0,
 
 
 @pytest.mark.parametrize(("flags", "text", "mesh"), [
-    ({}, "cp", Mesh(pp=1, cp=6)), ({"cp_comm_type": "all_gather"}, "cp", Mesh(pp=1, cp=6)),
+    ({}, "ring", Mesh(pp=1, cp=6)), ({"cp_comm_type": "all_gather"}, "cp", Mesh(pp=1, cp=6)),
+    ({"attention_backend": "unfused", "use_flash_attn": None}, "cp", Mesh(pp=1, cp=6)),
     ({"cp_comm_type": "p2p"}, "ring", Mesh(pp=1, cp=6)), ({"cp_comm_type": "a2a a2a"}, "ulysses", Mesh(pp=1, cp=6)),
     ({"cp_comm_type": "a2a+p2p", "hierarchical_context_parallel_sizes": "2 3"}, "ring ulysses:cp_heads",
      Mesh(pp=1, cp=3, cp_heads=2)),
@@ -413,7 +414,7 @@ LONG: dict[str, Any] = WIDE | {"use_flash_attn": True, "attention_dropout": 0.0,
      "ring ulysses:cp_heads zero:cp=1", Mesh(pp=1, cp=2, cp_heads=3)),
 ])
 def test_how_sequences_are_dealt(flags: dict[str, Any], text: str, mesh: Mesh) -> None:
-    run = MegatronFlags(**LONG, **flags, context_parallel_size=6).run(6)
+    run = MegatronFlags(**LONG | flags, context_parallel_size=6).run(6)
     assert str(run.strategy) == f"{text} pp 1f1b:1" and run.mesh == mesh and [*run.mesh.shape] == [*mesh.shape]
     again = MegatronFlags.of(run)
     assert again is not None and again.run(6, run.model) == run

@@ -1,0 +1,346 @@
+"""`AssembledStep`: the step of a plan as an operation that can be simulated, put together from the pieces of a search.
+
+Its devices have the events of `parallelism.simulation.PipelinedStep`: the same kinds, groups, bytes and flops, in the same
+order, but for the calls of gradients that end a step.  No program of the whole model is made: the events of each
+further block are those of the second of two blocks (`parallelism.planning.two_block_steps`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from math import prod
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from parallelism.dtypes import as_dtype
+from parallelism.execution import ACTIVATIONS, TypedArray
+from parallelism.execution.device_program import RECOMPUTED
+from parallelism.hardware import Software
+from parallelism.layouts.stages import Part
+from parallelism.memoized import memoized
+from parallelism.models import TransformerSpec
+from parallelism.pipelining import Pipeline, free_tag, message_user
+from parallelism.planning.orders import place_of
+from parallelism.planning.plan import Task
+from parallelism.planning.plan_costs import PlanCosts, laid_out_as
+from parallelism.planning.space import Choices
+from parallelism.planning.stage_costs import StageCosts
+from parallelism.planning.symbolic_events import (
+    COLLECTIVE,
+    COMPUTE,
+    LEFT,
+    MEMORY,
+    MESSAGE,
+    WAIT,
+    EventKind,
+    Unpriceable,
+)
+from parallelism.simulation.device_events import DeviceEvents
+from parallelism.simulation.event_classes import Ints, Templates
+from parallelism.simulation.operations import PriceEvents, SimulatedOperation, simulated_operation
+from parallelism.simulation.repeated_actions import run_repeated
+from parallelism.simulation.repeated_stages import RepeatedEvents, RepeatingStage
+from parallelism.simulation.typed_device import TypedDevice
+from parallelism.training import Figures, figures
+
+AXIS = "pp"
+
+
+def figures_of(task: Task, settings: Mapping[str, Any]) -> Figures:
+    """The figures of a plan, as `parallelism.training.figures`: of its `AssembledStep`, or, where there is none, of the
+    program of the whole model."""
+    run = task.run(settings)
+    try:
+        return figures(run, task.hardware, operation=AssembledStep(task, settings))
+    except Unpriceable:
+        return figures(run, task.hardware)
+
+
+class AssembledStep:
+    """The step of a plan of a `TransformerSpec`.
+
+    `Unpriceable` for a plan that is not put together from pieces, and where replicas have parts of unequal sizes.
+    """
+
+    pipeline_axis = AXIS
+
+    def __init__(self, task: Task, settings: Mapping[str, Any]) -> None:
+        if not isinstance(task.model.model, TransformerSpec):
+            raise Unpriceable("a program may compute of the whole batch before the first action")
+        self.task, self.settings = task, settings
+        self.mesh, self.software = task.mesh(settings), Software.of(task.hardware)
+        self.costs = PlanCosts(task, _alone(settings))
+        self.costs.prepare(0)
+        if not self.costs.has_equal_replicas(0):
+            raise Unpriceable("replicas have parts of unequal sizes")
+        self.shape = self.costs.shape(0)
+        schedule, _, microbatches, chunks, *_ = self.shape
+        self.pipeline = Pipeline(self.shape.stages, microbatches, schedule, chunks, AXIS)
+        rows = task.batch // (settings["dp"] * microbatches)
+        self.parts: tuple[Part, ...] = tuple((number * rows, rows) for number in range(microbatches))
+        """The microbatches of a replica."""
+        self.positions = np.array([self.mesh.index(rank)[AXIS] for rank in range(self.mesh.size)])
+        """By rank, its position in the pipeline."""
+        self._known: dict[Any, RepeatedEvents] = {}
+
+    def under(self, software: Software) -> SimulatedOperation:
+        """The step as this software runs it: this one, or, of other software, the program of the whole model."""
+        if software == self.software:
+            return self
+        run = self.task.run(self.settings)
+        return simulated_operation(run.step, run.mesh, run.batch, None, software=software)
+
+    def templates(self, price: PriceEvents | None = None) -> Templates:
+        """The events of the devices at each position: see `parallelism.simulation.PipelinedStep`."""
+        events = [
+            self._events(ranks, price and partial(price, ranks))
+            for ranks in (np.flatnonzero(self.positions == at) for at in range(self.shape.ranks))
+        ]
+        return Templates(self.mesh, events, self.positions)
+
+    def _events(self, ranks: Ints, price: Any) -> DeviceEvents:
+        """The events of each of these ranks, which are at one position."""
+        device = TypedDevice(self.mesh, int(ranks[0]), self._incoming)
+        position = int(self.positions[ranks[0]])
+        schedule, last = self.pipeline.schedule, self.shape.stages - 1
+        end = self.costs.devices(0)[int(self.costs.number_of(self.shape)[position])]
+        with device.compute(f"@{self.costs.steps.name}", seconds=0.0):
+            pass
+        for category, nbytes in self.costs.held_by_category(0, *end).items():
+            if nbytes or category != "optimizer":
+                device.hold(category, nbytes)
+        stages = {
+            number: RepeatingStage(
+                device,
+                number,
+                self._stage(place_of(number, self.shape.stages, self.shape.longer)),
+                self.parts,
+                {},
+                {},
+                last=number == last,
+                known=self._known,
+                price=price,
+            )
+            for number, at in enumerate(schedule.placement)
+            if at == position
+        }
+        for stage in stages.values():
+            self._know(stage)
+        run_repeated(device, self.pipeline, AXIS, stages, schedule.works[position])
+        self._end(device, position, *end)
+        return device.events
+
+    def _incoming(self, tag: int) -> TypedArray:
+        """The message with this tag."""
+        stage, kind, _ = message_user(self.pipeline, tag)
+        return self._stage(place_of(stage, self.shape.stages, self.shape.longer)).received(kind)
+
+    @memoized
+    def _stage(self, place: int) -> AssembledStage:
+        """A stage at a place of the pipeline."""
+        return AssembledStage(self.costs, self.shape.blocks_of(place), place)
+
+    def _know(self, stage: RepeatingStage) -> None:
+        """Lets a stage repeat the events of all its actions, none of which it runs."""
+        programs: Any = stage.programs
+        for kind in programs.kinds:
+            key = programs, kind, programs.alike(self.parts[0]), stage.last
+            if key not in self._known:
+                self._known[key] = RepeatedEvents(
+                    {} if kind in "FRI" else None,
+                    programs.kept(kind),
+                    programs.freed(kind, self.parts[0]),
+                    self._result(stage, kind),
+                    None,
+                    self._action(programs, kind),
+                )
+
+    def _result(self, stage: RepeatingStage, kind: str) -> TypedArray | None:
+        """The message that an action of a stage sends, which is what the stage that takes it receives."""
+        if kind in "RW":
+            return None
+        other = stage.number + (1 if kind == "F" else -1)
+        if other not in range(self.shape.stages):
+            return TypedArray((), np.float32)  # goes nowhere
+        return self._stage(place_of(other, self.shape.stages, self.shape.longer)).received(kind)
+
+    def _action(self, stage: AssembledStage, kind: str) -> DeviceEvents:
+        """The events of an action, those of microbatch 0."""
+        device = TypedDevice(self.mesh, 0)
+        costs = stage.costs_of(kind)
+        marks = {"stage": 0, "microbatch": 0}
+        received = stage.bytes_received(kind)
+        held: Counter[str] = Counter({ACTIVATIONS: stage.freed(kind, self.parts[0]) - received})
+        recorder = _Recorder(device, costs, {**marks, "phase": kind})
+        for event in events_of(costs, stage.place, kind, stage.blocks):
+            what: Any = costs.symbolic.kinds[event]
+            if what.what == LEFT:
+                device.hold(what.name, -held[what.name], **marks)
+            elif what.what == MEMORY:
+                nbytes = recorder.nbytes(event)
+                held[what.name] += nbytes
+                if nbytes:
+                    device.hold(what.name, nbytes, **marks)
+            else:
+                recorder.record(event)
+        return device.events
+
+    def _end(self, device: TypedDevice, position: int, costs: StageCosts, place: int, blocks: int) -> None:
+        """Records what a device does after its last action."""
+        recorder = _Recorder(device, costs, {})
+        events = list(events_of(costs, place, "end", blocks))
+        joined: Counter[EventKind] = Counter()
+        for event in events:
+            if costs.symbolic.kinds[event].joined:
+                joined[costs.symbolic.kinds[event]] += recorder.nbytes(event)
+        for event in events:
+            kind: Any = costs.symbolic.kinds[event]
+            if kind.what == MESSAGE:
+                other = self.shape.ranks - 1 if position == 0 else 0
+                array = TypedArray((recorder.nbytes(event) // as_dtype(kind.dtype).itemsize,), kind.dtype)
+                device.sendrecv(array, other, other, tag=free_tag(self.pipeline), axes=AXIS)
+            elif kind.what == MEMORY:
+                if nbytes := recorder.nbytes(event):
+                    device.hold(kind.name, nbytes)
+            elif not kind.joined:
+                recorder.record(event)
+            elif kind in joined:
+                recorder.call(kind, joined.pop(kind))
+
+
+class AssembledStage:
+    """The programs of a stage, as far as a stage of known events asks for them: sizes, and whether something runs again."""
+
+    like = None
+    adds_up = False
+    sum_types = ()
+
+    def __init__(self, costs: PlanCosts, blocks: int, place: int) -> None:
+        self.costs, self.place = costs, laid_out_as(place)
+        self.blocks = costs.alike(blocks, place)
+        works = costs.kinds_at(0, place)
+        self.backward = "I" if "I" in works else "B"
+        again = ((self.place, 1), "R") in self.costs_of("R").symbolic.sections
+        self.kinds = (*works, *(("R",) if again else ()))
+        outputs: Sequence[None] = (None,) if again else ()
+        self.functions = SimpleNamespace(recompute=SimpleNamespace(outputs=outputs) if again else None)
+
+    @property
+    def first(self) -> AssembledStage:
+        """This."""
+        return self
+
+    def costs_of(self, kind: str) -> StageCosts:
+        """The costs of an action of a kind; what runs again is with the backwards."""
+        return self.costs.actions(0, self.backward if kind == "R" else kind)
+
+    def alike(self, part: Part) -> Part:
+        """All parts of one size are alike."""
+        return 0, part[1]
+
+    def all_alike(self, parts: Sequence[Part]) -> list[Part]:
+        """`alike` for each of the parts."""
+        return list(map(self.alike, parts))
+
+    def kept(self, kind: str) -> int:
+        """The bytes that a microbatch keeps more after an action."""
+        return self.costs_of(kind).size(self.place, (kind, "kept"), "kept", self.blocks)
+
+    def freed(self, kind: str, part: Part) -> int:
+        """The bytes of what a microbatch kept that an action frees itself."""
+        return self.costs_of(kind).size(self.place, (kind, "kept"), "freed", self.blocks)
+
+    def held(self, kind: str | None, part: Part) -> int:
+        """The bytes that a microbatch keeps after an action; None: before the first."""
+        before = {"F": (), "R": ("F",), "I": ("F", "R") if "R" in self.kinds else ("F",)}
+        if kind not in before:
+            return 0
+        return sum(map(self.kept, (*before[kind], kind)))
+
+    def bytes_received(self, kind: str) -> int:
+        """The bytes of the message that an action takes; 0 if it takes none."""
+        array = self._received(kind)
+        return 0 if array is None else int(array.nbytes)
+
+    def received(self, kind: str) -> TypedArray:
+        """The message that an action takes."""
+        return next(found for each in (kind, "B", "I") if (found := self._received(each)) is not None)
+
+    @memoized
+    def _received(self, kind: str) -> TypedArray | None:
+        if kind not in self.kinds:
+            return None
+        costs = self.costs_of(kind)
+        events = costs.symbolic.sections[(self.place, 1), "received"]
+        for event in range(events.start, events.stop):
+            of: Any = costs.symbolic.kinds[event]
+            if of.name == kind:
+                nbytes = int(costs.events.nbytes(slice(event, event + 1))[0])
+                return TypedArray((nbytes // as_dtype(of.dtype).itemsize,), of.dtype)
+        return None
+
+
+class _Recorder:
+    """Records events of pieces on a device."""
+
+    def __init__(self, device: TypedDevice, costs: StageCosts, marks: Mapping[str, Any]) -> None:
+        self.device, self.costs, self.marks = device, costs, marks
+        self.started: list[Any] = []
+
+    def nbytes(self, event: int) -> int:
+        """The first number of an event."""
+        return int(self.costs.events.nbytes(slice(event, event + 1))[0])
+
+    def record(self, event: int) -> None:
+        """Records a compute, a collective or a wait."""
+        kind = self.costs.symbolic.kinds[event]
+        if kind.what == COMPUTE:
+            self._compute(kind, event)
+        elif kind.what == COLLECTIVE:
+            self.call(kind, self.nbytes(event))
+        elif kind.what == WAIT:
+            self.device.wait(self.started[-kind.later])
+
+    def _compute(self, kind: EventKind, event: int) -> None:
+        nbytes, flops, *more = self.costs.events.numbers(np.array([event]))[0].tolist()
+        end = len(kind.others)
+        sizes = tuple((name, int(size)) for name, size in zip(kind.others, more[:end], strict=True))
+        self.device.compute(
+            kind.name or COMPUTE,
+            flops=float(flops),
+            nbytes=float(nbytes),
+            dtype=kind.dtype,
+            seconds=kind.seconds,
+            other_bytes=sizes,
+            shape=tuple(map(int, more[end : end + kind.extents])) or None,
+            **({**self.marks, "phase": RECOMPUTED} if kind.again else self.marks),
+        )
+
+    def call(self, kind: Any, payload: int) -> None:
+        """Records a collective of an array of one dim, in which a device gives, or of an all_gather gets, the payload."""
+        mesh, dtype = self.device.mesh, as_dtype(kind.dtype)
+        factors = tuple(mesh.shape[axis] for axis in kind.axes)
+        size = payload // dtype.itemsize // (prod(factors) if kind.name == "all_gather" else 1)
+        options: dict[str, Any] = {"pairs": kind.pairs} if kind.pairs else {}
+        x = TypedArray((size,), dtype)
+        work = self.device.collective(kind.name, x, kind.axes, async_op=bool(kind.later), **options)
+        if kind.later:
+            self.started.append(work)
+
+
+def events_of(costs: StageCosts, place: int, action: str, blocks: int) -> Iterator[int]:
+    """The events of an action, or of the end, of a stage of so many blocks, in their order."""
+    for events, is_repeated in costs.symbolic.runs(((place, 2), action)):
+        for _ in range(blocks - 1 if is_repeated else 1):
+            yield from range(events.start, events.stop)
+
+
+def _alone(settings: Mapping[str, Any]) -> Choices:
+    """The space of one plan."""
+    words = {name: (value,) for name, value in settings.items() if isinstance(value, str)}
+    columns = {name: np.array([0 if name in words else int(value)]) for name, value in settings.items()}
+    return Choices(columns, words)

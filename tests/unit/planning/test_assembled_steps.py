@@ -1,0 +1,113 @@
+"""Steps of plans that are put together from pieces, against the programs of the whole model."""
+
+import os
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from parallelism import Hardware, models, simulate
+from parallelism.events import Columns
+from parallelism.ir import symbols
+from parallelism.planning.assembled_steps import AssembledStep, figures_of
+from parallelism.planning.plan import Task
+from parallelism.planning.space import choices
+from parallelism.planning.symbolic_events import Unpriceable
+from parallelism.planning.trained import TrainedModel
+from parallelism.training import Figures, figures
+from parallelism.training.training_run import ADAM_W
+
+DENSE = models.TransformerSpec(layers=8, width=32, heads=8, vocabulary=64, sequence=16, dtype="bfloat16")
+LATENT = models.LatentAttention(query_rank=16, key_value_rank=8, head_width=8, rotary_width=4, value_width=6)
+SPARSE = models.TransformerSpec(
+    layers=7, width=32, heads=4, feed_forward=48, vocabulary=64, sequence=16, activation="swiglu", norm="rms",
+    positions="rotary", biases=False, tied=False, dtype="bfloat16", attention=LATENT,
+    experts=models.Experts(count=8, chosen=2, dense_layers=1, shared_width=16, width=24, router="sigmoid"))
+PLAIN = {"cp": 1, "ep": 1, "sp": False, "chunks": 1, "balanced": False, "schedule": "1f1b", "zero": 0, "overlap": False,
+         "instances": 1, "exchange": "all_gather", "recompute": "none", "order": "pp dp cp ep tp"}
+NUMBERS = ("nbytes", "flops", "start_seconds", "duration_seconds", "bytes_sent", "bytes_received", "sequence", "tag", "peer")
+TOLD = ("seconds", "parts", "links", "memory", "mfu", "hfu", "bubble", "peak_bytes")
+
+
+def task_of(spec: models.TransformerSpec, hardware: str, devices: int, batch: int = 64) -> Task:
+    return Task(TrainedModel.of(spec, ADAM_W), batch, Hardware.preset(hardware).placed(range(devices)), devices)
+
+
+def assert_as_whole(task: Task, settings: dict[str, Any]) -> None:
+    """The figures of an assembled step are those of the whole program to the last bit, and so is every event that is no
+    change of memory; the calls of gradients that end a step may come in another order."""
+    run, step = task.run(settings), AssembledStep(task, settings)
+    mine, whole = figures(run, task.hardware, operation=step), figures(run, task.hardware)
+    for name in TOLD:
+        assert getattr(mine, name) == getattr(whole, name), name
+    assert mine.step.by_operation == whole.step.by_operation
+    found, wanted = (
+        simulate(each, task.hardware, fold=None, op_by_op=True, **placed).columns
+        for each, placed in ((step, {}), (run.step, run.placed)))
+    assert described(found) == described(wanted)
+
+
+def described(columns: Columns) -> list[tuple[Any, ...]]:
+    """The events by rank, but for memory, without the order of those that come at the end."""
+    own = columns.take(~columns.isin("kind", {"memory"}))
+    words = [own.values(name) for name in ("rank", "kind", "name", "dtype", "axes", "phase", "stage", "shape")]
+    numbers = [own.numbers(name).tolist() for name in NUMBERS if name != "start_seconds"]
+    return sorted(zip(*words, *numbers, strict=True), key=str)
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(("spec", "hardware", "settings"), [
+    pytest.param(DENSE, "dgx-h100:2", {"pp": 4, "dp": 2, "tp": 2, "microbatch": 4, "zero": 1}, id="tied weights"),
+    pytest.param(DENSE, "dgx-h100:2", {"pp": 2, "dp": 8, "tp": 1, "microbatch": 4, "chunks": 2, "recompute": "full",
+                                       "schedule": "interleaved_1f1b"}, id="interleaved"),
+    pytest.param(SPARSE, "dgx-h100:2", {"pp": 2, "dp": 2, "ep": 2, "tp": 2, "sp": True, "microbatch": 8, "zero": 1,
+                                        "recompute": "selective"}, id="experts"),
+    pytest.param(DENSE, "dgx-h100:2", {"pp": 2, "dp": 2, "cp": 4, "tp": 1, "microbatch": 4, "exchange": "p2p"}, id="ring"),
+    pytest.param(SPARSE, "dgx-h100:2+megatron-core-h100", {"pp": 2, "dp": 2, "tp": 4, "sp": True, "microbatch": 8, "zero": 1},
+                 id="stack"),
+])
+def test_an_assembled_step_is_the_program_of_the_whole_model(
+        spec: models.TransformerSpec, hardware: str, settings: dict[str, Any]) -> None:
+    assert_as_whole(task_of(spec, hardware, 16), PLAIN | settings)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("hardware", ["dgx-h100:2", "dgx-h100:2+megatron-core-h100", "mi300x-node:2", "tpu-v4:2x2x4"])
+@pytest.mark.parametrize("spec", [DENSE, SPARSE], ids=["dense", "sparse"])
+def test_assembled_steps_of_any_plans(spec: models.TransformerSpec, hardware: str) -> None:
+    task = task_of(spec, hardware, 16)
+    possible = choices(task.model, 16, 64, {})
+    count = int(os.environ.get("VCLUSTER_PLANS", "6"))
+    for row in np.random.default_rng(len(hardware)).permutation(len(possible)).tolist():
+        try:
+            assert_as_whole(task, possible.settings(row))
+        except Unpriceable:
+            continue
+        if (count := count - 1) == 0:
+            break
+    assert count == 0
+
+
+def test_uneven_replicas_and_programs_are_simulated_as_a_whole() -> None:
+    uneven = task_of(DENSE, "dgx-h100:1", 6, 48), PLAIN | {"pp": 2, "dp": 3, "tp": 1, "microbatch": 4, "zero": 1}
+    with pytest.raises(Unpriceable, match="replicas have parts of unequal sizes"):
+        AssembledStep(*uneven)
+    assert told(figures_of(*uneven)) == told(figures(uneven[0].run(uneven[1]), uneven[0].hardware))
+    program = TrainedModel.of(models.mlp((8, 16, 8), symbols("B")[0]), ADAM_W)
+    with pytest.raises(Unpriceable, match="a program may compute of the whole batch"):
+        AssembledStep(replace(uneven[0], model=program), uneven[1])
+
+
+def told(found: Figures) -> list[Any]:
+    return [getattr(found, name) for name in TOLD]
+
+
+def test_a_trace_of_an_assembled_step_is_priced_on_another_software_by_the_whole_program() -> None:
+    task = task_of(DENSE, "dgx-h100:2", 16)
+    settings = PLAIN | {"pp": 4, "dp": 2, "tp": 2, "microbatch": 4}
+    run, other = task.run(settings), Hardware.preset("dgx-h100:2+megatron-core-h100")
+    trace = figures_of(task, settings).trace
+    assert trace.on(other).makespan_seconds == simulate(run.step, other, fold=True, **run.placed).makespan_seconds
+    assert trace.on(task.hardware).makespan_seconds == trace.makespan_seconds
