@@ -167,6 +167,7 @@ def pictures() -> dict[str, str]:
 
     return {
         "ring": _circle("0123", "each sends to the next one"),
+        "pieces": _pieces(4),
         "circle": _circle("012", "each waits for the next one"),
         "gpipe": Pipeline(4, 8, "gpipe").schedule._repr_html_(),
         "one_f_one_b": Pipeline(4, 8, "1f1b").schedule._repr_html_(),
@@ -190,6 +191,25 @@ def _circle(names: str, words: str) -> str:
     return (f'<svg viewBox="0 0 220 192" role="img" aria-label="{len(names)} ranks on a circle: {escape(words)}"><defs>'
             f'<marker id="{tip}" viewBox="0 0 8 8" refX="6" refY="4" markerWidth="6" markerHeight="6" orient="auto">'
             f'<path d="M0 0L8 4L0 8z" fill="currentColor" stroke="none"/></marker></defs>{"".join(parts)}</svg>')
+
+
+def _pieces(size: int) -> str:
+    """A square for each piece of each rank, with the number of terms in it: at first, between the halves, at the end."""
+    parts = []
+    grids = {"at first": lambda rank, piece: 1,
+             "after the first half": lambda rank, piece: (rank - piece) % size + 1, "at the end": lambda rank, piece: size}
+    for number, (words, terms) in enumerate(grids.items()):
+        left = 76 + 176 * number
+        for rank in range(size):
+            for piece in range(size):
+                count, x, y = terms(rank, piece), left + 30 * piece, 12 + 30 * rank
+                kind = ' class="whole"' if count == size else ""
+                parts.append(f'<path{kind} d="M{x} {y}h26v26h-26z"/><text x="{x + 13}" y="{y + 19}">{count}</text>')
+        parts.append(f'<text x="{left + 58}" y="156">{words}</text>')
+    parts += [f'<text x="34" y="{31 + 30 * rank}">rank {rank}</text>' for rank in range(size)]
+    words = "of how many ranks a piece has the terms"
+    return (f'<svg viewBox="0 0 580 192" role="img" aria-label="{words}">{"".join(parts)}'
+            f'<text x="310" y="184">{words}</text></svg>')
 
 
 def _bars(losses: dict[str, list[int]]) -> str:
@@ -254,6 +274,7 @@ h1,h2{line-height:1.2}ul{padding-left:1.2em}li{margin:.4em 0}a{color:inherit}
 .picture{max-width:34em;margin:.6em 0;overflow-x:auto}.picture>svg{display:block;width:auto;height:34vh;fill:none;
 stroke:currentColor;stroke-width:2}.picture>svg text{fill:currentColor;stroke:none;text-anchor:middle;
 font:17px system-ui,sans-serif}.picture .bar{fill:#2f6fd0;stroke:none}
+.picture .whole{fill:#2f6fd055}
 pre,code{font:.85em/1.4 ui-monospace,monospace}pre{overflow-x:auto}
 footer{position:fixed;left:0;right:0;bottom:0;display:flex;align-items:center;justify-content:flex-end;gap:.6em;
 padding:.3em 7vw;font-size:max(14px,.55em);background:Canvas}

@@ -32,7 +32,6 @@ from parallelism.ir.core import (
 from parallelism.ir.operators import (  # noqa: F401
     activations,
     attention,
-    bits,
     cached_attention,
     collectives,
     context_attention,
@@ -48,6 +47,7 @@ from parallelism.ir.operators import (  # noqa: F401
     scaled_products,
     scatter,
     shapes,
+    token_order,
     vocabulary,
 )
 from parallelism.ir.passes import Interpreted, freed_after, gradient, interpret, live_bytes, peak_bytes

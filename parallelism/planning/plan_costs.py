@@ -478,7 +478,8 @@ class PlanCosts:
         """The end of a plan's step."""
         s, layout = self.settings(row), self.layout(row)
         pipeline = shape._replace(schedule="", microbatches=0)
-        key = shape.is_v_shaped, pipeline, layout, s["sp"], s["zero"], *self._registered(s)
+        sequences = self._of_sequences(s)
+        key = shape.is_v_shaped, pipeline, layout, sequences, s["sp"], s["zero"], *self._registered(s)
         if key not in self._ends:
             devices, last = self.devices(row), shape.ranks - 1
             pairs = [self._seconds_of(end, layout).end(place, blocks) for end, place, blocks in devices]

@@ -13,6 +13,7 @@ from parallelism.models import TransformerSpec
 from parallelism.models.inference.programs import kinds_of
 from parallelism.serving.engine import Engine, EngineSettings
 from parallelism.serving.placement import ALONE, Placement, usual_strategy
+from parallelism.serving.quantized import QuantizedWeights
 from parallelism.serving.requests import Request, Sampling, checked_prompts
 from parallelism.serving.serve import on_cluster, on_this_process, run_engine
 from parallelism.serving.served import ServedModel
@@ -40,6 +41,8 @@ def generate(
     batch: int | None = None,
     chunk: int | None = None,
     cache_dtype: npt.DTypeLike | None = None,
+    weights_dtype: str | None = None,
+    group: int | None = None,
     runs: list[Any] | None = None,
 ) -> npt.NDArray[np.int64]:
     """The tokens that follow each prompt, ``(prompts, new_tokens)``; the most likely ones, if ``temperature`` is 0.
@@ -61,6 +64,9 @@ def generate(
     of a replica run at a time (None: all), and a step has ``chunk`` tokens of a replica and microbatch (None: at least 256).
     ``runs`` gets the run of each step.
 
+    ``weights_dtype``, as ``"int8"``, ``"int4"`` or ``"float8_e4m3fn"``, rounds the weights of products in blocks; ``group``
+    rows of a column share a scale (None: all), and each weight is dequantized where its product reads it.
+
     **Communication**: that of `ServedModel`, in each step.
 
     ``ValueError`` or ``TypeError``, before anything runs, for tokens outside of the vocabulary, an empty prompt, nothing to
@@ -74,7 +80,10 @@ def generate(
     placement = placed(spec, cluster, strategy)
     settings = settings_for(placement, requests, page_tokens, pages, batch, chunk)
     engine = Engine(placement.spec, settings, requests)
-    served = ServedModel(placement, settings, cache_dtype=cache_dtype)
+    if weights_dtype is None and group is not None:
+        raise ValueError(f"group={group} is for weights_dtype=, which is not given")
+    quantized = None if weights_dtype is None else QuantizedWeights(weights_dtype, group)
+    served = ServedModel(placement, settings, cache_dtype=cache_dtype, quantized=quantized)
     if cluster is None:
         run_engine(engine, on_this_process(served, parameters))
     else:

@@ -21,14 +21,30 @@ from parallelism.models.inference import Part, engine_step, prefill
 from parallelism.models.inference.attention import FULL, WINDOW
 from parallelism.models.inference.programs import kinds_of
 from parallelism.serving.engine import EngineSettings
+from parallelism.serving.quantized import QuantizedWeights
 from parallelism.sharding import TensorSharding
-from parallelism.transforms import DataParallel, ExpertParallel, Pipeline, Strategy, TensorParallel
+from parallelism.transforms import (
+    ContextParallel,
+    DataParallel,
+    ExpertParallel,
+    Pipeline,
+    Strategy,
+    TensorParallel,
+)
 
 TOKENS, PICKED, REPLICAS = "t", "r", "x"
 READ, SCORED, TABLE = "read", "scored", "pages"
 """The beginnings of the names of symbols, which end with the kind of layers."""
+OF_TOKENS = ("tokens", "hidden", "at.positions", "at.ends")
+"""The inputs of a step that have a dim of tokens, besides tables of pages."""
 ALONE = Mesh(one=1)
-_AXES = {"tp": TensorParallel, "dp": DataParallel, "ep": ExpertParallel, "pp": Pipeline}
+_AXES = {
+    "tp": TensorParallel,
+    "dp": DataParallel,
+    "ep": ExpertParallel,
+    "cp": ContextParallel,
+    "pp": Pipeline,
+}
 """The transform of each axis of a mesh, where no strategy is given."""
 
 
@@ -48,7 +64,9 @@ class Placement:
 
     Blocks are dealt evenly to the stages of the axis of a `Pipeline`, the longer parts first.  Tokens of requests are split
     over the axes of `DataParallel` and `ExpertParallel`: each device along them is a replica of attention, with requests and
-    a cache of its own.  Heads of keys and values that are fewer than the devices of tensor parallelism are copied.
+    a cache of its own.  Over the axis of `ContextParallel` the tokens of a step are split: each device has the whole cache,
+    into which all write the keys and values of all tokens, and its own tokens attend to it.  Heads of keys and values that
+    are fewer than the devices of tensor parallelism are copied.
 
     ``ValueError`` for other transforms, and for a mesh that does not fit.
     """
@@ -59,9 +77,11 @@ class Placement:
 
     def __post_init__(self) -> None:
         for transform in self.strategy.transforms:
-            if not isinstance(transform, TensorParallel | DataParallel | ExpertParallel | Pipeline):
-                raise ValueError(f"{transform}: inference is split by tp, dp, ep and pp")
-            axis = transform.axis
+            if not isinstance(transform, tuple(_AXES.values())):
+                raise ValueError(f"{transform}: inference is split by tp, dp, ep, cp and pp")
+            if isinstance(transform, ContextParallel) and transform.exchange != "all_gather":
+                raise ValueError(f"{transform}: inference gathers keys and values, which is cp")
+            axis = str(getattr(transform, "axis", None))
             if axis not in self.mesh.shape:
                 raise ValueError(
                     f"{transform} needs an axis {axis!r}; the axes of {self.mesh!r} are "
@@ -98,6 +118,11 @@ class Placement:
         """The number of replicas of attention."""
         axes = {transform.axis for kind in (DataParallel, ExpertParallel) for transform in self._of(kind)}
         return prod(self.mesh.shape[axis] for axis in axes)
+
+    @cached_property
+    def context(self) -> int:
+        """The number of devices that share the tokens of a step."""
+        return prod(self.mesh.shape[transform.axis] for transform in self._of(ContextParallel))
 
     @property
     def inner_strategy(self) -> Strategy:
@@ -191,28 +216,48 @@ class Placement:
         return self._as_in_prefill(self._split(step, part), part)
 
     def localized(
-        self, part: Part, settings: EngineSettings, cache_dtype: Any = None, weights_dtype: Any = None
+        self,
+        part: Part,
+        settings: EngineSettings,
+        cache_dtype: Any = None,
+        weights_dtype: Any = None,
+        quantized: QuantizedWeights | None = None,
     ) -> Localized:
         """The program of some blocks on the mesh inside a stage."""
         function = self.function(part, settings, cache_dtype, weights_dtype)
+        if quantized is not None:
+            function = quantized.program(function)
         if not part.ends:  # what a stage sends lies as what the next one gets
             hidden = next(value for value in function.inputs if value.name in ("tokens", "hidden"))
-            rows = () if hidden.layout is None else hidden.layout.dims[0].axes
-            function = annotate(function, {function.outputs[0]: _rows_over(rows)})
+            function = annotate(function, {function.outputs[0]: _hidden_as(hidden.layout)})
         return localize(function, self.inside)
 
     def _split(self, function: Function, part: Part) -> Function:
         """A program of a stage under the strategy; where a stage has no experts, their axis splits tokens alone."""
-        transforms = [each for each in self.strategy.transforms if not isinstance(each, Pipeline)]
+        apart = (Pipeline, ContextParallel)
+        transforms = [each for each in self.strategy.transforms if not isinstance(each, apart)]
         experts = self.spec.experts
         if experts is None or not any(experts.at(layer) for layer in range(part.first, part.last)):
             transforms = [
                 DataParallel(each.axis) if isinstance(each, ExpertParallel) else each for each in transforms
             ]
-        if not transforms:
-            return function
-        split: Function = Strategy(*transforms)(function)
-        return split
+        split: Function = Strategy(*transforms)(function) if transforms else function
+        return self._with_tokens_split(split) if self.context > 1 else split
+
+    def _with_tokens_split(self, function: Function) -> Function:
+        """A program whose inputs for each token are split over the axes of `ContextParallel`."""
+        axes = tuple(transform.axis for transform in self._of(ContextParallel))
+        layouts = {}
+        for value in function.inputs:
+            if value.name in OF_TOKENS or value.name.endswith("_table"):
+                dims = (
+                    [()] * value.type.ndim
+                    if value.layout is None
+                    else [dim.axes for dim in value.layout.dims]
+                )
+                dims[1] = axes
+                layouts[value.name] = TensorSharding(*(each or None for each in dims))
+        return annotate(function, layouts)
 
     def _as_in_prefill(self, function: Function, part: Part) -> Function:
         """A program with its parameters laid out as in the program of a prompt.
@@ -228,6 +273,7 @@ class Placement:
         )
 
 
-def _rows_over(axes: tuple[str, ...]) -> TensorSharding:
-    """The layout of hidden values whose replicas lie on these axes."""
-    return TensorSharding(axes or None, None, None)
+def _hidden_as(layout: TensorSharding | None) -> TensorSharding:
+    """The layout of hidden values whose replicas and tokens lie as those of the input of a stage."""
+    dims = [(), ()] if layout is None else [dim.axes for dim in layout.dims[:2]]
+    return TensorSharding(*(axes or None for axes in dims), None)

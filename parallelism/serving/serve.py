@@ -121,9 +121,7 @@ def on_this_process(served: ServedModel, parameters: Mapping[str, Array]) -> Run
         logits = []
         for numbers, arrays in step_arrays(served.placement, served.settings, engine, step):
             program = function.specialize(**{name: numbers[name] for name in function.symbols})
-            given = {
-                f"p.{name}": array for name, array in served.placement.parameters(parameters).items()
-            } | arrays
+            given = {f"p.{name}": array for name, array in served.parameters(parameters).items()} | arrays
             types = {value.name: value.type for value in program.inputs}
             names = [name for name in types if name.startswith("cache.")]
             if not cache:

@@ -22,6 +22,7 @@ from parallelism.models.inference.programs import kinds_of
 from parallelism.operation import Device, Operation
 from parallelism.serving.engine import EngineSettings, Step, Work, padded, read_and_scored
 from parallelism.serving.placement import PICKED, READ, SCORED, TABLE, TOKENS, Placement
+from parallelism.serving.quantized import QuantizedWeights
 from parallelism.simulation.device_events import DeviceEvents
 from parallelism.simulation.event_classes import Templates
 from parallelism.simulation.typed_device import TypedDevice
@@ -35,17 +36,18 @@ WEIGHTS, CACHE = "weights", "cache"
 
 
 def numbers_of(placement: Placement, settings: EngineSettings, work: Work) -> dict[str, int]:
-    """The numbers of the symbols for a work."""
+    """The numbers of the symbols for a work.  Tokens are padded so that devices that share them have equal parts, and their
+    scores count as if they were dealt evenly."""
     spec = placement.spec
     longest = max(row.stop for rows in work.rows for row in rows)
     numbers = {
-        TOKENS: padded(work.tokens),
+        TOKENS: -(-padded(work.tokens) // placement.context) * placement.context,
         PICKED: max(padded(work.sampled), 1),
         TABLE: -(-longest // settings.page_tokens),
     }
     for kind in kinds_of(spec):
         read, scored = read_and_scored(spec, settings, work, kind)
-        numbers |= {f"{READ}_{kind}": read, f"{SCORED}_{kind}": scored}
+        numbers |= {f"{READ}_{kind}": read, f"{SCORED}_{kind}": -(-scored // placement.context)}
     return numbers
 
 
@@ -81,10 +83,14 @@ class ServedModel(Operation):
         settings: EngineSettings,
         *,
         cache_dtype: npt.DTypeLike | None = None,
+        quantized: QuantizedWeights | None = None,
         room: bool = True,
         fused: bool | str = False,
     ) -> None:
-        """``room``: experts have room for all tokens, as a run must; else that of a mean load, as a simulation counts."""
+        """``room``: experts have room for all tokens, as a run must; else that of a mean load, as a simulation counts.
+
+        ``quantized``: weights lie on devices in few bits, and are dequantized where products read them.
+        """
         self.placement, self.settings, self.mesh, self.room, self.fused = (
             placement,
             settings,
@@ -92,8 +98,9 @@ class ServedModel(Operation):
             room,
             fused,
         )
+        self.quantized = quantized
         self.stages: tuple[Localized, ...] = tuple(
-            placement.localized(part, settings, cache_dtype) for part in placement.parts
+            placement.localized(part, settings, cache_dtype, quantized=quantized) for part in placement.parts
         )
         self._programs: dict[Any, DeviceProgram] = {}
 
@@ -152,7 +159,7 @@ class ServedModel(Operation):
         if mesh != self.mesh:
             raise ValueError(f"{self.name} is placed on {self.mesh!r} and cannot run on {mesh!r}")
         numbers = tuple(tuple(sorted(each.items())) for each, _ in arrays)
-        own = None if weights is None else self.placement.parameters(weights)
+        own = None if weights is None else self.parameters(weights)
         shares: list[tuple[Any, ...]] = []
         for rank in range(mesh.size):
             stage, place = self.placement.place(rank)
@@ -167,6 +174,11 @@ class ServedModel(Operation):
                 )
             shares.append((Share(numbers, data, held),))
         return shares
+
+    def parameters(self, given: Mapping[str, Array]) -> dict[str, Array]:
+        """The arrays of the weights of the stages, whole, by name."""
+        own = self.placement.parameters(given)
+        return own if self.quantized is None else self.quantized.arrays(own)
 
     def _shard(self, stage: int, place: int, name: str, array: Array) -> Array:
         value = self._named[stage][name]

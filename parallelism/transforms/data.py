@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from parallelism.ir.core import Function, Op, Value, frozen_attributes
+import numpy as np
+
+from parallelism.ir.core import Extent, Function, Op, TensorType, Value, frozen_attributes
+from parallelism.kernels import Scores
+from parallelism.kernels.token_order import TokenOrder
 from parallelism.layouts.localization.local_program import free_name
+from parallelism.layouts.propagation.annotation import laid_out
 from parallelism.sharding import TensorSharding
-from parallelism.transforms.dims import Place, dims_of, layout
+from parallelism.transforms.dims import Place, dims_of, layout, lettered, orders_of, relation_of
 from parallelism.transforms.parts import Parts
 from parallelism.transforms.words import checked_axis, word
 
@@ -70,7 +76,11 @@ class ContextParallel:
       2 (Q + K) (n - 1) / n^2 forward, and as many backward.
 
     Over two axes with ``p2p`` and ``a2a`` both go together (Fang and Zhao, *USP*, 2024, arXiv:2405.07719); ``a2a`` is over
-    the inner one.  In each of them the scores that a causal mask leaves count as if they were dealt evenly.
+    the inner one.
+
+    Under a causal mask the last tokens attend to the most others.  Then ``all_gather`` and ``p2p`` deal tokens as a
+    zigzag (`in_zigzag`), so that each device has as many scores (Dubey et al., section 3.3.2); with ``a2a`` it has all
+    tokens of its heads.  Programs whose operators need tokens in their order keep it.
 
     ``ValueError`` if the sequences are split over ``axis`` already, if the program has no such dim, and for an exchange
     other than ``all_gather`` if no attention is one operator.
@@ -99,7 +109,11 @@ class ContextParallel:
                 f"{self}: what @{function.name} holds is shared out over its replicas already; {self} comes before Zero, "
                 "which shares it out over both, or both in one Strategy"
             )
-        split = split_class(self, parts, parts.sequence, around=self.exchange != "a2a")
+        by_heads = self.exchange == "a2a"
+        if not by_heads:
+            parts = in_zigzag(parts, self.axis)
+        assert parts.sequence is not None
+        split = split_class(self, parts, parts.sequence, around=not by_heads)
         if self.exchange == "all_gather":
             return split.joined()
         ops = [new for op in split.forward.ops for new in self._exchanged(parts, op)]
@@ -140,7 +154,7 @@ def _is_shared_out(parts: Parts) -> bool:
     """Whether `Zero` has split the state, the gradients or the parameters over an axis of the batch."""
     if parts.update is None:
         return False
-    of_batch = {axis for value in parts.data for axes in dims_of(value) for axis in axes}
+    of_batch = {axis for value in parts.dealt for axes in dims_of(value) for axis in axes}
     own = [
         {axis for axes in dims_of(value) for axis in axes} for value in parts.parameters if value.type.ndim
     ]
@@ -156,7 +170,7 @@ def split_class(transform: Any, parts: Parts, chosen: Place, *, around: bool = T
 
     Inputs other than parameters are split, and activations that have a layout.
     """
-    layouts, parameters, inputs = {}, {*parts.parameters}, {*parts.forward.inputs}
+    layouts, parameters, inputs = {}, {*parts.parameters}, {*parts.forward.inputs, *parts.dealt}
     for value in parts.forward.values:
         if value in parameters or (value.layout is None and value not in inputs):
             continue
@@ -172,3 +186,117 @@ def split_class(transform: Any, parts: Parts, chosen: Place, *, around: bool = T
                 layouts[value.name] = layout(axes, value.layout)
                 break
     return parts.laid(layouts)
+
+
+# -- tokens in zigzag order --------------------------------------------------------------------------------------------
+
+_ATTENTION = ("attention", "context_attention")
+_DISPATCH = ("dispatch", "combine", "dispatch_gates", "collect_gates")
+_PLACED = (*_ATTENTION, "rotary", "scaled_rotary", "dropout")
+"""Operators that know the positions of tokens, in any order of these."""
+
+
+def in_zigzag(parts: Parts, axis: str) -> Parts:
+    """The parts with tokens as a zigzag over ``axis``, around other axes; as they are if nothing is gained by it.
+
+    Of the batch, and of what parameters have for each position, the tokens of a device are picked
+    (`parallelism.ir.operators.token_order`).  Attention, rotary positions and dropout know where they stand.
+    """
+    forward = parts.forward
+    if orders_of(forward):
+        return replace(parts, forward=replace(forward, ops=tuple(_with_axis(op, axis) for op in forward.ops)))
+    is_causal = any(op.kind in _ATTENTION and Scores.parse(op["mask"]).mask.causal for op in forward.ops)
+    if not (is_causal and _in_any_order(parts)):
+        return parts
+    names = {value.name for value in forward.values}
+    picked: dict[Value, Value] = {}
+    whole: dict[str, TensorSharding] = {}
+    ops: list[Op] = []
+    for op in forward.ops:
+        for value in op.inputs:
+            dim = _token_dim(parts, value)
+            if value in picked or dim is None or value not in forward.inputs:
+                continue
+            made, picked[value] = _picked(value, dim, axis, op.region, names)
+            ops += made
+            if value.layout is not None:
+                axes = dims_of(value)
+                axes[dim] = ()
+                whole[value.name] = layout(axes, value.layout)
+        inputs = tuple(picked.get(value, value) for value in op.inputs)
+        ops.append(_placed(parts, op, axis).with_values(inputs, op.outputs))
+    return replace(parts, forward=laid_out(replace(forward, ops=tuple(ops)), whole))
+
+
+def _token_dim(parts: Parts, value: Value) -> int | None:
+    """The dim of a value along which it has tokens of sequences; None if there is none."""
+    return next(
+        (dim for dim in range(value.type.ndim) if parts.classes.of(value, dim) == parts.sequence), None
+    )
+
+
+def _picked(value: Value, dim: int, axis: str, region: str | None, names: set[str]) -> tuple[list[Op], Value]:
+    """The ops that pick the tokens of a value in their order, and what they make."""
+    extent, axes = value.type.shape[dim], dims_of(value)[dim]
+    order = Value(
+        free_name(f"{value.name}.order", names),
+        TensorType(np.int64, (extent,)),
+        layout([axes]) if axes else None,
+    )
+    dealt = Value(free_name(f"{value.name}.dealt", names), value.type)
+    given = {"shape": (extent,), "starts": (0,), "order": str(TokenOrder(0, (axis,)))}
+    return [
+        Op("token_order", (), frozen_attributes(given), (order,), region),
+        Op("arranged", (value, order), frozen_attributes({"axis": dim}), (dealt,), region),
+    ], dealt
+
+
+def _placed(parts: Parts, op: Op, axis: str) -> Op:
+    """The op with the order of the tokens, if it depends on their positions."""
+    dim = _token_dim(parts, op.outputs[0]) if op.kind in _PLACED else None
+    if dim is None:
+        return op
+    return replace(
+        op, attributes=frozen_attributes({**dict(op.attributes), "order": str(TokenOrder(dim, (axis,)))})
+    )
+
+
+def _with_axis(op: Op, axis: str) -> Op:
+    """The op with its order of tokens, if it has one, over one axis more."""
+    given = dict(op.attributes)
+    if "order" not in given:
+        return op
+    order = TokenOrder.parse(given["order"])
+    order = replace(order, axes=(axis, *order.axes))
+    return replace(op, attributes=frozen_attributes({**given, "order": str(order)}))
+
+
+def _in_any_order(parts: Parts) -> bool:
+    """Whether a program computes the same if the tokens of its sequences stand in another order.
+
+    Then every op works on each token alone, sums over tokens, or knows where they stand; and no result has tokens.
+    """
+    forward = parts.forward
+    if any(_token_dim(parts, value) is not None for value in forward.outputs):
+        return False
+    given = [(value, dim) for value in forward.inputs if (dim := _token_dim(parts, value)) is not None]
+    lengths = {value.type.shape[dim] for value, dim in given}
+    return len(lengths) == 1 and all(_takes_any_order(parts, op, lengths) for op in forward.ops)
+
+
+def _takes_any_order(parts: Parts, op: Op, lengths: Collection[Extent]) -> bool:
+    """`_in_any_order` for an op, where sequences have one of these lengths."""
+    if op.kind in _DISPATCH:
+        return not op["drops"]  # an expert has a slot for every token
+    indexed, extents = relation_of(op).indexed, set[Extent]()
+    for number, (value, letters) in enumerate(lettered(op)):
+        dims = [dim for dim in range(value.type.ndim) if parts.classes.of(value, dim) == parts.sequence]
+        if op.kind in _ATTENTION:
+            if number < 3 and dims != [ROWS]:
+                return False  # attention to another sequence
+        elif len(dims) > 1 or any(letters[dim] in (None, indexed) for dim in dims):
+            return False
+        extents |= {value.type.shape[dim] for dim in dims}
+    if op.kind in _PLACED:
+        return extents <= {*lengths}
+    return len(extents) < 2 and not (extents and "starts" in op.operator.attributes)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 
+from parallelism.dtypes import is_integer
 from parallelism.ir.core import Function, Op, Value
 from parallelism.layouts.propagation.relations import Letters, Relation, relation
 from parallelism.sharding import TensorSharding
@@ -96,9 +97,10 @@ def sequence_class(
 
     ``views`` are the values that hold elements of parameters, moved.
 
-    It is that of a dim of the inputs other than parameters and other than the rows.  It is no dim of a parameter that
+    It is that of a dim of the inputs other than parameters and other than the rows, or of the order in which their tokens
+    are picked.  It is no dim of a parameter that
     an op contracts or looks up, and values that ops compute have it, too.  Of several classes the one is chosen that
-    most inputs have; then that of the outermost dim.
+    integers have, as tokens and targets; then that most inputs have; then that of the outermost dim.
     """
     parameters = set(parameters)
     taken = {batch_class(function, parameters, classes)}
@@ -113,11 +115,21 @@ def sequence_class(
                 taken |= classes.all_of([value])  # a weight or a table, not what is added to a sequence
     data = [value for value in function.inputs if value not in parameters]
     found: dict[Place, list[int]] = {}
-    for value in data:
+    counted: set[Place] = set()
+    for value in (*data, *orders_of(function)):
         for dim in range(value.type.ndim):
             if (place := classes.of(value, dim)) in made - taken:
                 found.setdefault(place, []).append(dim)
-    return max(found, key=lambda place: (len(found[place]), -min(found[place])), default=None)
+                if is_integer(value.type.dtype):
+                    counted.add(place)
+    return max(
+        found, key=lambda place: (place in counted, len(found[place]), -min(found[place])), default=None
+    )
+
+
+def orders_of(function: Function) -> list[Value]:
+    """The orders in which tokens of the batch are picked (`parallelism.ir.operators.token_order`)."""
+    return [op.outputs[0] for op in function.ops if op.kind == "token_order"]
 
 
 def dims_of(value: Value) -> Dims:

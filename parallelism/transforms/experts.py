@@ -53,7 +53,7 @@ class ExpertParallel:
                 "experts, or they are split already"
             )
         if parts.rows is not None and not any(
-            self.axis in axes for value in parts.data for axes in dims_of(value)
+            self.axis in axes for value in parts.dealt for axes in dims_of(value)
         ):
             parts = split_class(self, parts, parts.rows, around=False)
         return parts.laid(layouts).joined()

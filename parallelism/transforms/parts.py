@@ -19,7 +19,7 @@ from parallelism.ir.core.derived import derived_later, laid_value, renamed_value
 from parallelism.ir.passes.gradients import GRADIENT, MARK, UPDATE as UPDATE, gradient
 from parallelism.layouts.propagation.annotation import laid_out
 from parallelism.sharding import TensorSharding
-from parallelism.transforms.dims import DimClasses, Place, batch_class, sequence_class
+from parallelism.transforms.dims import DimClasses, Place, batch_class, orders_of, sequence_class
 from parallelism.transforms.products import Views, experts_of, views_of
 
 NEXT = "next."
@@ -109,6 +109,11 @@ class Parts:
         """The inputs of the forward that are neither `parameters` nor `copies` of these: the batch."""
         others = {*self.parameters, *self.copies}
         return tuple(value for value in self.forward.inputs if value not in others)
+
+    @cached_property
+    def dealt(self) -> tuple[Value, ...]:
+        """What the axes of the batch split: the batch, and the orders in which its tokens are dealt."""
+        return (*self.data, *orders_of(self.forward))
 
     @cached_property
     def classes(self) -> DimClasses:

@@ -12,9 +12,8 @@ from parallelism.mesh import Mesh
 from parallelism.spelling import did_you_mean
 from parallelism.transforms.data import ContextParallel, DataParallel
 from parallelism.transforms.experts import ExpertParallel
-from parallelism.transforms.fusion import Fused
 from parallelism.transforms.local_layers import LocalLayers
-from parallelism.transforms.overlap import Overlap
+from parallelism.transforms.overlap import Fused, Overlap
 from parallelism.transforms.pipelines import Pipeline, Step
 from parallelism.transforms.precision import MixedPrecision
 from parallelism.transforms.recomputation import Recompute

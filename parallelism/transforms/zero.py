@@ -69,7 +69,7 @@ class Zero:
             raise ValueError(
                 f"{self}: %{again[0].name} of @{function.name} is split over {self.axis!r} already"
             )
-        if not any(self.axis in axes for value in parts.data for axes in dims_of(value)):
+        if not any(self.axis in axes for value in parts.dealt for axes in dims_of(value)):
             raise ValueError(
                 f"{self}: no input of @{function.name} is split over {self.axis!r}, so no gradient is "
                 f"summed over it; DataParallel comes before {self}, or both in one Strategy"
@@ -106,7 +106,7 @@ class Zero:
         """The axes, other than this one, that split the sequences of the batch."""
         found = dict.fromkeys(
             axis
-            for value in parts.data
+            for value in parts.dealt
             for dim, axes in enumerate(dims_of(value))
             if parts.sequence is not None and parts.classes.of(value, dim) == parts.sequence
             for axis in axes
@@ -121,7 +121,7 @@ def _axes_of_experts(parts: Parts) -> list[str]:
     """The axes that split parameters and the rows of the batch: the devices along them have experts of their own."""
     rows = dict.fromkeys(
         axis
-        for value in parts.data
+        for value in parts.dealt
         for dim, axes in enumerate(dims_of(value))
         if parts.classes.of(value, dim) == parts.rows
         for axis in axes

@@ -195,6 +195,13 @@ example("take_part", (5, 3), Ints((2, 4), 9), axis=0, first=3, whole=9)
 example("take_part", (2, 1, 3), Ints((5,), 2), axis=1, first=1, whole=2)
 example("take_gradient_part", (2, 4, 3), Ints((2, 4), 9), axis=0, extent=5, first=3, whole=9)
 example("take_gradient_part", (1,), Ints((1,), 7), axis=0, extent=7, first=0, whole=7)
+example("token_order", shape=(5,), starts=(3,), order="0:cp")
+example("token_order", shape=(5,), starts=(3,), order="0:2+3/11")
+example("arranged", (2, 5, 3), Ints((4,), 5), axis=1)
+example("arranged", (1,), Ints((1,), 1), axis=0)
+example("arranged_gradient", (2, 4, 3), Ints((4,), 5), axis=1, extent=5)
+example("arranged_gradient", (3,), Ints((3,), 3), axis=0, extent=3)
+example("arranged_gradient", (1, 2), Ints((1,), 3), axis=0, extent=3)
 for first in (0, 2):
     dealt = {"each": 2, "first": first, "drops": True}
     example("dispatch", (2, 6, 3), Ints((2, 6, 2), 5), shape=(3, 2, 6, 3), **dealt)

@@ -293,6 +293,23 @@ def _take(kind, rng):
     return Example(kind, (replaced(shape, axis, *places), picked), {"axis": axis, "extent": shape[axis], **part})
 
 
+@maker("token_order")
+def _token_order(kind, rng):
+    tokens, start = (int(n) for n in rng.integers(1, 9, 2))
+    order = rng.choice(["0:cp", f"0:{rng.integers(1, 5)}/{start + tokens}"])
+    return Example(kind, (), {"shape": (tokens,), "starts": (start,), "order": str(order)})
+
+
+@maker("arranged", "arranged_gradient")
+def _arranged(kind, rng):
+    shape, tokens = extents(rng, 1), int(rng.choice(EXTENTS))
+    axis = of_dim(rng, shape)
+    order = Ints((tokens,), shape[axis])
+    if kind == "arranged":
+        return Example(kind, (shape, order), {"axis": axis})
+    return Example(kind, (replaced(shape, axis, tokens), order), {"axis": axis, "extent": shape[axis]})
+
+
 @maker("take_along", "take_along_gradient", "take_along_part", "take_along_gradient_part")
 def _take_along(kind, rng):
     shape = extents(rng, 1)

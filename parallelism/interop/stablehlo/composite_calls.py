@@ -11,6 +11,7 @@ import numpy as np
 from parallelism.interop.errors import UnsupportedError
 from parallelism.ir.core import Op
 from parallelism.kernels import Mask, Scores
+from parallelism.kernels.token_order import positions_of
 
 Call = Callable[[Any, Op, list[Any]], Any]
 
@@ -57,10 +58,16 @@ def _attended(jax: Any, op: Op, q: Any, k: Any, v: Any) -> Any:
         share = jax.numpy.tanh(scores / how.cap)
         scores, slope = how.cap * share, 1 - share * share
     _, first_row, first_head, _ = op["starts"]
-    rows = range(first_row, first_row + scores.shape[-2])
-    bias = how.bias(range(first_head, first_head + q.shape[2]), rows, range(scores.shape[-1]))
+    rows = positions_of(_order(op), 1, first_row, scores.shape[-2])
+    columns = positions_of(_order(op), 1, 0, scores.shape[-1])
+    bias = how.bias(range(first_head, first_head + q.shape[2]), rows, columns)
     scores = scores if bias is None else scores + bias.astype(wide)
-    return q, k, v, _masked(jax, how.mask, scores, first_row), slope
+    return q, k, v, _masked(jax, how.mask, scores, rows, columns), slope
+
+
+def _order(op: Op) -> str:
+    """The order of the tokens; empty for the plain one."""
+    return str(dict(op.attributes).get("order", ""))
 
 
 def _finite(jax: Any, lse: Any) -> Any:
@@ -97,23 +104,23 @@ def _attention_gradient(jax: Any, op: Op, x: list[Any]) -> Any:
 
 def _attention_weights(jax: Any, op: Op, x: list[Any]) -> Any:
     scores = x[0].astype(np.result_type(x[0].dtype, np.float32)) * op["scale"]
-    scores = _masked(jax, Mask.parse(op["mask"]), scores, op["starts"][-2])
+    first, (rows, columns) = op["starts"][-2], scores.shape[-2:]
+    scores = _masked(jax, Mask.parse(op["mask"]), scores, range(first, first + rows), range(columns))
     largest = scores.max(-1, keepdims=True)
     terms = jax.numpy.exp(scores - jax.numpy.where(jax.numpy.isneginf(largest), 0, largest))
     sums = terms.sum(-1, keepdims=True)
     return terms / jax.numpy.where(sums == 0, 1, sums)  # a row without columns has weights of 0
 
 
-def _masked(jax: Any, mask: Mask, scores: Any, start: int) -> Any:
-    """The scores of rows from ``start`` on, minus infinity where a row does not attend to a column."""
-    rows, columns = scores.shape[-2:]
-    allowed = mask.allowed(range(start, start + rows), range(columns))
+def _masked(jax: Any, mask: Mask, scores: Any, rows: Any, columns: Any) -> Any:
+    """The scores of rows and columns at these positions, minus infinity where a row does not attend to a column."""
+    allowed = mask.allowed(rows, columns)
     return scores if allowed is None else jax.numpy.where(allowed, scores, -np.inf)
 
 
 def _rotary(jax: Any, op: Op, x: list[Any]) -> Any:
     width, wide = x[0].shape[-1], x[0].astype(np.result_type(x[0].dtype, np.float32))
-    positions = op["starts"][-3] + np.arange(x[0].shape[-3])
+    positions = positions_of(_order(op), x[0].ndim - 3, op["starts"][-3], x[0].shape[-3])
     angles = (
         positions[:, None, None]
         * op["base"] ** (-np.arange(0, width, 2) / width)
@@ -209,6 +216,16 @@ COMPOSITES: dict[str, Call] = {
     "stop_gradient": lambda jax, op, x: x[0],
     "local_loss": lambda jax, op, x: x[0],
     **dict.fromkeys(("widen", "saturate"), lambda jax, op, x: x[0].astype(op["dtype"])),
+    "token_order": lambda jax, op, x: jax.numpy.asarray(
+        positions_of(op["order"], 0, op["starts"][0], op["shape"][0])
+    ),
+    "arranged": lambda jax, op, x: jax.numpy.take(x[0], x[1], op["axis"]),
+    "arranged_gradient": lambda jax, op, x: _gradient(
+        jax,
+        lambda table: jax.numpy.take(table, x[1], op["axis"]),
+        [jax.numpy.zeros(op.outputs[0].type.shape, x[0].dtype)],
+        x[0],
+    ),
     "take_part": _take_part,
     "take_gradient_part": _take_part_gradient,
     "take_along_gradient": _take_along_gradient,

@@ -51,6 +51,8 @@ class Operator:
     """Floating-point operations: ``flops(rule, **attributes)``, or a number per point of the rule."""
     attributes: Mapping[str, str] = field(default_factory=dict)
     """The name of each attribute, and its kind: a key of `KINDS`."""
+    optional: Mapping[str, str] = field(default_factory=dict)
+    """Likewise, of attributes that an op may lack."""
     view: bool = False
     """Whether the output shares the memory of the first input."""
     reuses: bool = False
@@ -158,13 +160,13 @@ def meaning(kind: str, types: tuple[TensorType, ...], attributes: Attributes) ->
 
 
 def _check_attributes(entry: Operator, given: Mapping[str, Any]) -> None:
-    if given.keys() != entry.attributes.keys():
+    if given.keys() - entry.optional.keys() != entry.attributes.keys():
         raise ValueError(
             f"{entry.name}: its attributes are {', '.join(sorted(entry.attributes)) or 'none'}; got "
             f"{', '.join(sorted(given)) or 'none'}"
         )
-    for name, wanted in entry.attributes.items():
-        if not KINDS[wanted](given[name]):
+    for name, wanted in {**entry.attributes, **entry.optional}.items():
+        if name in given and not KINDS[wanted](given[name]):
             raise TypeError(f"{entry.name}: attribute {name} must be {wanted}, got {str(given[name])[:80]}")
 
 

@@ -26,6 +26,7 @@ from parallelism.ir.core.rules import letters, rule
 from parallelism.ir.core.table import register
 from parallelism.ir.operators.activations import floating
 from parallelism.ir.operators.masked_scores import equal_keys, scores_of_part
+from parallelism.ir.operators.token_order import ORDER
 from parallelism.ir.tracing.tracing import apply
 from parallelism.kernels import (
     Mask,
@@ -41,6 +42,7 @@ from parallelism.kernels import (
     spread_heads,
 )
 from parallelism.kernels.attention import finite
+from parallelism.kernels.token_order import TokenOrder, part_of, positions_of
 
 # -- one operator ------------------------------------------------------------------------------------------------------
 
@@ -152,7 +154,10 @@ def check_attention(
     seed: int,
     whole: Shape,
     starts: Shape,
+    order: str = "",
 ) -> None:
+    if order:
+        TokenOrder.parse(order)
     if q.ndim != 4 or k.ndim != 4:
         raise ValueError(f"queries, keys and values must have 4 dims, got {q} and {k}")
     Scores.parse(mask)
@@ -252,14 +257,16 @@ class _Part:
         whole: Sequence[int],
         starts: Sequence[int],
         block: BlockOfScores | None = None,
+        order: str = "",
     ) -> None:
         self.served = [head for head in range(k.shape[2]) for _ in range(q.shape[2] // k.shape[2])]
         self.dtype = sums_dtype(q.dtype)
         self.q = q.astype(self.dtype, copy=False)
         self.k, self.v = (spread_heads(x.astype(self.dtype, copy=False), self.served) for x in (k, v))
         first, all_columns = (0, k.shape[1]) if block is None else block
-        rows = np.arange(starts[1], starts[1] + q.shape[1])
-        columns = np.arange(first, first + k.shape[1])
+        own = part_of(order, starts, q.shape)
+        rows = positions_of(order, 1, starts[1], q.shape[1])
+        columns = positions_of(order, 1, first, k.shape[1])
         scores = Scores.parse(mask)
         bias = scores.bias(range(starts[2], starts[2] + q.shape[2]), rows, columns)
         self.changes: dict[str, Any] = {
@@ -269,13 +276,12 @@ class _Part:
         self.mask = scores.mask.allowed(rows, columns)
         self.factors = None
         if rate:
-            own = [slice(starts[d], starts[d] + q.shape[d]) for d in (0, 2, 1)]
             kept = dropout_mask(
                 rate,
                 seed,
                 int(step[0]),
                 (whole[0], whole[2], whole[1], all_columns),
-                [*own, slice(first, first + len(columns))],
+                [*(own[d] for d in (0, 2, 1)), columns],
             )
             self.factors = kept.astype(self.dtype) / (1 - rate)
 
@@ -373,6 +379,7 @@ register(
         derivative_by("attention_gradient"),
         _products(*PRODUCTS_OF["attention"]),
         ATTENTION,
+        ORDER,
     )
 )
 register(
@@ -383,6 +390,7 @@ register(
         attention_gradient_kernel,
         flops=_products(*PRODUCTS_OF["attention_gradient"]),
         attributes=ATTENTION,
+        optional=ORDER,
     )
 )
 
@@ -434,7 +442,7 @@ register(
 # -- rotary positions --------------------------------------------------------------------------------------------------
 
 
-def _rotary_rule(x: TensorType, starts: Shape, scaling: str = "", **_: Any) -> Rule:
+def _rotary_rule(x: TensorType, starts: Shape, scaling: str = "", order: str = "", **_: Any) -> Rule:
     width = x.shape[-1] if x.ndim >= 3 else None
     if width is None or (isinstance(width, int) and width % 2) or len(starts) != x.ndim:
         raise ValueError(
@@ -443,12 +451,16 @@ def _rotary_rule(x: TensorType, starts: Shape, scaling: str = "", **_: Any) -> R
         )
     if scaling:
         RotaryScaling.parse(scaling)
+    if order:
+        TokenOrder.parse(order)
     names = letters(x.ndim - 1, "z")
     return rule(f"{names}z!->{names}z!", [x.shape])
 
 
-def _rotary(x: Any, base: float, inverse: bool, starts: Sequence[int], scaling: str = "") -> Any:
-    positions = np.arange(starts[-3], starts[-3] + x.shape[-3])
+def _rotary(
+    x: Any, base: float, inverse: bool, starts: Sequence[int], scaling: str = "", order: str = ""
+) -> Any:
+    positions = positions_of(order, x.ndim - 3, starts[-3], x.shape[-3])
     return (rotate_backward if inverse else rotate)(
         x, positions, base, RotaryScaling.parse(scaling) if scaling else None
     )
@@ -465,6 +477,7 @@ def _register_rotary(kind: str, more: dict[str, str]) -> None:
             lambda g, y, x, inverse, **how: [apply(kind, g, inverse=not inverse, **how)],
             6,
             {"base": "a number", "inverse": "a bool", "starts": "a shape", **more},
+            ORDER,
             linear="together",
         )
     )

@@ -13,7 +13,7 @@ Tokens are written first, and then each attends to what is before it, itself amo
 later one stays, so a ring of a window needs no more places than the window if a step has one token of a sequence.
 
 ``read`` is the number of places whose keys and values a kernel reads, of all sequences of a replica, and ``scored`` that of
-the scores of a head.  They are extents, so a step of any contexts is priced.
+the scores of a head; if the tokens are split, of a device's share.  They are extents, so a step of any contexts is priced.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from parallelism.ir.operators.attention import served_heads_of, sums_dtype
 from parallelism.kernels import RotaryScaling, Scores, rotate, spread_heads
 from parallelism.kernels.attention import attend
 
-PLACES = "bt!,bt!,bt!k!"
-"""The dims of positions, of ends and of the table."""
+PLACES, READERS = "bt!,bt!,bt!k!", "bt,bt,btk!"
+"""The dims of positions, of ends and of the table: where tokens are written, all of them, and where each reads."""
 
 
 def _checked(cache: TensorType, places: Sequence[TensorType]) -> None:
@@ -98,7 +98,7 @@ def _attention_rule(
     Scores.parse(mask)
     shapes = [x.shape for x in (q, keys, values, *places)]
     width = "d!" if values.shape[4:] == keys.shape[4:] else "w!"
-    text = f"bt!(gr)d!,bp!s!gd!,bp!s!g{width},{PLACES}->bt!(gr){width},b(gr)t!"
+    text = f"bt(gr)d!,bp!s!gd!,bp!s!g{width},{READERS}->bt(gr){width},b(gr)t"
     return rule(text, shapes, served_heads_of(q.shape[2], keys.shape[3]))
 
 
@@ -110,7 +110,7 @@ def _latent_rule(
     if q.ndim != 4 or cache.shape[3] != 1:
         raise ValueError(f"a latent cache has one head, and queries 4 dims, got {q} and {cache}")
     shapes = [x.shape for x in (q, cache, *places)]
-    return rule(f"bt!hd!,bp!s!1d!,{PLACES}->bt!hw!,bht!", shapes, {"w": width})
+    return rule(f"bthd!,bp!s!1d!,{READERS}->bthw!,bht", shapes, {"w": width})
 
 
 def _attention_dtypes(q: TensorType, *others: TensorType, **_: Any) -> tuple[np.dtype[Any], ...]:

@@ -44,6 +44,7 @@ from parallelism.ir.operators.attention import (
     sums_dtype,
 )
 from parallelism.ir.operators.masked_scores import allowed_scores, scores_of_part
+from parallelism.ir.operators.token_order import ORDER
 from parallelism.ir.tracing.tracing import apply
 from parallelism.kernels import Scores
 from parallelism.kernels.attention import Attended, merge
@@ -118,6 +119,7 @@ register(
         derivative_by("context_attention_gradient"),
         _whole("attention"),
         ATTENTION,
+        ORDER,
     )
 )
 register(
@@ -128,6 +130,7 @@ register(
         attention_gradient_kernel,
         flops=_whole("attention_gradient"),
         attributes=ATTENTION,
+        optional=ORDER,
     )
 )
 
@@ -256,7 +259,13 @@ _BLOCK = {**ATTENTION, "blocks": "an integer", "number": "an integer"}
 
 register(
     Operator(
-        "attention_block", _block_rule, _block_dtypes, _block, flops=_of_block("attention"), attributes=_BLOCK
+        "attention_block",
+        _block_rule,
+        _block_dtypes,
+        _block,
+        flops=_of_block("attention"),
+        attributes=_BLOCK,
+        optional=ORDER,
     )
 )
 register(
@@ -267,5 +276,6 @@ register(
         _block_gradient,
         flops=_of_block("attention_gradient"),
         attributes=_BLOCK,
+        optional=ORDER,
     )
 )

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from parallelism.dtypes import common_dtype, integer_limits, is_floating, is_integer
-from parallelism.ir.core import Linear, Operator, Rule, TensorType, elementwise as aligned, register, resolved
+from parallelism.ir.core import Linear, Operator, TensorType, elementwise as aligned, register, resolved
+from parallelism.ir.operators.activations import one_shape
 
 Derivative = Callable[..., Sequence[Any]]
 
@@ -184,6 +185,37 @@ register(
 )
 
 
+# -- sums in the memory of a buffer ------------------------------------------------------------------------------------
+
+
+def _dtype_of_buffer(buffer: TensorType, x: TensorType) -> np.dtype[Any]:
+    if not np.can_cast(x.dtype, buffer.dtype, "same_kind"):
+        raise TypeError(f"a buffer of {buffer.dtype} cannot take up terms of {x.dtype}")
+    return buffer.dtype
+
+
+def _accumulate(buffer: Any, x: Any, out: Any = None) -> Any:
+    """The sum of both, in the memory of the buffer, which no later op may read.
+
+    The dtype is that of the buffer, so float32 can take up terms of 16 bits.
+    """
+    return np.add(buffer, x, out=out, dtype=buffer.dtype, casting="same_kind")
+
+
+register(
+    Operator(
+        "accumulate",
+        lambda buffer, x: one_shape(buffer, x),
+        _dtype_of_buffer,
+        _accumulate,
+        lambda g, y, buffer, x: (g, g),
+        1,
+        linear="together",
+        reuses=True,
+    )
+)
+
+
 def _zero(g: Any) -> Any:
     return np.zeros((), g.dtype)
 
@@ -192,37 +224,3 @@ def _share(a: Any, b: Any) -> Any:
     """The share of the gradient of ``maximum(a, b)`` that goes to ``a``: 1, 0, or 0.5 if both are equal."""
     kind = (a + b).dtype
     return (a > b).astype(kind) + (a == b).astype(kind) * 0.5
-
-
-# -- adding in place ---------------------------------------------------------------------------------------------------
-
-
-def _accumulate_rule(buffer: TensorType, x: TensorType) -> Rule:
-    if buffer.shape != x.shape:
-        raise ValueError(f"a buffer takes up terms of its own shape, got {buffer} and {x}")
-    return aligned([buffer.shape, x.shape])
-
-
-def _accumulate_dtype(buffer: TensorType, x: TensorType) -> np.dtype[Any]:
-    """That of the buffer, so float32 can take up terms of 16 bits."""
-    if not np.can_cast(x.dtype, buffer.dtype, "same_kind"):
-        raise TypeError(f"a buffer of {buffer.dtype} cannot take up terms of {x.dtype}")
-    return buffer.dtype
-
-
-def _accumulate(buffer: Any, x: Any, out: Any = None) -> Any:
-    return np.add(buffer, x, out=out, dtype=buffer.dtype, casting="same_kind")
-
-
-register(
-    Operator(
-        "accumulate",  # the sum of both, in the memory of the buffer, which no later op may read
-        _accumulate_rule,
-        _accumulate_dtype,
-        _accumulate,
-        lambda g, y, buffer, x: (g, g),
-        1,
-        linear="together",
-        reuses=True,
-    )
-)

@@ -15,6 +15,7 @@ from parallelism.ir.core import Extent, Function, Value
 from parallelism.layouts.localization.explicit_moves import placed
 from parallelism.layouts.localization.local_program import begun_at, layout_of, local_program, moves_of
 from parallelism.layouts.localization.rank_classes import ByRank, Ranks
+from parallelism.layouts.localization.token_orders import with_orders
 from parallelism.layouts.propagation import Devices
 from parallelism.layouts.propagation.propagation import propagate
 from parallelism.mesh import Mesh
@@ -160,4 +161,4 @@ def localize(function: Function, mesh: Mesh | Mapping[str, Extent]) -> Localized
     have, and for a program with collectives, because that is the program of one device already.
     """
     devices = Devices.of(mesh)
-    return Localized(placed(propagate(function, mesh), devices), devices)
+    return Localized(placed(propagate(with_orders(function, devices), mesh), devices), devices)

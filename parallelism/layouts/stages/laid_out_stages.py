@@ -12,6 +12,7 @@ from parallelism.ir import Function, Op, Value
 from parallelism.ir.core import Extent
 from parallelism.ir.operators import layout_text
 from parallelism.layouts.localization.local_program import free_name, layout_of
+from parallelism.layouts.localization.token_orders import check_orders
 from parallelism.layouts.propagation import Devices, finite_constants, laid_out, op_placement
 from parallelism.layouts.propagation.propagation import propagate
 from parallelism.layouts.stages.stages import GRADIENT, StageFunctions, Stages
@@ -42,12 +43,14 @@ def laid_out_stages(
     ``sums`` has the dtypes in which the gradients of weights are added up, by the names of the weights: a sum over axes
     inside the stage that is pending in such a gradient is computed in this dtype, too.  With ``pending`` such a sum
     stays pending in the gradient of a weight, so that what microbatches add up is summed over the axes once; of a weight
-    that several stages have only if it is pending over the same axes in all of them.  ``ValueError`` as from `propagate`.
+    that several stages have only if it is pending over the same axes in all of them.  ``ValueError`` as from `propagate`,
+    and for stages that would have tokens in different orders.
     """
     metrics = {value.name: TensorSharding(*[()] * value.type.ndim) for value in stages.function.outputs[1:]}
     whole = propagate(laid_out(stages.function, metrics), mesh)
     layouts = _of(whole)
     if meshes is not None:
+        check_orders(stages.function, meshes)
         layouts |= {name: gradient_layout(layouts[name]) for stage in stages.functions for name in stage.sent}
     waiting = frozenset(stages.holders) if pending else frozenset[str]()
     inside = [mesh] * len(stages.functions) if meshes is None else meshes

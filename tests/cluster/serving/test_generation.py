@@ -38,6 +38,7 @@ MESHES = [
     ("gpt2", {"tp": 2}), ("gpt2", {"pp": 3, "tp": 2}), ("llama3", {"pp": 2, "tp": 2}), ("llama3", {"tp": 6}),
     ("mixtral", {"ep": 2, "tp": 2}), ("mixtral", {"pp": 2, "ep": 4}), ("deepseek-v3", {"dp": 2, "ep": 2, "tp": 2}),
     ("deepseek-v3", {"pp": 2, "ep": 2}), ("gemma3", {"dp": 2, "tp": 3}), ("gemma3", {"pp": 2, "tp": 2}),
+    ("gpt2", {"cp": 2}), ("deepseek-v3", {"pp": 2, "cp": 2, "tp": 2}),
     ("gpt-oss", {"tp": 2}), ("bloom", {"pp": 2, "dp": 2, "tp": 2}),
 ]
 
@@ -110,6 +111,24 @@ def test_logits_of_steps_are_those_without_a_cache():
     assert len(engine.answers) == len(PROMPTS)
 
 
+def test_devices_of_cp_share_the_tokens_of_a_prompt():
+    """Keys and values of all tokens are gathered, once a layer, and of places what says where they are written."""
+    spec, prompt = replace(SERVED["llama3"], tied=True), [[*range(16)]]
+    steps = {}
+    for axes in ({"cp": 1}, {"cp": 4}):
+        with VirtualCluster(Mesh(**axes), backend="thread") as cluster:
+            models.generate(spec, parameters_of(spec), prompt, 1, cluster, "cp", page_tokens=4, runs=(runs := []))
+        steps[axes["cp"]] = runs[0].trace
+    layers, heads, width, tokens, table = spec.layers, spec.groups, spec.head_width, 16, 4
+    assert steps[4].count("all_gather") == 2 * layers + 3
+    gathered = 8 * (2 * layers * heads * width + 2 + table) * tokens
+    received = [steps[4].bytes_received(rank=rank) for rank in range(4)]
+    reduced = 8 * spec.width  # the one token that is sampled: a sum over the devices, by ring or directly
+    assert all(gathered * 3 // 4 < each <= gathered * 3 // 4 + 3 * reduced for each in received)
+    head = 2 * spec.width * spec.vocabulary
+    assert steps[4].flops(rank=0) - head == pytest.approx((steps[1].flops() - head) / 4, rel=0.02)
+
+
 def test_a_device_holds_the_bytes_of_the_cache_that_the_pages_have():
     spec, mesh = SERVED["llama3"], Mesh(tp=2)
     placement = Placement(spec, mesh, usual_strategy(mesh))
@@ -161,9 +180,10 @@ def test_processes_generate_what_threads_do():
     ({"tp": 2}, {"pages": 1}, "need 3 pages of 3 tokens, and the cache has 1"),
     ({"tp": 2}, {"new_tokens": 40}, "do not fit the 40 positions"),
     ({"tp": 2}, {"strategy": "tp dp"}, "dp needs an axis 'dp'"),
-    ({"tp": 2}, {"strategy": "zero=1"}, "inference is split by tp, dp, ep and pp"),
+    ({"tp": 2}, {"strategy": "zero=1"}, "inference is split by tp, dp, ep, cp and pp"),
     ({"tp": 2}, {"strategy": Strategy()}, "no transform uses the axis 'tp'"),
-    ({"cp": 2}, {}, "the axes of a mesh for inference are tp, dp, ep, pp, got 'cp'"),
+    ({"sp": 2}, {}, "the axes of a mesh for inference are tp, dp, ep, cp, pp, got 'sp'"),
+    ({"cp": 2}, {"strategy": "ring"}, "ring: inference gathers keys and values, which is cp"),
     ({"ep": 2}, {}, "the model has no experts"),
     ({"pp": 4}, {}, "3 layers cannot be dealt to 4 stages"),
 ])

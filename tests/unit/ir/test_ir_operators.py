@@ -102,6 +102,8 @@ def test_every_operator_can_be_split_somewhere():
     ("reshape", ["4x9xf64"], {"shape": (9, 4)}, "a!b!->c!d!"),
     ("take", ["9x4xf32", "2x3xi64"], {"axis": 0}, "za,bc->bca"),
     ("take_gradient", ["2x3x4xf32", "2x3xi64"], {"axis": 0, "extent": 9}, "bca,bc->za"),
+    ("arranged", ["2x9x4xf32", "3xi64"], {"axis": 1}, "az!b,k->akb"),
+    ("arranged_gradient", ["2x3x4xf32", "3xi64"], {"axis": 1, "extent": 9}, "akb,k->az!b"),
     ("softmax_cross_entropy", ["6x9xf32", "6xi64"], {"rows": 12}, "nz!,n->"),
 ])
 def test_rules_as_they_are_written(kind, types, attributes, expected):
@@ -123,7 +125,7 @@ UNDIFFERENTIATED = {
                     "logical_xor", "logical_not", "isfinite", "isnan", "any", "all", "dropout_mask"},
     "makes integers": {"argmax", "argmin", "argsort", "bitwise_and", "bitwise_or", "bitwise_xor", "invert",
                        "left_shift", "right_shift", "random_bits", "saturate"},
-    "takes no floating-point numbers": {"constant", "iota", "one_hot", "uniform", "recv"},
+    "takes no floating-point numbers": {"constant", "iota", "one_hot", "uniform", "recv", "token_order"},
     "makes nothing": {"send"},
     "lies along no axes": {"group_collective"},
     "lets no gradient through": {"stop_gradient"},

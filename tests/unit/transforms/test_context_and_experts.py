@@ -141,7 +141,7 @@ def test_the_order_of_context_parallelism_does_not_matter(order):
 
 
 @pytest.mark.parametrize(("build", "message"), [
-    (lambda: ContextParallel()(ContextParallel()(GPT)), "cp: %tokens of @transformer.step is split over 'cp' already"),
+    (lambda: ContextParallel()(ContextParallel()(GPT)), "cp: %tokens.order of @transformer.step is split over 'cp' already"),
     (lambda: ContextParallel()(model_step("mlp", 4, SGD(1))), "cp: the inputs of @mlp.step have no sequence"),
     (lambda: ExpertParallel()(GPT), "ep: no weight of @transformer.step is left to be split over 'ep'"),
     (lambda: ExpertParallel()(ExpertParallel()(MIXTURE)), "ep: no weight of @mixture.step is left"),
