@@ -4,6 +4,8 @@
     python workshop/make.py students FOLDER the folder that a student gets: the notebooks and lesson.py, no solutions
     python workshop/make.py wheels FOLDER   for rooms without a network; there:
                                             pip install --no-index --find-links FOLDER vcluster jupyterlab
+    python workshop/make.py wheels FOLDER --editor      half of that, for laptops with VS Code; there:
+                                            pip install --no-index --find-links FOLDER "vcluster[lessons]"
 
 A lesson is a file ``lessons/N-name.md``.  Its text and its blocks of code become cells:
 
@@ -257,11 +259,10 @@ def students(folder: str) -> None:
     shutil.copyfile(HERE / "lesson.py", target / "lesson.py")
 
 
-def wheels(folder: str) -> int:
-    """Fill a folder with the wheels of vcluster, of all that it requires, and of JupyterLab."""
-    return subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", "--wheel-dir", folder, str(HERE.parent), "jupyterlab", "ipykernel"],
-        check=False).returncode
+def wheels(folder: str, *, editor: bool = False) -> int:
+    """Fill a folder with the wheels of vcluster, of all that its lessons require, and, but for an editor, of JupyterLab."""
+    words = [f"{HERE.parent}[lessons]", *([] if editor else ["jupyterlab"])]
+    return subprocess.run([sys.executable, "-m", "pip", "wheel", "--wheel-dir", folder, *words], check=False).returncode
 
 
 _PAGE = """<!doctype html><html lang="en"><meta charset="utf-8">
@@ -309,8 +310,8 @@ addEventListener("hashchange",linked);linked()</script></body></html>
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["wheels"] and len(sys.argv) == 3:
-        sys.exit(wheels(sys.argv[2]))
+    if sys.argv[1:2] == ["wheels"] and (len(sys.argv) == 3 or sys.argv[3:] == ["--editor"]):
+        sys.exit(wheels(sys.argv[2], editor=len(sys.argv) == 4))
     if sys.argv[1:2] == ["students"] and len(sys.argv) == 3:
         sys.exit(students(sys.argv[2]))
     if len(sys.argv) > 1:

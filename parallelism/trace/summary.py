@@ -48,6 +48,7 @@ def as_html(trace: Trace) -> str:
     by_rank = _split(trace, moved)
     outside = extremes(by_rank, trace.peaks())
     head, *lines = _headline(trace)
+    lines[0] = lines[0].partition(" (all but compute)")[0]  # one bubble is enough for a picture
     return figure(
         *map(note, lines),
         timelines([("", trace)], [moved]),
@@ -61,9 +62,10 @@ def _without_zeros(one: _Table) -> _Table:
     kept = []
     for place, column in enumerate(zip(*one.rows, strict=True)):
         kept.append(place < max(one.left, 1) or not _ZEROS.issuperset(column))
-    return one._replace(
-        columns=[*compress(one.columns, kept)], rows=[[*compress(row, kept)] for row in one.rows]
-    )
+    columns = [*compress(one.columns, kept)]
+    if "other" in columns and not {"forward", "backward", "recompute"} & {*columns}:
+        columns[columns.index("other")] = "compute"  # other than nothing
+    return one._replace(columns=columns, rows=[[*compress(row, kept)] for row in one.rows])
 
 
 def _html_table(one: _Table, outside: Mapping[str, int]) -> str:
@@ -96,7 +98,7 @@ def _headline(trace: Trace) -> list[str]:
     starts = trace.columns.numbers("wall_start_seconds")
     ends = starts + trace.columns.numbers("wall_duration_seconds")
     wall = float(ends.max() - starts.min()) if len(trace) else 0.0
-    return [
+    lines = [
         fit(
             f"{devices}, {plural(len(trace), 'event')}; "
             f"traffic {'with the host' if trace.host_traffic else 'between devices'}",
@@ -107,8 +109,12 @@ def _headline(trace: Trace) -> list[str]:
             f"(all but compute), {trace.span_bubble_fraction:.1%} by span",
             WIDTH,
         ),
-        fit(f"wall time     {seconds(wall)} on this machine, whose cores the devices share", WIDTH),
-    ] + ([fit(f"hardware      {trace.hardware}", WIDTH)] if trace.hardware else [])
+    ]
+    if wall > 0:  # a simulated trace was never run
+        lines.append(
+            fit(f"wall time     {seconds(wall)} on this machine, whose cores the devices share", WIDTH)
+        )
+    return [*lines, *([fit(f"hardware      {trace.hardware}", WIDTH)] if trace.hardware else [])]
 
 
 def _tables(trace: Trace, moved: Moving, by_rank: Mapping[int, Split]) -> list[_Table]:

@@ -62,7 +62,20 @@ def timelines(traces: Sequence[tuple[str, Trace]], moved: Sequence[Moving] | Non
         )
         if len(shown) < len(trace.ranks):
             parts.append(note(f"{len(shown)} of {len(trace.ranks)} devices are drawn"))
-    return Markup("".join(parts) + _legend(present))
+    return Markup("".join(parts) + _legend(present, _moved_names([trace for _, trace in traces])))
+
+
+def _moved_names(traces: Sequence[Trace]) -> list[str]:
+    """What moves data, by name: collectives, and messages together."""
+    names, messages = set[str](), False
+    for trace in traces:
+        columns = trace.columns
+        whole = ~columns.present("parent")
+        names |= {
+            *columns.take(np.flatnonzero(whole & columns.isin("kind", {"collective"}))).distinct("name")
+        }
+        messages = messages or bool(np.any(columns.isin("kind", {"send", "recv"})))
+    return [*sorted(names), *["messages"] * messages]
 
 
 def _bars(
@@ -135,16 +148,23 @@ def _name(part: int) -> str:
     return "wait" if part == _WAIT else PARTS[part]
 
 
-def _legend(parts: set[int]) -> str:
-    names = map(_name, sorted(parts))
-    words = {"communication": "data moves", "wait": "waits", "other": "other compute"}
+def _legend(parts: set[int], moved: Sequence[str]) -> str:
+    """What the colours are; ``moved`` are the names of what moves data."""
+    names = [*map(_name, sorted(parts))]
+    of_several = any(PARTS.index(name) < PARTS.index("other") for name in names if name in PARTS)
+    told = fit(": ".join(["data moves", *filter(None, [", ".join(moved)])]), 60)
+    words = {
+        "communication": told,
+        "wait": "waits",
+        "other": "other compute" if of_several else "compute",
+    }
     swatch = (
         '<span style="display:inline-block;width:22px;height:{}px;background:var(--{});border:1px solid '
         'var(--line);margin-right:6px;vertical-align:middle"></span>{}'
     )
     heights = {"communication": 8, "wait": 3}
     entries = "".join(
-        f"<span>{swatch.format(heights.get(name, 12), _FILLS[name], words.get(name, name))}</span>"
+        f"<span>{swatch.format(heights.get(name, 12), _FILLS[name], escape(words.get(name, name)))}</span>"
         for name in names
     )
     return f'<div style="display:flex;flex-wrap:wrap;gap:2px 18px;font-size:13px;margin:2px 0 6px">{entries}</div>'

@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from parallelism.arrays import Array
 from parallelism.display.drawing import kept
 from parallelism.display.markup import Markup, beside, figure, folded_away, inside, note, table
+from parallelism.display.quantities import fit
 from parallelism.operation import is_ours
 from vcluster.code.exceptions import entries_of
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from vcluster.runs.cluster import VirtualCluster
     from vcluster.runs.run import Run
 
+_MOST_LETTERS, _MOST_NUMBERS = 100, 12
 MOST_ROWS = 16
 """The largest number of devices, and of outputs, of which each has a row."""
 _PLACE = re.compile(
@@ -53,18 +56,26 @@ def html_of(cluster: VirtualCluster, pids: list[int], hardware: str) -> str:
 def html_of_run(run: Run[Any]) -> str:
     """The picture of a run: a row for the output of each rank, and the trace."""
     ranks = [rank for rank in kept(len(run), MOST_ROWS) if rank is not None]
-    outputs = table([(rank, _short(run.outputs[rank])) for rank in ranks], ("rank", "output"), left=2)
+    outputs = table([(rank, shown_output(run.outputs[rank])) for rank in ranks], ("rank", "output"), left=2)
     more = note(f"{len(ranks)} of {len(run)} ranks are shown") if len(ranks) < len(run) else ""
     trace = folded_away("run.trace: what happened", inside(run.trace._repr_html_()), is_open=True)
     return figure(outputs, more, trace, title=repr(run).strip("<>"))
 
 
-def _short(value: Any) -> Markup:
-    text = repr(value)
-    kind = f"{value.dtype}{list(value.shape)} " if isinstance(value, np.ndarray) else ""
-    return Markup(
-        f"<code>{escape(kind + (text if len(text) < 160 else text[:157] + '...'), quote=False)}</code>"
-    )
+def shown_output(value: Any) -> Markup:
+    """A value in one line; of an array with more than a few numbers the ends of its range."""
+    if isinstance(value, np.ndarray):
+        text = f"{value.dtype}{list(value.shape)}  {_numbers(value)}"
+    else:
+        text = " ".join(repr(value).split())
+    return Markup(f"<code>{escape(fit(text, _MOST_LETTERS), quote=False)}</code>")
+
+
+def _numbers(array: Array) -> str:
+    """The numbers of a small array as NumPy shows them; of a large one the least and the greatest, ``1 .. 8``."""
+    if array.size <= _MOST_NUMBERS or array.dtype.kind not in "biuf":
+        return " ".join(np.array2string(array, separator=" ", threshold=_MOST_NUMBERS).split())
+    return " .. ".join(f"{end:g}" for end in (array.min(), array.max()))
 
 
 def let_go_after_the_cell(cluster: VirtualCluster) -> None:

@@ -28,6 +28,7 @@ def test_on_threads(cluster_of, seed):
     check(cluster_of(MESH, "thread"), seed)
 
 
+@pytest.mark.slow
 def test_on_processes(cluster_of):
     check(cluster_of(SMALL, "process"), 7)
 

@@ -107,6 +107,7 @@ IMPORTS = {(f"import {what}", 0, 0) for what in ("numpy", "vcluster", "VirtualCl
 STARTS = {(what, 2, 0) for what in ("cold", "cold minus numpy", "warm", "first_run", "shutdown", "script")}
 
 
+@pytest.mark.slow
 def test_the_startup_suite_measures_imports_devices_their_memory_and_a_script(monkeypatch):
     """One fresh interpreter stands for all imports, and this process for the one that starts devices."""
     started = []
@@ -156,6 +157,7 @@ def test_cliffs(tmp_path):
             ("recorded", 64), ("recorded, ring", 16)} <= found
 
 
+@pytest.mark.slow
 def test_a_suite_writes_its_figures(tmp_path):
     document = figures(tmp_path, "collectives", "--operations", "barrier", run=here)
     (barrier,) = of(document, "collectives")
@@ -244,6 +246,7 @@ def test_peers_that_are_missing_are_skipped_with_a_reason_and_the_others_are_mea
             assert ("all_reduce", 2, 4096) in cells(of(document, "peers"), name)
 
 
+@pytest.mark.slow
 def test_the_peers_suite_measures_copies_and_new_results_beside_a_peer(monkeypatch):
     def queues(name: str, python: str, devices: int) -> RemoteSystem:
         peer = start_queue_pair()
@@ -285,7 +288,7 @@ def test_an_interpreter_that_does_not_run_is_one_line_and_status_2(capsys):
     )
 
 
-@pytest.mark.sampled(4, 3)
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", MEMORIES)
 @pytest.mark.parametrize("nbytes", [8, 100_004])
 def test_three_devices_give_the_right_answers_in_every_case(memory, nbytes):
@@ -322,6 +325,7 @@ def worker(body: str) -> RemoteSystem:
     return RemoteSystem("peer", 1, [command], lines=1)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("body", "error", "said"),
     [

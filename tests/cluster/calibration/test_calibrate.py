@@ -61,6 +61,7 @@ def test_a_spread_is_median_quartiles_and_the_largest_of_the_sizes():
     assert Spread.of((-0.5, 0.25, 0.0, 1.0, -0.125)) == Spread(5, 0.25, (0.125, 0.5), 1.0)
 
 
+@pytest.mark.slow
 def test_every_family_is_measured_and_every_other_case_is_held_out(cases):
     assert tuple(dict.fromkeys(case.family for case in cases)) == FAMILIES
     assert all(case.seconds > 0 and case.trace.size == 2 for case in cases)
@@ -119,6 +120,7 @@ def test_one_case_of_a_kind_is_too_few(cases):
         calibrated([case for case in cases if case.family == "copies"][:1], 2)
 
 
+@pytest.mark.slow
 def test_what_was_found_is_written_and_is_what_host_means(cases, tmp_path, monkeypatch):
     monkeypatch.setattr("vcluster.calibration.calibrate._ROUNDS", 1)
     programs = "full float64", "1f1b"

@@ -18,6 +18,7 @@ def ring(device, x):
     return total
 
 
+@pytest.mark.slow
 def test_nothing_of_an_answer_is_cut(tmp_path):
     answers = [check_collective("all_reduce", ring), check_collective("all_reduce", ring, algorithm="ring"),
                check_collective("all_gather", lambda device, x: np.zeros(1)),

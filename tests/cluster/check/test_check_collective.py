@@ -106,7 +106,7 @@ def exchange_sum(device, x):
     return total
 
 
-@pytest.mark.sampled(10, 2)
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "mine"), [
     ("all_reduce", ring_sum), ("all_reduce", ring_all_reduce), ("all_gather", ring_gather),
     ("all_to_all", exchange_blocks), ("broadcast", from_root), ("reduce", to_root), ("scatter", scattered),
@@ -529,7 +529,7 @@ def in_halves(
     return np.concatenate(pieces)
 
 
-@pytest.mark.sampled(8, 4)
+@pytest.mark.sampled(16, 4)
 @pytest.mark.parametrize("name", RING_MISTAKES)
 def test_a_mistake_on_the_ring_is_named(name, monkeypatch):
     monkeypatch.setattr("vcluster.check.collective._SIZES", (4, 1))     # of these two the sentences tell
@@ -539,6 +539,7 @@ def test_a_mistake_on_the_ring_is_named(name, monkeypatch):
     assert words.lower() in answer.likely.lower(), str(answer)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("four_ranks_alone")
 def test_any_way_round_the_ring_will_do_where_no_hop_is_asked_for():
     def other_way(device, x):
@@ -553,7 +554,7 @@ def test_any_way_round_the_ring_will_do_where_no_hop_is_asked_for():
     assert check_collective("all_reduce", in_halves, algorithm="ring", hop=1)
 
 
-@pytest.mark.sampled(30, 26)
+@pytest.mark.sampled(60, 26)
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_usual_mistake_is_named(name, monkeypatch):
     if name == "endless":

@@ -40,6 +40,7 @@ PRODUCTS = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_a_usual_mistake_in_a_product_is_named(name):
     import re
@@ -60,6 +61,7 @@ def by_gathering(device, x):
     return np.array_split(whole, device.size, axis=1)[device.rank]
 
 
+@pytest.mark.slow
 def test_a_right_change_of_layout_passes_beside_the_cheapest_plan():
     answer = check_resharding(to_columns, "[x, None]", "[None, x]", cheapest=True)
     assert answer, str(answer)
@@ -90,7 +92,7 @@ RESHARDINGS = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.slow_for("one rank only")
 @pytest.mark.parametrize("name", RESHARDINGS)
 def test_a_usual_mistake_in_a_change_of_layout_is_named(name):

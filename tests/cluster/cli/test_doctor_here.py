@@ -11,6 +11,7 @@ from vcluster.__main__ import PROGRAM, main
 from vcluster.cli.command_line import serve
 
 
+@pytest.mark.slow
 def test_it_starts_devices_and_finds_what_there_is(capsys):
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, before[1]), before[1]))
@@ -26,6 +27,7 @@ def test_it_starts_devices_and_finds_what_there_is(capsys):
     assert status == bool(marked)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="macOS does not heed this limit")
 def test_a_limit_that_keeps_devices_from_starting_is_named(capsys):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)

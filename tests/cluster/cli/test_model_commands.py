@@ -70,7 +70,7 @@ def trained(command, tmp_path):
 
 
 @pytest.mark.slow_for("words1", "words3")
-@pytest.mark.sampled(2, 1)
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [
     ("loss.mlir", "--size", "B=7", "--strategy", "dp=2 tp=2"),
     ("step.mlir", "--strategy", "dp=2 tp=2 sp zero=3"),
@@ -98,6 +98,7 @@ def test_a_strategy_is_shown_and_simulated_and_run(trained, tmp_path, words):
         assert Strategy.parse_on_mesh(first) == (strategy, mesh)
 
 
+@pytest.mark.slow
 def test_show_prints_the_borders_of_nested_strategies(command, tmp_path):
     spec = programs.TransformerSpec(layers=2, width=16, heads=2, vocabulary=8, sequence=4)
     (tmp_path / "gpt.mlir").write_text(str(train_step(spec.function(4), SGD(0.1))))
@@ -112,6 +113,7 @@ def test_show_prints_the_borders_of_nested_strategies(command, tmp_path):
     assert (status, err) == (0, "") and re.search(r"gradient.head -> gradient.block.1\n +\[None, x, None\] -> ", out)
 
 
+@pytest.mark.slow
 def test_a_step_in_a_pipeline_is_shown_as_text_and_by_its_actions(trained, tmp_path):
     status, out, err = trained("show", "pipe.mlir")
     assert (status, err) == (0, "")
@@ -253,6 +255,7 @@ def test_help_of_what_has_no_options_is_help_too(command, name, told):
         assert (status, err) == (0, "") and told in out and out.startswith(f"usage: {top.PROGRAM} {name}")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
 def test_a_full_disk_is_one_line():
     with Path("/dev/full").open("wb") as full:
@@ -279,6 +282,7 @@ def test_a_program_of_bfloat16_runs_on_arrays_from_a_file(command, tmp_path, mon
 NO_NPZ = "it is not an .npz file of numpy.savez ("
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("optimizer", ["sgd:0.1", "adam:0.01"])
 def test_run_takes_a_gradient_that_is_zero_but_for_rounding_for_right(command, tmp_path, optimizer):
     def loss(p, x, y):
@@ -445,6 +449,7 @@ def wrong_files(tmp_path_factory):
     return folder
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("words", "message"), WRONG, ids=[" ".join(words) for words, _ in WRONG])
 def test_what_is_wrong_is_one_line_and_status_2(command, wrong_files, monkeypatch, words, message):
     monkeypatch.chdir(wrong_files)
@@ -453,6 +458,7 @@ def test_what_is_wrong_is_one_line_and_status_2(command, wrong_files, monkeypatc
     assert err.startswith(f"{top.PROGRAM} {message}")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("strategy", ["dp=2", "dp=2 zero=1", "pp=1 1f1b:2", "pp=1 dp=2 1f1b:2"])
 def test_run_takes_the_rows_of_the_arrays_that_it_is_given(command, tmp_path, strategy):
     rows, = ir.symbols("B")

@@ -106,6 +106,7 @@ def test_a_partitioned_module_runs_on_devices_and_is_simulated(command, tmp_path
         "run", "part.program", "--inputs", "y.npz", "--backend", "thread")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("words", "message"), [
     (("run", "part.program", "--mesh", "dp=4"), "is the program of one of 4 devices already, with its collectives; "
                                                 "leave out --mesh"),
@@ -123,6 +124,7 @@ def test_what_does_not_fit_a_partitioned_module_is_one_line(command, tmp_path, w
     assert message in out and out.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_traces_for_chakra_are_written_by_both_kinds_of_simulate(command, tmp_path):
     words = ("--hardware", "dgx-h100", "--chakra", "traces")
     assert command("simulate", "part.program", *words).endswith(

@@ -23,6 +23,7 @@ FEW_OPS: dict[str, Any] = {"disable_bias_linear": True, "attention_dropout": 0.0
 LARGER = {"num_layers": 8, "hidden_size": 64, "num_attention_heads": 8, "seq_length": 16}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("flags", "devices"), [
     ({"use_distributed_optimizer": True, "global_batch_size": 2, **FEW_OPS}, 2),
     pytest.param({"num_layers": 2, "pipeline_model_parallel_size": 2, "use_distributed_optimizer": True,
@@ -57,6 +58,7 @@ def test_what_differs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert only.startswith("NOT verified: ") and only.endswith("the communication are those of the simulation.")
 
 
+@pytest.mark.slow
 def test_plan_verifies_its_first(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("plan gpt --num-layers 2 --hidden-size 16 --num-attention-heads 2 --seq-length 8 --vocab-size 100 "
              "--hardware dgx-a100 --devices 2 --global-batch-size 2 --fix pp=2 --fix schedule=1f1b --fix microbatch=1 "

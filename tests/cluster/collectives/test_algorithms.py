@@ -76,7 +76,7 @@ def over(*sizes):
     return pytest.mark.parametrize(("size", "runtimes"), default + slow)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.slow
 @over(1, 2, 3, 4, 6, 8)
 def test_every_algorithm_gives_numpys_answer_and_moves_what_its_closed_form_says(cluster_of, size, runtimes):
     nbytes = 8 * size * 12
@@ -115,7 +115,7 @@ UNEVEN = [
 ]
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.slow
 @over(3, 5)
 @pytest.mark.parametrize("half", [0, 1])
 def test_uneven_sizes_are_counted_as_the_messages_that_moved(cluster_of, size, runtimes, half):
@@ -169,7 +169,7 @@ def sizes_of_the_literature():
                                marks=[pytest.mark.slow] * (not every))
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("size", "backend", "transport"), [*sizes_of_the_literature()])
 def test_a_run_sends_the_bytes_of_the_literature(cluster_of, size, backend, transport):
     cases = [case for case in LITERATURE if case["n"] == size]

@@ -39,7 +39,7 @@ def in_order(device, elements):
     return found, crossing["dp"].wait(), crossing["tp"].wait(), whole
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @everywhere
 @pytest.mark.parametrize("elements", [3, 5000])
 def test_pending_operations_take_effect_in_order(cluster_of, backend, transport, elements):
@@ -129,6 +129,7 @@ def wrong_out_later(device):
         return str(error), after.wait()
 
 
+@pytest.mark.sampled(2)
 @mainly
 def test_an_error_is_raised_by_wait_and_does_not_stop_what_comes_after(cluster_of, backend, transport):
     run = cluster_of(Mesh(devices=2), backend, transport).run(wrong_out_later)
@@ -160,7 +161,7 @@ def messages(device):
     return values, found, device.sendrecv(device.rank, right, left, tag=-5)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @everywhere
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_messages_arrive_as_they_were_sent(cluster_of, backend, transport, size):
@@ -215,7 +216,7 @@ def ring(device, rounds, elements):
     return x, arrived
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 @everywhere
 @pytest.mark.parametrize("capacity", [0, 1, 16])
 def test_a_ring_does_not_lock_up(cluster_of, backend, transport, capacity):
@@ -237,6 +238,7 @@ def to_myself(device):
     return got, big.sum()
 
 
+@pytest.mark.sampled(2)
 @mainly
 @pytest.mark.parametrize("capacity", [0, 1])
 def test_messages_to_oneself(cluster_of, backend, transport, capacity):
@@ -319,7 +321,7 @@ def adopted(device, count, elements):
     return [part[0] for part in kept]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @mainly
 @pytest.mark.parametrize("elements", [2047, 2050, 30_000])
 def test_large_messages_stay_valid_and_private(cluster_of, backend, transport, elements):

@@ -258,7 +258,7 @@ def worlds():
 
 
 @pytest.mark.slow_for("devices=3", "pp=2, dp=2")
-@pytest.mark.sampled(13)
+@pytest.mark.sampled(26)
 @pytest.mark.parametrize(("mesh", "backend", "transport", "full"), [*worlds()])
 def test_every_collective_equals_numpy_on_the_gathered_input(cluster_of, mesh, backend, transport, full):
     cases = list(battery(mesh, full=full))
@@ -299,6 +299,7 @@ def no_numbers(device):
     return told, device.all_reduce(1)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("transport", ["shared_memory", "queue"])
 def test_arrays_without_numbers_are_refused_by_name(cluster_of, transport):
     run = cluster_of(Mesh(devices=2), "process", transport).run(no_numbers)
@@ -419,6 +420,7 @@ WRONG = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("transport", ["shared_memory", "queue"])
 def test_wrong_arguments_are_refused_before_anything_is_sent(cluster_of, transport):
     run = cluster_of(Mesh(devices=3), "process", transport).run(wrong_arguments)
@@ -523,6 +525,7 @@ def test_trees_of_arrays_travel_as_one_value(cluster_of, backend, transport, siz
         assert_same(found, [summed, highest, there[last], there[last], moved, (), (), ring, summed, summed])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("transport", ["shared_memory", "queue"])
 @pytest.mark.parametrize("trees", [
     ({"a": 1.0, "b": 2.0}, {"b": 1.0, "a": 2.0}),
@@ -583,6 +586,7 @@ def scribble(device):
     return g
 
 
+@pytest.mark.sampled(2)
 @mainly
 def test_results_are_the_callers_own(cluster_of, backend, transport):
     assert cluster_of(Mesh(devices=3), backend, transport).run(scribble).outputs == [3, 3, 3]
@@ -604,7 +608,7 @@ def chain(device, x):
     return z
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("elements", [1, 30, 1025, 2050, 40_000])
 @mainly
 def test_collectives_on_results_of_collectives(cluster_of, backend, transport, elements):
@@ -681,6 +685,7 @@ def write_into_terms(a, b):
     return a
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("transport", ["shared_memory", "queue"])
 @pytest.mark.parametrize("elements", [3, 30_000])
 def test_an_op_cannot_write_into_somebodys_value(cluster_of, transport, elements):

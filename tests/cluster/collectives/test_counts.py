@@ -111,6 +111,7 @@ MOST_LARGE = {("private", 2): 115, ("private", 4): 140, ("shared", 2): 95, ("sha
 """The same for large ones of eight pieces: 110, 134, 90 and 100."""
 
 
+@pytest.mark.slow
 def test_a_small_repeated_collective_calls_few_functions_and_no_more_of_them_for_more_devices(cluster_of):
     counted = {}
     for devices in (2, 4):
@@ -125,6 +126,7 @@ def test_a_small_repeated_collective_calls_few_functions_and_no_more_of_them_for
         assert max(numbers) - min(numbers) <= 3, what  # of more than two the last to come does what serves all
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow_for("4")
 @pytest.mark.parametrize("devices", [2, 4])
 @pytest.mark.parametrize("memory", ["private", "shared"])
@@ -330,6 +332,7 @@ def test_large_collectives_look_at_each_byte_once_and_write_each_byte_once(clust
         assert part * devices == whole
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("devices", [2, 4])
 def test_private_memory_is_moved_by_the_kernel_once_and_ones_own_not_at_all(cluster_of, devices):
     whole, part = 8 * LARGE, 8 * LARGE // devices
@@ -396,6 +399,7 @@ def test_temporary_arrays_of_a_kernel_fault_no_page_in_again(cluster_of):
     assert cluster.run(count_faults)[0] < 32
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("memory", ["private", "shared"])
 def test_repeated_large_collectives_allocate_two_pieces_at_most_and_use_their_results_again(cluster_of, memory):
     for found in cluster_of(Mesh(devices=4)).run(count_memory, memory):
@@ -525,6 +529,7 @@ def count_wake_ups(device, elements, times):
     return len(roused)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.skipif(sys.platform != "linux", reason="devices sleep on futexes only on Linux")
 @pytest.mark.parametrize(("elements", "rendezvous"), [(2, 1), (3 * INLINE_BYTES, 2)])
 def test_each_member_is_woken_once_for_each_rendezvous(cluster_of, elements, rendezvous):

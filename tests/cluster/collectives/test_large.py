@@ -77,7 +77,7 @@ def call_all(device, calls, places, private):
 
 
 @pytest.mark.slow_for("thread")
-@pytest.mark.sampled(8)
+@pytest.mark.slow
 @pytest.mark.parametrize("places", [PLACES[::2], PLACES[1::2]], ids=["half", "other half"])
 @pytest.mark.parametrize(("backend", "devices", "private"), [
     ("process", 2, True), ("process", 3, True), ("process", 3, False), ("thread", 3, True),
@@ -277,7 +277,7 @@ def changing(device, counts, times):
     return wrong
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("devices", "backend"), [(2, "process"), (3, "process"), (4, "thread")])
 def test_arrays_may_change_as_soon_as_a_call_returns(cluster_of, devices, backend):
     counts = [16_385, 70_001, 40_003]   # one rendezvous, and the larger ones two in a group of four

@@ -86,6 +86,7 @@ def swapped(device):
     return found
 
 
+@pytest.mark.slow
 def test_a_result_has_the_byte_order_of_what_was_given_on_every_way(cluster_of):
     ways = [
         cluster_of(Mesh(x=2), *way).run(swapped)

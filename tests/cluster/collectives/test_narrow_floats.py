@@ -56,6 +56,7 @@ BY_DAY = {"threads": GIVEN, "forkserver": [GIVEN[0], GIVEN[3]]}
 """The others are slow."""
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("place", "count", "name"), [
     pytest.param(place, *one, id=f"{place}-{one[1]}-{one[0]}", marks=[pytest.mark.slow] * (one not in by_day))
     for place in PLACES for by_day in [BY_DAY.get(place, [])] for one in GIVEN])
@@ -83,6 +84,7 @@ def test_every_way_gives_the_same_bits(cluster_of, place, count, name):
     assert (event.dtype, event.payload_bytes) == (name, count * x[0].itemsize)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow_for("spawn")
 @pytest.mark.parametrize("place", PLACES)
 def test_arrays_travel_to_devices_and_back(cluster_of, place):

@@ -136,6 +136,7 @@ def check(outputs, elements):
         np.testing.assert_array_equal(found["bruck"], np.concatenate(blocks))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("options", "before"), [
     pytest.param(options, before, id=f"{'before' if before else 'after'}-{'-'.join(options.values())}",
                  marks=[pytest.mark.slow] * ((options, before) not in BY_DAY))

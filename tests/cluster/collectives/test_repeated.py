@@ -52,7 +52,7 @@ def again_and_again(device, kind, options, form):
     return found
 
 
-@pytest.mark.sampled(9, 2)
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2, 3])
 @pytest.mark.parametrize(("backend", "transport"), [("process", "shared_memory"), ("thread", "shared_memory"),
                                                     ("process", "queue")])
@@ -139,6 +139,7 @@ def differs_at_last(device, odd):
     return device.all_reduce(x)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("odd", "told"), [
     (lambda device: device.all_reduce(np.ones(5)), "shape"),
     (lambda device: device.all_reduce(np.ones(4, np.float32)), "dtype"),
@@ -295,6 +296,7 @@ def test_a_group_that_has_met_takes_no_general_way(cluster_of, general_runs):
 SCALARS = [2.5, 3, True, 1j, np.float64(2.5), np.float32(1.5), np.int16(4), np.bool_(True), np.complex64(2)]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow), 3])
 def test_scalars_take_the_fast_path_and_keep_the_types_of_their_results(cluster_of, general_runs, devices):
     def program(device, x):

@@ -50,6 +50,7 @@ def events(run, rank):
     return [*run.trace.filter(rank=rank, name="reshard")]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow_for("queue", "None")
 @pytest.mark.parametrize(("backend", "transport"), RUNTIMES)
 @pytest.mark.parametrize("shape", [SHAPE, None])
@@ -115,6 +116,7 @@ def around(device, x):
     return device.all_reduce(again, "y")
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize(("backend", "transport"), RUNTIMES)
 def test_it_stands_among_other_collectives(cluster_of, backend, transport):
     x = np.arange(6 * 9.0).reshape(6, 9)
@@ -352,6 +354,7 @@ def test_random_layouts(cluster_of, mesh):
     check_random(cluster_of(mesh, "thread"), random.Random(str(mesh)), 15)
 
 
+@pytest.mark.slow
 def test_random_layouts_on_processes(cluster_of):
     check_random(cluster_of(MESH), random.Random(1), 15)
 

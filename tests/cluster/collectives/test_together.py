@@ -62,6 +62,7 @@ def check(ranks):
                 assert_array_equal(found[what], right, err_msg=what)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.not_on_mpi("what the host replaces is not replaced in another process")
 @pytest.mark.parametrize("devices", [2, 3, *(pytest.param(devices, marks=pytest.mark.slow) for devices in (1, 5))])
 def test_the_last_one_serves_all(cluster_of, devices):

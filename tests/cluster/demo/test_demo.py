@@ -64,6 +64,7 @@ def main_demo(request, tmp_path_factory):
     return out.getvalue(), trace, page
 
 
+@pytest.mark.slow
 def test_the_main_demo_ends_in_the_pipelines_verdict(main_demo):
     out, trace, page = main_demo
     lines = out.splitlines()
@@ -89,6 +90,7 @@ def test_the_main_demo_ends_in_the_pipelines_verdict(main_demo):
     assert "8 microbatches" in out and '"2F0"' in page.read_text()
 
 
+@pytest.mark.slow
 def test_the_page_of_demos_shows_it_as_it_is(main_demo):
     page = (ROOT / "docs" / "demo.md").read_text(encoding="utf-8")
     shown = page.split("## What the demo prints")[1].split("```text\n")[1].split("```")[0]
@@ -98,7 +100,7 @@ def test_the_page_of_demos_shows_it_as_it_is(main_demo):
     ]
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize(
     "words",
     [
@@ -150,6 +152,7 @@ PROMPT = "of_a_line_this_long_there_is_not_much_that_is_left_to_be_written"
 SMALL_GPT = f"--steps 2 --rows 5 --width 8 --heads 2 --microbatches 2 --prompt {PROMPT}"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("short_lines")
 @pytest.mark.parametrize(
     "words",
@@ -169,6 +172,7 @@ def test_a_gpt_learns_what_it_learns_in_one_process_by_the_closed_forms_bytes(ca
         axis for axis in ("dp", "tp") if f"--{axis}" in words]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("short_lines")
 @pytest.mark.parametrize("dp", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_gpt_demo_on_processes_ends_with_a_line_that_it_wrote(capsys, tmp_path, dp):
@@ -190,6 +194,7 @@ def test_the_gpt_demo_on_processes_ends_with_a_line_that_it_wrote(capsys, tmp_pa
     assert max(len(line) for line in out.splitlines() if str(trace) not in line) <= 80
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("short_lines")
 def test_a_gpt_with_wrong_numbers_or_bytes_is_exit_status_1(capsys, monkeypatch):
     honest, train = gpt.expected_bytes, gpt.train
@@ -212,6 +217,7 @@ def test_a_gpt_that_runs_away_is_exit_status_1(capsys):
     assert " NO  the training diverged" in out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", ["--tp 2 --pp 2", "--dp 2 --temperature 0", "--tp 4 --prompt A"])
 def test_what_devices_generate_is_what_one_process_does(capsys, words):
     status, out = here(capsys, f"generate --backend thread --steps 2 --tokens 5 {words}")
@@ -262,7 +268,7 @@ def test_the_program_that_serves_wrong_words_ends_so(capsys, monkeypatch):
     assert (ended.value.code, out, err.count("\n")) == (2, "", 1)
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.sampled(6, 1)
 @pytest.mark.parametrize("devices", [1, 3, 4])
 @pytest.mark.parametrize("kind", COLLECTIVES)
 def test_every_collective_runs_as_it_is_explained(capsys, kind, devices):
@@ -294,7 +300,7 @@ def test_a_collective_that_moves_other_bytes_is_exit_status_1(capsys, monkeypatc
 
 
 @pytest.mark.slow_for("tp 32")
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     "words",
     ["--policy unsharded --tp 2", "--policy matched_inner --tp 3 --shape 4,7,5", "--policy outer", "--tp 1",
@@ -309,6 +315,7 @@ def test_every_policy_gives_numpys_product_and_the_closed_forms_bytes(capsys, wo
     assert out.count(" ok ") == 2
 
 
+@pytest.mark.slow
 def test_the_matmul_demo_draws_its_tensors_and_says_who_moved_what_on_processes(capsys):
     status, out = here(capsys, "matmul --policy full --mesh x=2,y=4")
     assert status == 0
@@ -347,7 +354,7 @@ def test_a_feed_forward_block_with_wrong_numbers_is_exit_status_1(capsys, monkey
     assert out.count(" NO ") == 1
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     "words", ["", "--ep 1", "--ep 4 --top-k 1 --capacity 0.5", "--dp 2 --ep 3 --experts 7 --shape 3,5,4,3",
               "--ep 8 --experts 3 --shape 1,5,2,2"],
@@ -398,6 +405,7 @@ def test_attention_is_that_of_one_process(capsys, words):
     assert out.count(" ok ") == (3 if "policy" not in words or "ring" in words else 2)
 
 
+@pytest.mark.slow
 def test_the_attention_demo_draws_whose_keys_are_where_and_compares_policies_on_processes(capsys):
     status, out = here(capsys, "attention --policy ring --cp 4 --zigzag")
     assert status == 0
@@ -415,6 +423,7 @@ def test_attention_with_wrong_numbers_is_exit_status_1(capsys, monkeypatch):
     assert out.count(" NO ") == 1
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "words",
     [("[x, None]", "[None, x]"), ("[x, y]", "[y, x]", "--mesh", "x=2,y=3", "--shape", "7,5"),
@@ -434,6 +443,7 @@ def test_the_reshard_demo_on_processes(capsys):
     assert "all_to_all  over x  dim 0 -> dim 1  4x6 -> 8x3  192 bytes" in out
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("no_color", [False, True])
 def test_a_terminal_gets_a_bar_and_colour_unless_no_color(monkeypatch, no_color):
     for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS"):
@@ -465,6 +475,7 @@ def test_a_terminal_gets_a_bar_and_colour_unless_no_color(monkeypatch, no_color)
     assert bool(coloured) != no_color
 
 
+@pytest.mark.slow
 def test_mlp_says_what_a_step_would_take_elsewhere(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     status, out = here(
@@ -479,6 +490,7 @@ def test_mlp_says_what_a_step_would_take_elsewhere(capsys, tmp_path, monkeypatch
     assert status == 0 and "axes that leave a node none\n" in out and "priced as              bfloat16" in out
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.slow_for("attention")
 @pytest.mark.parametrize(("words", "leaving"), [
     ("matmul --policy outer --dp 3 --tp 4", "dp (over infiniband)"), ("ffn --dp 2 --tp 2", "none"),

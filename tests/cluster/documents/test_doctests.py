@@ -20,6 +20,7 @@ MODULES = sorted(
 )
 
 
+@pytest.mark.sampled(20)
 @pytest.mark.slow_for("parallelism.slicing.search")     # long
 @pytest.mark.usefixtures("registrations")
 @pytest.mark.parametrize("name", MODULES)

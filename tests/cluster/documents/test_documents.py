@@ -83,6 +83,7 @@ def test_a_block_of_python_runs_and_prints_what_stands_below_it(block, code, out
         assert printed == output
 
 
+@pytest.mark.sampled(4, 3)
 @pytest.mark.usefixtures("registrations")
 @pytest.mark.parametrize(("code", "output"), [code_blocks()[0], *code_blocks()[14::14]])
 def test_some_blocks_run_in_this_process_and_print_what_stands_below_them(run_here, block, code, output):
@@ -97,6 +98,7 @@ def test_an_example_prints_its_recorded_output(script):
     assert run(script) == script.with_suffix(".txt").read_text(encoding="utf-8")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("script", [path for path in EXAMPLES if path.stem not in LONG], ids=lambda path: path.stem)
 def test_an_example_prints_its_recorded_output_in_this_process(run_here, script):
     assert run_here(script) == script.with_suffix(".txt").read_text(encoding="utf-8")
@@ -114,6 +116,7 @@ def test_there_are_blocks_and_examples_to_run():
     assert len(EXAMPLES) >= 2
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.stem)
 def test_links_within_the_repository_lead_somewhere(path):
     for target in re.findall(r"\]\(([^)#]+)", path.read_text(encoding="utf-8")):
@@ -165,6 +168,7 @@ def test_the_plan_of_the_readme_is_what_its_command_prints():
     assert in_order(told, done.stdout)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("steps", "passes"), [(2, False), (1, True)])
 def test_the_verdict_of_the_readme_is_that_of_a_ring_with_a_step_too_few(steps, passes):
     def ring(device: Any, x: Any) -> Any:

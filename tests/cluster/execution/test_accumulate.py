@@ -10,6 +10,7 @@ from parallelism.layouts import annotate
 from parallelism.simulation import simulate
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("backend", ["thread", "process"])
 def test_devices_add_into_their_own_buffers(cluster_of, backend):
     mesh = Mesh(dp=2)

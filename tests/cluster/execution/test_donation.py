@@ -88,6 +88,7 @@ def test_a_donated_step_of_adam_holds_sixteen_bytes_a_parameter(mesh, layouts, o
         assert trace.peaks("weights")[0] * 4 == 16 * (30 + 5 + 21)
 
 
+@pytest.mark.slow
 def test_a_donated_training_step_on_processes():
     """What follows is as without donation, and the state that is given stays what it was."""
     step = train_step(models.mlp((6, 8, 4), 6, dtype="float32"), Adam(1e-2))

@@ -19,6 +19,7 @@ from parallelism.transforms import SGD, Adam, Strategy, train_step
 B, = ir.symbols("B")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.not_on_mpi("it looks into devices that are threads of the test")
 @pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble_h1"])
 def test_what_a_backward_gives_up_is_freed_while_it_runs(cluster_of, monkeypatch, schedule):
@@ -40,6 +41,7 @@ def test_what_a_backward_gives_up_is_freed_while_it_runs(cluster_of, monkeypatch
     assert len(left) >= 4 and not any(left)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", [
     "pp=1 1f1b:1", "pp=2 1f1b:1 dp=2 zero=1", "pp=2 gpipe:1 recompute=layer.*", "pp=2 interleaved_1f1b:1x2"])
 def test_software_with_buffers_of_gradients_adds_those_of_a_single_microbatch_to_them(cluster_of, text):
@@ -60,6 +62,7 @@ def test_software_with_buffers_of_gradients_adds_those_of_a_single_microbatch_to
     assert found[0][0] == found[1][0]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("rule", [SGD(0.5), SGD(0.5, 0.5)], ids=["sgd", "momentum"])
 @pytest.mark.parametrize("text", ["pp=1 1f1b:1 dp=2", "pp=1 1f1b:1 dp=3 zero=1"])
 def test_weights_whose_gradients_are_one_array_train_as_alone(cluster_of, text, rule):

@@ -89,7 +89,7 @@ def bytes_of(functions, names, **numbers):
     return [int(values[name].type.specialize(numbers).nbytes) for name in names]
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize(("schedule", "chunks"), SCHEDULES)
 @pytest.mark.parametrize(("ranks", "replicas", "microbatches"), [(1, 1, 1), (2, 1, 3), (2, 2, 4), (4, 1, 5)])
 def test_every_schedule_makes_the_loss_and_the_gradients(cluster_of, schedule, chunks, ranks, replicas, microbatches):
@@ -211,6 +211,7 @@ def test_messages_have_the_bytes_of_what_crosses_and_no_more(cluster_of, schedul
     assert not [event for event in trace if event.kind == "collective"]
 
 
+@pytest.mark.slow
 def test_replicas_and_shared_weights_are_summed_once_a_step(cluster_of):
     function, numbers = MODELS["gpt"]
     stages = partition(function, 2, sizes=numbers)
@@ -229,6 +230,7 @@ def test_replicas_and_shared_weights_are_summed_once_a_step(cluster_of):
         assert last.bytes_sent == 8 * 11 * 8 and last.peer == rank - position + 1 - position
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow_for("gpipe-False")
 @pytest.mark.parametrize(("schedule", "recompute"), [("gpipe", False), ("1f1b", False), ("gpipe", True)])
 def test_a_stage_holds_what_it_saved_by_microbatch(cluster_of, schedule, recompute):
@@ -253,6 +255,7 @@ def test_a_stage_holds_what_it_saved_by_microbatch(cluster_of, schedule, recompu
         assert trace.peak_bytes(rank, "weights") == 8 * sum(map(prod, shapes))
 
 
+@pytest.mark.slow
 def test_a_step_takes_the_same_modelled_time_every_time(cluster_of):
     function, numbers = SHARDED["mlp"]
     program = PipelinedProgram(partition(function, 2), Pipeline(2, 3), Mesh(tp=2))

@@ -28,6 +28,7 @@ def arrays(rows: int) -> dict[str, np.ndarray]:
     return {name: rng.normal(size=shape) for name, shape in shapes.items()}
 
 
+@pytest.mark.sampled(4, 3)
 @pytest.mark.parametrize("text", [
     "dp=2", "dp=2 zero=1", "dp=2 zero=3", "tp=2", "dp=2 tp=2", "pp=1 1f1b:2", "pp=1 dp=2 1f1b:2"])
 def test_a_step_takes_its_rows_from_its_inputs(text: str) -> None:
@@ -61,6 +62,7 @@ def placed(text: str, step: ir.Function = STEP) -> tuple[Any, Any]:
     return strategy(step), mesh
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("text", EACH)
 def test_all_ways_take_the_rows_alike(text: str) -> None:
     step, mesh = placed(text)
@@ -104,6 +106,7 @@ def test_rows_that_the_arrays_do_not_say_are_asked_for() -> None:
         assert cluster.run(free.specialize(B=2), [np.ones(4)]).result[0] == 4
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("text", EACH)
 def test_rows_that_are_a_part_of_a_dim_are_taken(text: str) -> None:
     pairs = ir.record(lambda p, x: np.mean((x.reshape(-1, 2, 3) @ p["w"]) ** 2), {"w": TensorType("f64", (3, 4))},

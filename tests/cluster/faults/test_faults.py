@@ -36,6 +36,7 @@ def pair(request, cluster_of):
 # -- ends --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize(("how", "fields"), [
     ({}, {"signal": "SIGKILL", "exitcode": None}),
     ({"signal": signal.SIGSEGV}, {"signal": "SIGSEGV", "exitcode": None}),
@@ -129,6 +130,7 @@ def test_a_doubled_message_arrives_twice_and_is_left_over(pair):
         assert pair.run(reads_one_more)[1] == [0, 1, 1, 2, 3]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("operation", "came"), [(1, [1, 0, 2, 3]), (3, [0, 1, 3, 2]), (4, [0, 1, 2, 3])])
 @pytest.mark.parametrize("method", ["send", "isend"])
 @pytest.mark.parametrize("overwrites", [True, False])

@@ -35,7 +35,7 @@ def explained(cluster, kind, error, program, *args, tmp_path):
     return caught.value, found
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(45)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_dump_of_a_planted_mistake_is_explained_as_its_error(cluster_of, shape, kind, tmp_path):
@@ -49,7 +49,7 @@ def test_the_dump_of_a_planted_mistake_is_explained_as_its_error(cluster_of, sha
         assert str(found).startswith(str(error))
 
 
-@pytest.mark.sampled(25)
+@pytest.mark.sampled(50)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_worse_dumps_are_explained_right_or_it_is_said_that_they_cannot_be(cluster_of, shape, kind, tmp_path):

@@ -36,6 +36,7 @@ def check(model, mesh):
     assert list(run.trace.filter(kind="collective"))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow_for("gpt2")
 @pytest.mark.parametrize("name", onnx_networks.SMALL)
 def test_a_small_network_equals_the_reference_and_runs_split(name):

@@ -50,6 +50,7 @@ def results(text, xs):
 XS = [np.array([10 * rank + 1, 10 * rank + 2]) for rank in range(4)]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("more", "rows", "expected"), [
     ("", [[0, 1]], [(0, 2), (1, 3)]),                                       # cross_replica, for each partition
     (f", {CHANNEL}", [[0, 1]], [(0, 2, 1, 3)]),                             # cross_replica_and_partition

@@ -31,7 +31,7 @@ NODES = {"": [(0, 1, 2, 3)], 1: [(0,), (1,), (2,), (3,)], 2: [(0,), (1, 2), (3,)
 @pytest.mark.timeout(240)
 @each_mpi
 @pytest.mark.parametrize("per_node", NODES)
-@pytest.mark.sampled(6)
+@pytest.mark.slow
 def test_a_job_gives_the_bits_the_events_the_times_and_the_errors_of_processes(tmp_path, mpi, per_node):
     job = start(5, "-m", "vcluster.mpi", mpi_job.__file__, tmp_path / "found", mpi=mpi,
                 VCLUSTER_MPI_RANKS_PER_NODE=str(per_node))

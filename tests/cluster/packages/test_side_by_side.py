@@ -43,7 +43,7 @@ def in_a_copy() -> bool:
     return os.getpid() != HERE
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.sampled(8, 1)
 @pytest.mark.parametrize("works", [0, 1, 2, 3, 5])
 def test_results_are_in_order_and_works_are_dealt_out(count: int, works: int) -> None:
     told: list[tuple[int, int]] = []
@@ -58,6 +58,7 @@ def test_results_are_in_order_and_works_are_dealt_out(count: int, works: int) ->
     assert told == [(min(place * shares, works), works) for place in range(-(-works // shares))]
 
 
+@pytest.mark.sampled(3)
 def test_results_are_taken_as_they_come_and_neighbours_stay_together(count: int) -> None:
     took: dict[int, bool] = {}
     found = side_by_side([in_a_copy] * 7, took=took.__setitem__)
@@ -91,17 +92,19 @@ def test_works_inside_of_a_work_are_not_dealt_out() -> None:
     assert inside == ([[0, 0], [0]] if copies() else [[copies()] * 2, [copies()]])
 
 
+@pytest.mark.sampled(3)
 def test_an_error_is_that_of_the_work(count: int) -> None:
     with pytest.raises(ZeroDivisionError):
         side_by_side([lambda: 1, lambda: 1 // 0, lambda: 2])
 
 
+@pytest.mark.sampled(3)
 def test_an_error_of_the_own_share_ends_the_copies(count: int) -> None:
     with pytest.raises(ZeroDivisionError):
         side_by_side([lambda: 1 // 0, threading.Event().wait, threading.Event().wait])
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled(6, 1)
 @pytest.mark.parametrize("fail", [
     lambda: os._exit(3), lambda: os.kill(os.getpid(), signal.SIGKILL), lambda: 1 // 0, lambda: os.kill(
         os.getpid(), signal.SIGINT)], ids=["exit", "kill", "raise", "interrupt"])
@@ -174,6 +177,7 @@ def test_plans_of_tensor_parallelism_under_zero_are_a_share_of_their_own() -> No
     assert [each.tolist() for each in batch_pricing._dealt(rows, possible, known=True)] == [rows.tolist()]
 
 
+@pytest.mark.sampled(3)
 def test_a_result_without_a_pickle_is_made_here(count: int) -> None:
     found = side_by_side([threading.Lock, threading.Lock])
     assert all(not lock.locked() for lock in found)
@@ -188,7 +192,7 @@ def test_a_process_with_threads_that_are_no_daemons_is_not_copied() -> None:
     thread.join()
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.slow
 @pytest.mark.parametrize("tp", [1, pytest.param([1, 2], marks=pytest.mark.slow)])
 def test_plans_cost_the_same_with_and_without_copies(count: int, tp: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     layers, zero = (1, [0, 3]) if tp == 1 else (2, [0, 1, 3])

@@ -56,7 +56,7 @@ def train(cluster, mlp, optimizer, steps, **order):
 
 
 @pytest.mark.slow_for("6-thread")
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("backend", ["thread", "process"])
 @pytest.mark.parametrize("stages", range(1, 7))
 @pytest.mark.parametrize("numbers", [(1, 4, 9), pytest.param(range(1, 10), marks=pytest.mark.slow)], ids=len)
@@ -68,7 +68,7 @@ def test_training_equals_the_full_batch_for_every_number_of_microbatches(cluster
         assert_same_training(result, reference, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("backend", ["thread", "process"])
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 @pytest.mark.parametrize("optimizer", [SGD(0.1), SGD(0.1, momentum=0.9), Adam(0.01)])

@@ -66,7 +66,7 @@ BOTH = [
 
 
 @pytest.mark.not_on_mpi("a rank that dies ends the job")
-@pytest.mark.sampled(3)
+@pytest.mark.slow
 @pytest.mark.parametrize(("mesh", "optimizer"), BOTH)
 def test_a_killed_device_does_not_change_the_numbers(cluster_of, tmp_path, mesh, optimizer):
     cluster = cluster_of(mesh)

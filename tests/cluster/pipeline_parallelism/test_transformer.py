@@ -102,7 +102,7 @@ def assert_same_training(found, expected):
 # -- the tests --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", [Mesh(pp=1), Mesh(pp=2, tp=2)])
 def test_loss_gradients_and_logits_are_those_of_numpy(cluster_of, mesh):
     model, (tokens, targets) = gpt(Pipeline(mesh.shape["pp"], 2)), batch(5)
@@ -155,6 +155,7 @@ def test_many_schedules_train_as_one_process_does(cluster_of, schedule, chunks, 
     assert_same_training(trained(cluster_of(Mesh(dp=2, pp=2, tp=2)), model), in_one_process(3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", [
     Mesh(pp=2, tp=2), pytest.param(Mesh(dp=2, pp=2, tp=2), marks=pytest.mark.slow)], ids=str)
 def test_processes_train_as_one_process_does(cluster_of, mesh):
@@ -162,12 +163,14 @@ def test_processes_train_as_one_process_does(cluster_of, mesh):
     assert_same_training(trained(cluster_of(mesh, "process"), model), in_one_process(2))
 
 
+@pytest.mark.slow
 def test_fewer_rows_than_replicas_and_microbatches_leave_some_without_work(cluster_of):
     with VirtualCluster(1, backend="thread") as cluster:
         alone = trained(cluster, gpt(ALONE), rows=1)
     assert_same_training(trained(cluster_of(Mesh(dp=2, pp=2, tp=2)), gpt(Pipeline(2, 3)), rows=1), alone)
 
 
+@pytest.mark.slow
 def test_weights_that_are_stashed_have_the_ages_of_the_schedule_whatever_is_inside(cluster_of):
     model = gpt(Pipeline(2, 3, "pipedream"))
     narrow, wide = (trained(cluster_of(mesh), model, optimizer=SGD(0.5)) for mesh in (Mesh(pp=2), Mesh(pp=2, tp=2)))
@@ -183,6 +186,7 @@ def test_a_reset_begins_anew(cluster_of):
     assert_array_equal(trained(cluster, model, steps=1).loss, first.loss)
 
 
+@pytest.mark.slow
 def test_the_record_has_the_actions_in_order_and_the_bytes_of_the_closed_forms(cluster_of):
     mesh, model = Mesh(dp=2, pp=2, tp=2), gpt(Pipeline(2, 3))
     trace = cluster_of(mesh).run(model.train_step(), *batch(0)).trace

@@ -77,7 +77,7 @@ def expected_peaks(mlp):
     return peaks
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize(("name", "ranks", "microbatches", "chunks"), CASES)
 def test_every_schedule_gives_the_gradients_of_the_full_batch_by_its_own_actions(
     cluster_of, name, ranks, microbatches, chunks
@@ -125,6 +125,7 @@ def test_every_schedule_of_up_to_six_stages_and_ten_microbatches_runs(cluster_of
                 assert [ran(run.trace, rank) for rank in range(ranks)] == [list(map(str, row)) for row in works]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["zero_bubble_v", "interleaved_zero_bubble", "dual_pipe_v", "looped_bfs"])
 def test_live_activations_are_as_many_as_the_schedule_counts(cluster_of, name):
     mlp = MLP(layer_sizes=(4,) * 7, pipeline=Pipeline(6, 6, name, 2), activation="identity")
@@ -142,6 +143,7 @@ def test_live_activations_are_as_many_as_the_schedule_counts(cluster_of, name):
 USUAL = ("zero_bubble_v", "dual_pipe_v", "zero_bubble_h2")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow_for("zero_bubble_v")
 @pytest.mark.parametrize(
     "name", [*USUAL, *(pytest.param(name, marks=pytest.mark.slow) for name in FLUSHED if name not in USUAL)]
@@ -212,7 +214,7 @@ def test_memory_is_noted_by_what_it_is_for_and_activations_by_microbatch(cluster
 # -- recomputation -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize(("name", "ranks", "chunks"), [("gpipe", 3, 1), ("zero_bubble_v", 2, 2), ("1f1b", 1, 1)])
 @pytest.mark.parametrize("recompute", ["full", [1], [0, 1, 4, 5], range(3, 6)])
 def test_recomputation_gives_the_same_bits_for_the_flops_of_the_layers(cluster_of, name, ranks, chunks, recompute):
@@ -307,6 +309,7 @@ def test_pipedream_uses_the_weights_of_the_papers_by_hand(cluster_of):
     assert_allclose(run.result.loss, np.mean(losses), rtol=1e-13)
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.slow_for("dp2_pp3")
 @pytest.mark.parametrize(("mesh", "stages"), [(Mesh(pp=4), 4), (Mesh(dp=2, pp=3), 3), (Mesh(pp=1), 1)])
 def test_stashed_weights_make_the_steps_of_one_process_that_keeps_every_version(cluster_of, mesh, stages):

@@ -49,6 +49,7 @@ class Product(PipelinedOperation):
         return {number: gradient for gradients, _ in outputs for number, gradient in gradients.items()}
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize(
     ("schedule", "ranks"), [("1f1b", 4), ("interleaved_1f1b", 2), ("zero_bubble_v", 2), ("dual_pipe_v", 2)])
 def test_stages_of_ones_own_run_under_any_schedule_with_axes_of_their_own(schedule, ranks):

@@ -58,6 +58,7 @@ def test_it_runs_as_another_schedule_does(registered):
             assert_array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_it_is_planned_explained_and_simulated(registered):
     spec = models.TransformerSpec(layers=4, width=64, heads=4, vocabulary=96, sequence=32)
     fixed = {"hardware": "dgx-h100", "devices": 4, "batch": 8, "pp": 4, "microbatch": 2, "recompute": "none"}
@@ -69,6 +70,7 @@ def test_it_is_planned_explained_and_simulated(registered):
     assert own.seconds > plans.best.seconds          # two microbatches at a time leave bubbles that 1F1B fills
 
 
+@pytest.mark.slow
 def test_one_that_takes_the_place_of_another_is_planned_anew(registered):
     spec = models.TransformerSpec(layers=4, width=64, heads=4, vocabulary=96, sequence=32)
     fixed = {"hardware": "dgx-h100", "devices": 4, "batch": 8, "pp": 4, "microbatch": 2, "recompute": "none"}

@@ -32,6 +32,7 @@ def setting(request):
     settings.forget_setting(request.param.name)
 
 
+@pytest.mark.slow
 def test_it_is_searched_told_and_simulated(setting):
     plans = find_plan(SPEC, tp=2, **FIXED)
     with_it = [plan for plan in plans if plan.settings[setting.name]]
@@ -43,6 +44,7 @@ def test_it_is_searched_told_and_simulated(setting):
         assert plan.peak_bytes == max(trace.peaks().values())
 
 
+@pytest.mark.sampled(2, 1)
 def test_it_is_explained_and_scaled_down_it_runs(setting):
     only = find_plan(SPEC, tp=2, dp=2, microbatch=4, **{setting.name: True}, **FIXED)
     assert str(setting.transform(None, {setting.name: True})) in str(only.best.strategy)

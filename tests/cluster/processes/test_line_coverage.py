@@ -76,6 +76,7 @@ def missing(folder, name, config=False):
     return measured.analysis2(str(folder / name))[3]
 
 
+@pytest.mark.slow
 def test_under_pytest_cov_what_devices_ran_is_covered(folder):
     pytest.importorskip("pytest_cov")
     run(folder, "pytest", "-p", "no:cacheprovider", "-p", "vcluster", "-p", "pytest_cov", "--cov=.", "--cov-branch",

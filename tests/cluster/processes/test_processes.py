@@ -121,6 +121,7 @@ def seen(request, tmp_path_factory):
         return {**found, "folder": str(folder), "environment kept": dict(os.environ) == before, "pools here": pools}
 
 
+@pytest.mark.sampled(2, 1)
 def test_a_function_of_this_module_runs_with_its_arguments(seen):
     assert seen["computed"] == 31.0
 
@@ -144,6 +145,7 @@ def test_a_process_cannot_start_processes_of_its_own(seen):
     assert "cannot start processes of its own" in seen["a start"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow_for("spawn")
 def test_descriptors_connections_and_sockets_are_handed_over(start_method):
     read, write = os.pipe()
@@ -194,6 +196,7 @@ def test_a_forked_process_closes_what_it_is_told_to():
     os.close(write)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow_for("spawn")
 @pytest.mark.parametrize(("code", "expected"), [("7", 7), ("None", 0), ("'words'", 1)])
 def test_the_exit_code_is_what_the_process_ended_with(start_method, code, expected):
@@ -206,6 +209,7 @@ def test_the_exit_code_is_what_the_process_ended_with(start_method, code, expect
     assert not started.is_alive()
 
 
+@pytest.mark.sampled(3)
 def test_a_killed_process_is_seen_at_its_sentinel_and_no_descriptor_stays_open(start_method):
     if start_method == "forkserver":
         ask(int, start_method=start_method)
@@ -224,6 +228,7 @@ def test_a_killed_process_is_seen_at_its_sentinel_and_no_descriptor_stays_open(s
     assert psutil.Process().num_fds() == before
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.slow_for("spawn")
 def test_a_start_looks_at_no_other_process(start_method, monkeypatch):
     """Otherwise the starts of many devices take a time that grows with the square of their number."""
@@ -237,6 +242,7 @@ def test_a_start_looks_at_no_other_process(start_method, monkeypatch):
     assert looked and not {each.pid for each in started} & {*looked}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow_for("spawn")
 def test_no_descriptor_stays_open(start_method):
     ask(int, start_method=start_method)
@@ -248,6 +254,7 @@ def test_no_descriptor_stays_open(start_method):
     assert psutil.Process().num_fds() == before
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow_for("spawn")
 def test_global_random_numbers_differ_between_processes(start_method):
     np.random.seed(5)  # noqa: NPY002
@@ -255,6 +262,7 @@ def test_global_random_numbers_differ_between_processes(start_method):
     assert len({ask(draw, start_method=start_method) for _ in range(2)}) == 2
 
 
+@pytest.mark.slow
 def test_the_fork_server_is_started_again_if_it_was_killed():
     with blocked("forkserver", 2) as started:
         server = processes.SERVER.pid
@@ -267,6 +275,7 @@ def test_the_fork_server_is_started_again_if_it_was_killed():
         assert ask(os.getppid, start_method="forkserver") == processes.SERVER.pid != server
 
 
+@pytest.mark.slow
 def test_once_a_process_has_ended_the_next_has_loaded_what_the_host_has(tmp_path, monkeypatch):
     told = tmp_path / "told"
     os.mkfifo(told)
@@ -284,6 +293,7 @@ def test_once_a_process_has_ended_the_next_has_loaded_what_the_host_has(tmp_path
     assert ask(is_loaded, start_method="forkserver")
 
 
+@pytest.mark.slow
 def test_a_device_that_dies_while_the_fork_server_stays_stopped_is_replaced(monkeypatch):
     monkeypatch.setattr(forkserver, "ANSWER_SECONDS", 0.1)
     monkeypatch.setattr(crew, "GRACE_SECONDS", 0.05)
@@ -304,6 +314,7 @@ def test_a_device_that_dies_while_the_fork_server_stays_stopped_is_replaced(monk
             os.kill(server, signal.SIGCONT)
 
 
+@pytest.mark.slow
 def test_stopping_the_fork_server_ends_what_it_started():
     with blocked("forkserver", 3) as started:
         server = processes.SERVER.pid
@@ -369,7 +380,7 @@ def test_the_start_method_follows_the_platform(monkeypatch):
         default_start_method()
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.slow
 @pytest.mark.slow_for("spawn")
 def test_a_child_forked_by_the_user_leaves_the_hosts_processes_alone(start_method):
     with blocked(start_method, 2) as started:

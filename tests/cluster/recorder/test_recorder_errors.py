@@ -78,6 +78,7 @@ DEADLOCKS = [waits_elsewhere, receives_first, returns_early, receives_nothing, c
              never_waits, crosses_groups]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kernel", DEADLOCKS)
 def test_a_deadlock(cluster, kernel):
     on_cluster, recorded = both(cluster, kernel)
@@ -109,7 +110,7 @@ MISMATCHES = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("what", MISMATCHES)
 def test_a_mismatch(cluster, what):
     def kernel(device):
@@ -205,7 +206,7 @@ ARGUMENTS = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("what", ARGUMENTS)
 def test_wrong_arguments(cluster, what):
     on_cluster, recorded = both(cluster, ARGUMENTS[what])

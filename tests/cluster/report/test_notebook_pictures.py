@@ -48,6 +48,7 @@ class Tags(HTMLParser):
         assert self.open and self.open.pop() == tag, tag
 
 
+@pytest.mark.slow
 def test_every_object_has_a_picture_that_asks_for_nothing_from_elsewhere(objects: dict[str, Any]) -> None:
     for name, one in objects.items():
         page = one._repr_html_()

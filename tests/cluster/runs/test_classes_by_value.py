@@ -64,6 +64,7 @@ class Named(NamedTuple):
 BACKENDS = [("thread", {}), ("process", {}), ("process", {"start_method": "fork"})]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("backend", "options"), BACKENDS, ids=str)
 def test_methods_read_the_globals_of_their_module_after_runs(cluster_of, monkeypatch, backend, options):
     cluster, method, mine = cluster_of(Mesh(devices=2), backend, **options), Scaled.scale, Scaled()

@@ -132,6 +132,7 @@ def test_a_cluster_whose_failed_run_left_a_traceback_behind_ends_too():
     assert kept.value.__traceback__ is not None
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_restart_gives_fresh_devices_and_opens_a_closed_cluster(kind):
     backend, transport = kind
@@ -205,11 +206,13 @@ def test_two_clusters_live_side_by_side():
         assert one.run(lambda device: device.all_reduce(1)).outputs == [2] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "darwin", reason="a fork of a host that has loaded Accelerate is not safe")
 def test_the_devices_start_by_fork():
     _starts_with("fork")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dies", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_devices_start_by_spawn(dies):
     _starts_with("spawn", dies=dies)
@@ -288,6 +291,7 @@ def test_axes_do_not_mix_with_a_mesh():
         VirtualCluster()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("error", "options", "words"),
     [
@@ -344,6 +348,7 @@ def test_a_per_device_argument_has_one_value_for_each_device(cluster, count):
         cluster.run(lambda device, a, b: None, 1, b=PerDevice(range(count)))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("size", [0, 1, 5, LARGE])
 def test_each_device_may_write_into_arguments_and_results_of_its_own(cluster, size):
     common, own = np.arange(float(size)), np.zeros(size)
@@ -752,6 +757,7 @@ def check_script(done):
     return done
 
 
+@pytest.mark.slow
 def test_a_script_needs_no_main_guard_and_no_close_of_processes_or_threads(tmp_path):
     (tmp_path / "script.py").write_text(
         SCRIPT + "threads = VirtualCluster(2, backend='thread')\nprint(threads.run(lambda device: 1)[0])")

@@ -99,6 +99,7 @@ def line_of(function, text):
 # -- a kernel raises ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2, 1)
 def test_the_error_names_rank_line_and_original_traceback(cluster):
     def kernel(device, divisor):
         if device.rank == 1:
@@ -240,6 +241,7 @@ def test_causes_notes_and_groups_come_along(cluster):
     check_works(cluster)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit, OperationCancelled, ClusterError])
 def test_any_exception_is_a_failure_of_the_device(cluster, kind):
     def kernel(device):
@@ -345,7 +347,7 @@ PEERS = [
 ]  # fmt: skip
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.sampled(10, 1)
 @pytest.mark.parametrize("peer", PEERS, ids=lambda function: function.__name__)
 def test_a_failure_releases_the_others(cluster, peer, capsys):
     def kernel(device):
@@ -435,6 +437,7 @@ class SlowToTellError(Exception):
         return "slow to tell"
 
 
+@pytest.mark.sampled(2)
 def test_an_interrupt_that_comes_as_a_device_describes_its_own_failure_does_no_harm(cluster):
     def kernel(device):
         device.barrier()
@@ -517,7 +520,7 @@ DYING = [
 """Every death beside every peer; where all processes are started anew, by default every death and every peer."""
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(14)
 @pytest.mark.parametrize(("processes", "death", "peer"), DYING, indirect=["processes"])
 def test_the_death_of_a_process_is_told_and_it_is_replaced(processes, death, peer):
     def kernel(device):
@@ -809,6 +812,7 @@ with VirtualCluster(2, backend={backend!r}) as cluster:
 ALL = OFTEN + HANDLED + "cluster.run(busy)"
 
 
+@pytest.mark.slow
 def test_ctrl_c_at_any_moment_leaves_a_working_cluster_and_one_that_nobody_handles_ends_the_script():
     with script(ALL, backend="process", transport="shared_memory", every=6) as (process, pids):
         os.killpg(process.pid, signal.SIGINT)
@@ -957,7 +961,7 @@ def semaphores(monkeypatch):
     return lambda: [name for name in names if Path("/dev/shm", f"sem.{name.lstrip('/')}").exists()]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("kind", RUNTIMES, ids="-".join)
 def test_clusters_leave_nothing_behind(kind, semaphores):
     def once(i):
@@ -1010,7 +1014,7 @@ def held_nbytes(cluster):
     return shared_nbytes() + sum(own)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.slow_for("queue")
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("kind", RUNTIMES[:3], ids="-".join)
@@ -1030,6 +1034,7 @@ def test_memory_is_flat_over_many_runs_with_large_arguments_and_results(kind):
         assert held_nbytes(cluster) - before < 9 << 20
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_memory_and_descriptors_are_flat_over_failures_and_kills():
     x = np.ones(1 << 17)

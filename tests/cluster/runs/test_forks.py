@@ -46,6 +46,7 @@ def cluster(request, cluster_of):
     return cluster_of(MESH, request.param)
 
 
+@pytest.mark.sampled(2)
 def test_a_fork_of_the_host_is_told_that_the_cluster_is_not_its_own_and_may_make_one(cluster):
     channel = cluster.channel(0)
     assert "make a new cluster here" in in_a_fork(lambda: cluster.run(lambda device: device.rank))
@@ -65,6 +66,7 @@ def test_a_fork_of_the_host_is_told_that_the_cluster_is_not_its_own_and_may_make
     assert cluster.run(lambda device: int(device.all_reduce(1))).outputs == [2, 2]
 
 
+@pytest.mark.sampled(2)
 def test_results_are_private_to_the_host_and_to_its_fork(cluster):
     before = [np.full(LARGE, 7.0), np.full(LARGE, 8.0)]
     outputs = cluster.run(lambda device: np.full(LARGE, 7.0 + device.rank)).outputs
@@ -94,6 +96,7 @@ def test_results_are_private_to_the_host_and_to_its_fork(cluster):
         os.close(fd)
 
 
+@pytest.mark.sampled(2)
 def test_a_fork_that_goes_away_frees_nothing_of_the_hosts(cluster):
     outputs = cluster.run(lambda device: np.full(LARGE, 3.0)).outputs
 
@@ -176,7 +179,7 @@ ENDS = {
 
 
 @pytest.mark.slow_for("spawn")
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("start_method", START_METHODS)
 def test_the_end_of_a_device_is_seen_though_a_child_of_its_own_lives(start_method, end, tmp_path):
@@ -196,6 +199,7 @@ def closes_what_it_did_not_open(device):
     return device.rank
 
 
+@pytest.mark.slow
 @pytest.mark.slow_for("spawn")
 @pytest.mark.parametrize("start_method", START_METHODS)
 def test_a_device_that_closes_its_connection_is_told_by_the_run_that_closed_it(start_method):
@@ -214,6 +218,7 @@ def inheritable(device):
     return [fd for fd in open_ones if fd > 2 and (DESCRIPTORS / str(fd)).exists() and os.get_inheritable(fd)]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow_for("spawn")
 @pytest.mark.skipif(not DESCRIPTORS.is_dir(), reason="a list of open descriptors")
 @pytest.mark.parametrize("start_method", START_METHODS)
@@ -244,6 +249,7 @@ def interrupted_as_it_forks():
     return told
 
 
+@pytest.mark.slow
 def test_an_interrupt_while_a_device_is_forked_is_not_lost_in_a_callback(capfd):
     assert in_a_fork(interrupted_as_it_forks) == "[('before', True), ('after_in_parent', True)]"
     assert capfd.readouterr() == ("", "")
@@ -285,6 +291,7 @@ def in_a_pool(device):
         return pool.map(abs, [-1, 2]), pool.map(own, [1])
 
 
+@pytest.mark.slow
 @pytest.mark.not_on_mpi("threads")
 def test_a_pool_of_a_device_that_is_a_thread_is_told_that_it_cannot_look_up_a_function_of_the_kernel(cluster_of):
     with pytest.raises(DeviceFailedError, match="the functions of a kernel are copies; define what the pool calls in"):

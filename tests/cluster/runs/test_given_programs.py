@@ -53,6 +53,7 @@ class Yields(Operation):
         yield device.rank
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("program", "message"), [
     (MatMul, r"run\(\) takes an Operation, got the class MatMul; make one of it, as MatMul\(\.\.\.\)$"),
     (yields, r"yields has a yield: called, it does nothing; return a list in place of the yield$"),

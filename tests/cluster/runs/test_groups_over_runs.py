@@ -26,6 +26,7 @@ def cluster(request, cluster_of):
     return cluster_of(Mesh(a=2, b=2), request.param)
 
 
+@pytest.mark.sampled(2)
 def test_forgetting_and_failing_give_the_slots_of_all_groups_back(cluster):
     tops = []
     for _ in range(3):

@@ -201,6 +201,7 @@ def handlers(calls):
     return [raise_late, closes, closes_and_raises]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["process", "thread"])
 def test_a_handler_that_raises_or_closes_at_any_step_leaves_a_cluster_that_works(backend, alarm):
     calls = Calls(backend=backend)
@@ -225,6 +226,7 @@ def test_thousands_of_handlers_that_raise_or_close_leave_nothing(backend, transp
     calls.cluster.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [30, pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(3000)])])
 def test_alarms_at_drawn_moments_leave_a_cluster_that_works(alarm, count):
     rng, done, hits = Random(count), itertools.count(), 0

@@ -57,6 +57,7 @@ BACKENDS = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow_for("spawn", "fork")
 @pytest.mark.parametrize(("backend", "options"), BACKENDS, ids=str)
 def test_a_device_keeps_a_program_with_what_it_derived(cluster_of, backend, options):
@@ -158,6 +159,7 @@ def test_a_device_that_was_replaced_gets_the_program_again(cluster_of):
     assert runs(cluster, other) == [2, 1]
 
 
+@pytest.mark.sampled(2)
 def test_the_programs_used_longest_ago_go_first(cluster):
     programs = [Counted(20.0 + i) for i in range(MOST_PROGRAMS)]
     for program in programs:
@@ -168,6 +170,7 @@ def test_the_programs_used_longest_ago_go_first(cluster):
     assert runs(cluster, programs[1]) == [1, 1]
 
 
+@pytest.mark.sampled(2)
 def test_neither_host_nor_devices_keep_what_the_host_has_dropped(cluster):
     tops = []
     for i in range(2 * MOST_PROGRAMS):
@@ -210,7 +213,7 @@ def test_a_program_of_a_changed_module_is_unpickled_again(tmp_path, monkeypatch)
         del sys.modules["kept_answer"]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "mesh"), [
     Strategy.parse_on_mesh("pp=2 1f1b:2 tp=2"),
     (Strategy(Strategy.parse("dp tp"), Pipeline(microbatches=2, meshes=[Mesh(dp=2), Mesh(tp=2)])), Mesh(devices=4)),

@@ -90,6 +90,7 @@ def test_devices_that_wait_at_the_same_line_for_the_same_are_told_together(clust
     ]
 
 
+@pytest.mark.sampled(2)
 def test_a_third_device_that_talks_all_the_time_does_not_hide_a_deadlock(cluster):
     def kernel(device):
         if device.rank < 2:
@@ -117,6 +118,7 @@ def clock(monkeypatch):
     return clock
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_deadline_is_told_with_the_line_of_everybody_also_of_those_that_compute(backend, clock):
     def kernel(device):
@@ -299,6 +301,7 @@ def dies_computing(device, rank, times):
     device.barrier()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("times", [1, 5])
 def test_of_a_process_that_dies_while_it_computes_the_last_call_is_told(processes, times):
     with pytest.raises(DeviceFailedError) as caught:

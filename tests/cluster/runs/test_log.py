@@ -29,6 +29,7 @@ def test_devices_that_start_are_replaced_and_end(caplog):
 
 
 
+@pytest.mark.slow
 def test_a_search_says_what_it_timed_and_how_far_it_is(caplog):
     caplog.set_level(logging.DEBUG, "parallelism")
     model = models.TransformerSpec(layers=1, width=4, heads=1, vocabulary=4, sequence=2)

@@ -59,6 +59,7 @@ MISMATCHES = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow_for(*(f"process-{what}" for what in MISMATCHES if what not in ("shape", "kind", "pairs")))
 @pytest.mark.parametrize("what", MISMATCHES)
 def test_members_that_call_different_things_are_told_what_each_called(cluster, what):
@@ -268,6 +269,7 @@ def test_any_number_of_messages_to_the_host_lie_there_after_the_run(cluster):
         assert [cluster.channel(rank).recv() for _ in range(count)] == list(range(count))
 
 
+@pytest.mark.sampled(2)
 def test_the_host_does_not_wait_for_room_but_says_so(cluster):
     for number in range(100):
         cluster.channel(1).send(number)

@@ -66,7 +66,7 @@ def in_a_shell(tmp_path_factory):
 SHOWN = "cluster = VirtualCluster(2, backend='thread')\ncluster"
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.slow
 @pytest.mark.parametrize(("cell", "left"), [
     (SHOWN, "1 2"), ("VirtualCluster(2, backend='thread')", "1 2"),    # IPython keeps its last result until the next
     ("cluster = VirtualCluster(4)\ncluster", "1 4"),

@@ -89,6 +89,7 @@ def raises(how):
     raise (Evil if how == "state" else Worded)(how)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("how", ["state", "frozen", "text", "name"])
 def test_an_exception_that_raises_when_it_is_read_is_a_failure_and_the_next_run_is_whole(cluster, how):
     def kernel(device):
@@ -126,6 +127,7 @@ def used(cluster):
 # -- Python's stack ends inside a call ---------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 def test_a_call_that_ended_at_the_limit_of_the_stack_is_not_made_a_second_time(cluster):
     def deep(device):
         def down():
@@ -237,6 +239,7 @@ def test_a_kernel_may_print_where_the_host_has_no_stdout(cluster, monkeypatch):
 # -- an interrupt comes while a block is freed -------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow_for("process-queue")
 def test_an_interrupt_is_not_lost_in_the_callback_of_a_block(cluster, capfd):
     def kernel(device):

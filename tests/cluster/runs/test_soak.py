@@ -37,6 +37,7 @@ def soak(monkeypatch, capfd):
     return run
 
 
+@pytest.mark.slow
 def test_trials_that_find_nothing_end_with_0_and_a_table(soak):
     status, out, err = soak(
         "--minutes", "1", "--times", "1", "--seed", "7", "--kind", "thread-shared_memory", "--trial", "mistake")
@@ -48,6 +49,7 @@ def test_trials_that_find_nothing_end_with_0_and_a_table(soak):
     assert found == "nothing found"
 
 
+@pytest.mark.slow
 def test_a_silent_host_is_a_hang_with_its_stacks_and_how_to_repeat_it(soak):
     status, out, err = soak(
         "--minutes", "1", "--times", "1", "--seed", "1", "--kind", "thread-queue", "--trial", "right",

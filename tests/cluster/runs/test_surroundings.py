@@ -57,6 +57,7 @@ with VirtualCluster(2) as cluster:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.slow_for("locale")
 @pytest.mark.parametrize(("name", "variables"), [
     (b"caf\xe9.py", {}), ("café.py".encode(), {"LC_ALL": "C", "PYTHONUTF8": "0"}),
@@ -77,7 +78,7 @@ def test_a_script_may_have_any_name_that_the_system_takes(tmp_path, name, variab
 # -- signals -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM])
 def test_a_signal_that_a_device_gets_is_named(processes, number):
     def kernel(device):
@@ -242,6 +243,7 @@ def work(device, cores):
         device.barrier()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="processes cannot be held on two cores")
 def test_measured_compute_stays_what_it_is_on_crowded_cores():
     """Eight processes on two cores take four times as long on the wall, and not by the clocks of their threads."""

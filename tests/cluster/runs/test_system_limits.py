@@ -79,6 +79,7 @@ def test_a_limit_of_the_system_is_kept_or_named(limit, start_method, tmp_path):
     assert LIMITS[limit] in said
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of Linux")
 def test_limits_that_leave_enough_are_kept_all_together_and_one_that_does_not_is_named(tmp_path):
     enough = [limit for limit, said in LIMITS.items() if said == "[2, 2]"]

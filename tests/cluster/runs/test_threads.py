@@ -51,6 +51,7 @@ def sums(device, axis, count):
     return [int(device.all_reduce(np.int64(i * 100 + device.rank), axis)) for i in range(count)]
 
 
+@pytest.mark.sampled(2, 1)
 def test_threads_call_collectives_on_groups_of_their_own(cluster_of, backend):
     run = cluster_of(GRID, backend).run(
         lambda device: in_threads(lambda: sums(device, "a", 15), lambda: sums(device, "b", 15),
@@ -73,6 +74,7 @@ def test_threads_on_one_group_take_turns(cluster_of, backend):
     assert all(sum(found) == sum(pairs[0]) == 2 * sum(400 * i + 6 for i in range(12)) for found in pairs)
 
 
+@pytest.mark.sampled(2)
 def test_large_arrays_and_messages_of_several_threads(cluster_of, backend):
     x = np.arange(40_000.0)
 
@@ -171,6 +173,7 @@ def test_a_kernel_that_computes_while_its_helper_waits_is_no_deadlock(cluster_of
     assert cluster_of(Mesh(devices=2), backend).run(kernel).outputs == [5, None]
 
 
+@pytest.mark.sampled(2)
 def test_threads_of_a_failed_run_do_not_reach_the_next(cluster_of, backend):
     def fails(device):
         if device.rank == 0:
@@ -279,6 +282,7 @@ def has_a_cluster(device, fails):
     device.barrier()
 
 
+@pytest.mark.sampled(2)
 def test_devices_that_have_clusters_of_their_own_are_cancelled_in_any_state_of_those(cluster_of, backend):
     cluster = cluster_of(GRID, backend)
     pids, threads = cluster.pids(), threading.active_count()
@@ -342,6 +346,7 @@ RELEASED = [released_by_an_event, released_while_it_starts_a_thread, released_by
             released_in_a_pool]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("count", [1, pytest.param(40, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("released", RELEASED, ids=lambda each: each.__name__)
 def test_a_thread_that_was_released_and_has_not_run_yet_is_no_deadlock(cluster_of, backend, released, count):

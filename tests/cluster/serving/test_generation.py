@@ -28,6 +28,7 @@ def expected_of(spec, prompts=PROMPTS, count=NEW):
     return parameters, np.array([greedy(spec, parameters, prompt, count) for prompt in prompts])
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", SERVED)
 def test_one_process_generates_what_it_does_without_a_cache(name):
     parameters, expected = expected_of(SERVED[name])
@@ -43,6 +44,7 @@ MESHES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "axes"), MESHES, ids=lambda value: value if isinstance(value, str) else "-".join(value))
 def test_a_cluster_generates_the_same_tokens_and_is_what_it_is_simulated_to_be(name, axes):
     spec, mesh = SERVED[name], Mesh(**axes)
@@ -89,6 +91,7 @@ def assert_same(trace, simulated, mesh):
     assert trace.makespan_seconds == pytest.approx(simulated.makespan_seconds, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_logits_of_steps_are_those_without_a_cache():
     spec, mesh = SERVED["deepseek-v3"], Mesh(ep=2, tp=2)
     parameters = parameters_of(spec)
@@ -142,6 +145,7 @@ def test_a_device_holds_the_bytes_of_the_cache_that_the_pages_have():
 # -- sampled -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_sampled_tokens_are_the_same_on_any_mesh():
     spec = SERVED["llama3"]
     parameters, options = parameters_of(spec), {"temperature": 0.8, "top_k": 9, "top_p": 0.95, "seed": 5}
@@ -150,6 +154,18 @@ def test_sampled_tokens_are_the_same_on_any_mesh():
     for axes, more in (({"tp": 2}, {}), ({"pp": 2}, {"chunk": 3, "batch": 2}), ({"dp": 3}, {"page_tokens": 1})):
         with VirtualCluster(Mesh(**axes), backend="thread") as cluster:
             assert_array_equal(models.generate(spec, parameters, PROMPTS, NEW, cluster, **options, **more), alone)
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "bfloat16"])
+def test_a_cache_of_few_bits_gives_the_same_tokens_on_a_mesh(dtype):
+    spec = SERVED["deepseek-v3"]
+    parameters = parameters_of(spec)
+    alone = models.generate(spec, parameters, PROMPTS, NEW, cache_dtype=dtype)
+    with VirtualCluster(Mesh(pp=2, ep=2), backend="thread") as cluster:
+        found = models.generate(spec, parameters, PROMPTS, NEW, cluster, cache_dtype=dtype, runs=(runs := []))
+    assert_array_equal(found, alone)
+    kept = -(-len(PROMPTS) // 2) * spec.cache_bytes(16, dtype)  # a page of 16 tokens for each request of a replica
+    assert sum(runs[0].trace.peak_bytes(rank, "cache") for rank in (0, 2)) == kept
 
 
 def test_stop_tokens_end_answers():
@@ -162,6 +178,7 @@ def test_stop_tokens_end_answers():
         assert row.tolist() == [*whole[:kept], *[-1] * (NEW - kept)]
 
 
+@pytest.mark.slow
 def test_processes_generate_what_threads_do():
     spec = replace(SERVED["llama3"], dtype="float32")
     parameters = {name: array.astype("f4") for name, array in parameters_of(spec).items()}
@@ -208,6 +225,7 @@ def test_parameters_are_checked():
         models.generate(spec, parameters, PROMPTS, NEW)
 
 
+@pytest.mark.slow
 def test_a_device_that_dies_in_the_middle_ends_the_generation_and_the_cluster_works_again():
     spec = SERVED["gpt2"]
     parameters, expected = expected_of(spec)

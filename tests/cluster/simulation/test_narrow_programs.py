@@ -66,6 +66,7 @@ def test_a_program_is_exact_on_whole_numbers_and_simulated_as_it_runs(cluster_of
     assert {e.dtype for e in done.trace if e.kind == "collective"} == {kind.name}
 
 
+@pytest.mark.slow
 def test_a_pipeline_is_exact_on_whole_numbers_and_simulated_as_it_runs(cluster_of):
     function, mesh = recorded("bf16", B, {"w": S(None, "tp"), "v": S("tp", None)}), Mesh(pp=2, dp=1, tp=2)
     program = PipelinedProgram(partition(function, 2), Pipeline(2, 3, "1f1b"), Mesh(tp=2))

@@ -49,7 +49,7 @@ CASES = [
 ]
 
 
-@pytest.mark.sampled(9, 8)
+@pytest.mark.slow
 @pytest.mark.parametrize(("mesh", "rows", "options"), CASES, ids=[f"{m!r}-{o}" for m, _, o in CASES])
 def test_a_step_is_simulated_as_it_runs_and_the_same_when_it_is_folded(mesh, rows, options):
     program = program_of(**{"stages": 2, **options})
@@ -75,6 +75,7 @@ def test_collectives_in_a_stage_are_told_apart_where_messages_use_the_same_links
     assert apart.count("all_reduce") > alone.count("all_reduce")
 
 
+@pytest.mark.slow
 def test_what_a_stage_does_is_priced_once_however_many_microbatches_there_are():
     asked = []
 
@@ -109,6 +110,7 @@ def test_equal_devices_are_told_op_by_op_if_that_is_asked_for():
         assert split(folded)[rank].communication > split(pieces)[rank].communication
 
 
+@pytest.mark.slow
 def test_a_pipelined_program_is_simulated_on_a_mesh_with_a_batch():
     program, mesh = program_of(2, 3, inside=Mesh(tp=2)), Mesh(pp=2, tp=2)
     for options in ({}, {"fold": True}):

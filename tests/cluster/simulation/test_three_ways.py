@@ -147,6 +147,7 @@ def reference(model):
     return arrays, ir.interpret(ir.gradient(function, weights_of(function), keep_outputs=True), arrays).outputs
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("model", MODELS)
 def test_what_is_interpreted_is_what_plain_numpy_gives(model):
     assert_as_in_plain_numpy(MODELS[model], *reference(model))
@@ -482,7 +483,7 @@ PIPELINE_IDS = [
 ]
 
 
-@pytest.mark.sampled(75, 54)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "mesh", "schedule", "chunks", "microbatches", "layouts", "options"), PIPELINES, ids=PIPELINE_IDS)
 def test_a_pipeline_is_one_program_three_ways(
@@ -542,7 +543,7 @@ def some_layout(rng, value, mesh):
     return S(*dims, partial=partial)
 
 
-@pytest.mark.sampled(18)
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(18))
 def test_any_layouts_are_one_program_three_ways_on_any_hardware(cluster_of, seed):
     rng = np.random.default_rng(seed)
@@ -578,7 +579,7 @@ def some_spec(rng):
         hidden_dropout=pick(0.0, 0.25), fused_attention=pick(False, True), dtype="f64", epsilon=0.1)
 
 
-@pytest.mark.sampled(25, 17)
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(25))
 def test_any_donated_training_step_is_one_program_three_ways(cluster_of, seed):
     """Of any Transformer, on 1 to 8 devices, in any layouts; the next state lies in the memory of the last."""

@@ -10,6 +10,7 @@ from parallelism.slicing import find_slicing
 from parallelism.transforms import SGD, Adam, train_step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("devices", "rows", "microbatches", "sizes", "rule", "backend"), [
     pytest.param(8, 16, 4, (1, 2, 4, 1), SGD(0.1), "process", marks=pytest.mark.slow),
     pytest.param(4, 16, 4, (1, 2, 1), Adam(0.01), "thread", marks=pytest.mark.slow),

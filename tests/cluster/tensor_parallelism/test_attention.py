@@ -133,7 +133,7 @@ def check(cluster, operation, values, grad):
     return run
 
 
-@pytest.mark.sampled(14)
+@pytest.mark.sampled(28)
 @pytest.mark.parametrize(("mesh", "name", "sharding", "policy"), CASES)
 def test_attention_is_that_of_one_process_forward_and_backward(cluster_of, mesh, name, sharding, policy):
     cluster = cluster_of(mesh, "thread")
@@ -144,7 +144,7 @@ def test_attention_is_that_of_one_process_forward_and_backward(cluster_of, mesh,
     check(cluster, Attention(sharding, policy, causal=True, window=4, zigzag="zigzag" in name), values, grad)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", ["ring", "zigzag", "ulysses", "sequence", "megatron, whole keys"])
 @pytest.mark.parametrize(
     "extents",
@@ -159,7 +159,7 @@ def test_devices_without_rows_or_heads_take_part(cluster_of, name, extents):
     check(cluster_of(Mesh(x=4), "thread"), operation, values, grad)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("extents", [{"sequence": 0}, {"batch": 0}, {"model": 0}, {"head_dim": 0}], ids=str)
 def test_an_extent_of_zero_is_one_like_any_other(cluster_of, extents):
     for name in ("megatron of a batch", "zigzag over two axes", "ulysses of a batch"):
@@ -191,7 +191,7 @@ def test_single_precision_stays_so_and_integers_become_double(cluster_of):
     np.testing.assert_allclose(run.result, expected, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ["megatron of a batch", "zigzag over two axes", "ulysses of a batch", "megatron ring"])
 def test_the_gradients_are_the_central_differences_of_the_global_function(cluster_of, name):
     values, grad = arrays(3, batch=2, sequence=5, model=2, heads=4, kv_heads=2, head_dim=2, outputs=2)
@@ -223,7 +223,7 @@ BACKWARD = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", FORWARD)
 def test_processes_run_the_collectives_of_a_policy_and_the_recorder_counts_them(cluster_of, name):
     mesh = Mesh(x=4)
@@ -247,6 +247,7 @@ def test_processes_run_the_collectives_of_a_policy_and_the_recorder_counts_them(
         assert recorded.trace.peak_bytes(rank) == run.trace.peak_bytes(rank)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("zigzag", [False, True])
 def test_a_ring_of_eight_devices_holds_two_blocks_and_zigzag_balances_its_work(cluster_of, zigzag):
     values, grad = arrays(6, batch=1, sequence=35, heads=2, kv_heads=1)

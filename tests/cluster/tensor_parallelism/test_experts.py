@@ -114,7 +114,7 @@ def row_bytes(kept, operation, mesh, model=MODEL):
     return [8 * model * (one + other) for one, other in zip(to, back, strict=True)]
 
 
-@pytest.mark.sampled(12, 10)
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", MESHES, ids=repr)
 @pytest.mark.parametrize("half", [0, 1])
 def test_a_mixture_on_a_mesh_is_that_of_one_process_forward_and_backward(cluster_of, mesh, half):
@@ -163,6 +163,7 @@ def test_gradients_are_the_central_differences_of_the_global_function(cluster_of
     assert_close(found, wanted, relative=1e-7)
 
 
+@pytest.mark.slow
 def test_processes_run_the_collectives_of_expert_parallelism_and_no_others(cluster_of):
     values, grad = arrays()
     mesh, operation = Mesh(x=2, y=2), MixtureOfExperts(S.expert_parallel("y", "x"), capacity_factor=1.0)

@@ -92,7 +92,7 @@ def joined(run, sharding):
     return [getattr(sharding, name).unshard([out[i] for out in run], run.mesh) for i, name in enumerate(names)]
 
 
-@pytest.mark.sampled(14)
+@pytest.mark.sampled(28)
 @pytest.mark.parametrize(("mesh", "name"), CASES)
 def test_a_sharded_block_is_that_of_one_process_forward_and_backward(cluster_of, mesh, name):
     values, grad = arrays(7)
@@ -108,7 +108,7 @@ def test_a_sharded_block_is_that_of_one_process_forward_and_backward(cluster_of,
         assert run.trace.bytes_received() == sum(plan.bytes_received) + sum(plan.backward_bytes_received)
 
 
-@pytest.mark.sampled(6, 3)
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_any_layouts_do(cluster_of, seed):
     rng = random.Random(seed)
@@ -172,7 +172,7 @@ COLLECTIVES = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", FORMULAS)
 def test_a_policy_runs_the_collectives_it_names_with_the_bytes_of_its_formula(cluster_of, name):
     values, grad = arrays(1, **EXTENTS)
@@ -187,6 +187,7 @@ def test_a_policy_runs_the_collectives_it_names_with_the_bytes_of_its_formula(cl
     assert (forward.trace.bytes_received(), backward) == FORMULAS[name]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow_for("partial everywhere")
 @pytest.mark.parametrize("name", ["sequence of a batch", "gspmd_2d", "partial everywhere"])
 def test_the_recorder_counts_what_the_devices_did(cluster_of, name):

@@ -120,7 +120,7 @@ TWO_AXES = [
 MESHES = [Mesh(x=1), Mesh(x=2), Mesh(x=4), Mesh(x=8), Mesh(x=2, y=2), Mesh(x=2, y=3)]
 
 
-@pytest.mark.sampled(12, 10)
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", MESHES, ids=repr)
 @pytest.mark.parametrize("half", [0, 1])
 def test_a_layer_on_a_mesh_is_that_of_one_process_forward_and_backward(cluster_of, mesh, half):
@@ -164,6 +164,7 @@ def test_any_layouts_do(cluster_of, seed):
         assert_close(found, [LAYERS[name](*values), *complex_step(LAYERS[name], values, grad)])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", LAYERS)
 def test_gradients_are_the_central_differences_of_the_global_function(cluster_of, name):
     values, grad = arrays(name)
@@ -212,6 +213,7 @@ FORMULAS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("which", FORMULAS)
 def test_a_layer_runs_the_collectives_it_names_with_the_bytes_of_its_formula(which):
     name, operation, forward_bytes, backward_bytes, kinds = FORMULAS[which]
@@ -226,7 +228,7 @@ def test_a_layer_runs_the_collectives_it_names_with_the_bytes_of_its_formula(whi
     assert both.bytes_received() - forward_bytes == backward_bytes
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", LAYERS)
 def test_processes_do_what_the_recorder_counts(cluster_of, name):
     mesh, operation = Mesh(x=2, y=2), dict(reversed(TWO_AXES))[name]

@@ -96,7 +96,7 @@ def test_a_product_is_summed_where_it_lies_only_if_nobody_needs_it(cluster_of, r
         assert said == [True, False, True]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("seed", [*range(12), *(pytest.param(i, marks=pytest.mark.slow) for i in range(12, 24))])
 def test_any_layouts_on_any_mesh_give_numpys_product_and_gradients(cluster_of, seed):
     mesh = MESHES[seed % len(MESHES)]
@@ -130,6 +130,7 @@ NAMED = [
 ]
 
 
+@pytest.mark.sampled(4, 3)
 @pytest.mark.slow_for("thread")
 @pytest.mark.parametrize("backend", ["process", "thread"])
 @pytest.mark.parametrize(("policy", "lhs", "rhs", "out", "collectives", "nbytes"), NAMED)
@@ -215,7 +216,7 @@ def test_a_gradient_of_another_shape_is_refused(cluster_of):
         cluster_of(Mesh(x=2), "thread").run(kernel, Sharded(np.zeros((5, 3)), T("x", None)), np.zeros((3, 4)))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(200, 208))
 def test_the_recorder_counts_what_the_devices_did(cluster_of, seed):
     check_recorder(cluster_of, seed)

@@ -34,6 +34,7 @@ OPERATIONS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("operation", "shapes"), OPERATIONS.values(), ids=OPERATIONS)
 def test_a_layer_of_bfloat16_is_that_of_float64_rounded(cluster_of, operation, shapes):
     mesh = Mesh(x=2)

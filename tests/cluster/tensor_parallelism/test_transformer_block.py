@@ -183,7 +183,7 @@ def check_named(cluster_of, mesh, name, backend="thread"):
     return check(cluster_of(mesh, backend), case.operation(sharding, policy, zigzag="zigzag" in name), case)
 
 
-@pytest.mark.sampled(10, 4)
+@pytest.mark.slow
 @pytest.mark.parametrize(("mesh", "name"), FEW, ids=str)
 def test_a_sharded_block_is_that_of_one_process_forward_and_backward(cluster_of, mesh, name):
     check_named(cluster_of, mesh, name)
@@ -215,11 +215,12 @@ def test_any_extents_do_under_any_policy(cluster_of, seed):
     check(cluster_of(mesh, rng.choice(["thread", "process"])), case.operation(sharding, policy, zigzag=zigzag), case)
 
 
+@pytest.mark.slow
 def test_without_dropout_masks_and_positions_and_with_other_parts_it_is_the_same_block(cluster_of):
     check(cluster_of(Mesh(x=2, y=2), "thread"), BOTH_WAYS.operation(B.megatron_ring("x", "y")), BOTH_WAYS)
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["megatron", "zigzag"])
 def test_the_result_of_a_run_has_its_rows_in_order_and_the_same_elements_dropped(cluster_of, name):
     case, (sharding, policy) = MULTI_HEAD, named(name)
@@ -230,13 +231,14 @@ def test_the_result_of_a_run_has_its_rows_in_order_and_the_same_elements_dropped
     assert not np.allclose(other.result, run.result)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sequence of a batch", pytest.param("ulysses of a batch", marks=pytest.mark.slow)])
 def test_the_gradients_are_the_central_differences_of_the_global_function(cluster_of, name):
     assert_close(SMALL.expected[1:], central(SMALL, SMALL.values, SMALL.grad), 1e-6)
     check(cluster_of(Mesh(x=2, y=2), "thread"), SMALL.operation(*named(name)), SMALL)
 
 
-@pytest.mark.sampled(4, 2)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["megatron", "sequence", "zigzag", "ulysses"])
 def test_processes_do_what_the_recorder_counts(cluster_of, name):
     mesh, case = Mesh(x=4), MULTI_HEAD

@@ -58,11 +58,13 @@ def form_of(mistake):
     return TIED if "tied" in mistake else EXPERTS if "auxiliary" in mistake else UNTIED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [UNTIED, TIED], ids=["untied", "tied"])
 def test_a_right_step_passes_on_every_axis(form):
     assert check_loss(Step(form, clip=0.05), form.loss, form.weights, meshes=MESHES[1:10:2], clip=0.05) == 15
 
 
+@pytest.mark.slow
 def test_a_right_step_with_experts_passes():
     meshes = [{"dp": 2, "ep": 2}, {"ep": 3, "cp": 2}]
     assert check_loss(Step(EXPERTS), EXPERTS.loss, EXPERTS.weights, meshes=meshes) == 6
@@ -82,7 +84,7 @@ def drawn(rng, *axes):
     return Form(tuple(layers), rng.random() < 0.3 and mesh["pp"] < 3, tuple(begin)), mesh
 
 
-@pytest.mark.sampled(50)
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(100))
 def test_random_right_programs_pass_on_random_splits(seed):
@@ -123,7 +125,7 @@ def named(mistake, form, meshes, seed):
     assert words in found
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(108)
 @pytest.mark.parametrize("mistake", MISTAKES)
 @pytest.mark.parametrize("seed", [0, 7])
 def test_a_usual_mistake_is_named(mistake, seed):
@@ -156,6 +158,7 @@ def test_usual_mistakes_are_named_on_splits_that_no_message_was_written_for(mist
     named(mistake, form, [mesh], seed)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("mistake", ["norm of own pieces", "norm counts replicated", "norm of all ranks"])
 def test_clipping_by_a_wrong_norm_is_named_where_the_norm_is_not_returned(mistake):
     def step(device, weights, microbatches):
@@ -175,6 +178,7 @@ def test_the_right_value_is_never_shown():
     assert re.fullmatch(r"on dp=2, 1 microbatch, \d+ and \d+ valid tokens: the loss differs from that of one device", text)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("change", "words"), [
     (lambda terms: terms.pop("grad.1.gain"), "ranks 0 and 1 returned no 'grad.1.gain'"),
     (lambda terms: terms.pop("loss"), "ranks 0 and 1 returned no 'loss'"),

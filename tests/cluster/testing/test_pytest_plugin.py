@@ -38,6 +38,7 @@ def of_the_device(device):
     return {"device": device, "size": device.size}
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.spmd(dp=2, tp=2)
 @pytest.mark.parametrize("factor", [1, 3])
 def test_the_body_runs_on_every_device_with_its_fixtures_and_parameters(device, table, factor, by_rank, tmp_path):
@@ -267,6 +268,7 @@ def test_it(device):
 """
 
 
+@pytest.mark.sampled(2)
 def test_a_failing_assert_tells_the_values_the_rank_and_the_others_and_leaves_no_process_or_thread(session, backend):
     before = set(leaks.running_processes()), threading.active_count()
     result = session(FAILING, backend)
@@ -328,6 +330,7 @@ def test_under_s_lines_come_at_once_with_their_rank_and_pdb_on_a_process_says_wh
     )
 
 
+@pytest.mark.sampled(2, 1)
 def test_skips_xfails_and_raises_come_from_the_devices(session, backend):
     result = session(
         """
@@ -372,6 +375,7 @@ def test_skips_xfails_and_raises_come_from_the_devices(session, backend):
     )
 
 
+@pytest.mark.sampled(2, 1)
 def test_ranks_that_disagree_are_an_error(session, backend):
     result = session(
         """
@@ -439,6 +443,7 @@ def test_after_a_failure_or_a_death_the_devices_are_new(session):
     )
 
 
+@pytest.mark.slow
 def test_what_cannot_travel_or_stop_in_a_process_is_named(session):
     session(
         """
@@ -542,6 +547,7 @@ def test_nothing(virtual_cluster):
 """
 
 
+@pytest.mark.slow
 def test_what_a_test_leaves_behind_is_its_failure(session, monkeypatch):
     monkeypatch.setattr(leaks, "PATIENCE_SECONDS", 0.05)
     result = session(LEAKING + "\n\ndef test_close(): kept.pop().close()")
@@ -559,6 +565,7 @@ def test_what_a_test_leaves_behind_is_its_failure(session, monkeypatch):
     )
 
 
+@pytest.mark.slow
 def test_hypothesis_draws_on_the_host_and_every_device_gets_the_same(pytester):
     pytester.makepyfile(
         """
@@ -585,6 +592,7 @@ def test_hypothesis_draws_on_the_host_and_every_device_gets_the_same(pytester):
     result.stdout.fnmatch_lines(["E*assert*20* < 20*", "E*on rank 0 of Mesh(tp=2)*", "E*n=10*"])
 
 
+@pytest.mark.slow
 def test_under_xdist_reports_are_the_same(session):
     pytest.importorskip("xdist")
     leaking, _, _ = LEAKING.partition("@pytest.mark.spmd(2)\ndef test_process")

@@ -30,13 +30,14 @@ def check(cluster_of, text, sequence, groups, backend="thread", rows=2, **more):
     return assert_trains(cluster_of(mesh, backend, compute="modelled", **ON), step, alone, rows)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("devices", range(1, 9))
 @pytest.mark.parametrize("word", ["cp", "ring", "ulysses"])
 def test_sequences_on_some_devices_train_as_on_one(cluster_of, word, devices):
     check(cluster_of, f"{word}={devices}", 3 * devices, devices, "process" if devices in (2, 5) else "thread")
 
 
+@pytest.mark.slow
 def test_a_ring_and_all_to_alls_run_on_processes(cluster_of):
     trace = check(cluster_of, "ring=2 ulysses:cp_heads=2", 12, 2, "process")
     keys = 2 * 12 * 2 * 4 * NUMBER          # those of 2 rows, 12 tokens, 2 groups, with 4 features
@@ -48,7 +49,7 @@ def test_a_ring_and_all_to_alls_run_on_processes(cluster_of):
     assert received == {"permute": 2 * 3 * 2 * keys // 4, "all_to_all": 2 * 2 * (2 * queries + 2 * keys) // 4 // 2}
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.slow
 @pytest.mark.parametrize(("text", "more"), [
     ("dp=2 ring=2 tp=2 sp zero=1", {}), ("ring=2 ulysses:heads=2 tp=2", {}), ("ring=4 overlap", {}),
     ("pp=2 1f1b:2 ring=2 dp=2 zero=2", {}), ("pp=2 1f1b:2 ulysses=2 tp=2 sp recompute=block.*", {}),

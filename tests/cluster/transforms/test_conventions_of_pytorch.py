@@ -164,6 +164,7 @@ def check(cluster_of, case, backend):
     assert_trains(cluster_of(mesh, backend, compute="modelled", **ON), step, alone, rows, steps=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("case", "backend"), [
     ((("fused", "gate", "smoothed", True), "pp=2 1f1b:2 tp=2 dp=2 zero=1", 5, Adam(0.01), 0.3), "thread"),
     ((("sequence first", "plain", "ignore", False), "pp=2 1f1b:3 dp=2", 7, SGD(0.1), 0.3), "process"),
@@ -173,7 +174,7 @@ def test_models_of_pytorch_train_as_on_one_device(cluster_of, case, backend):
     check(cluster_of, case, backend)
 
 
-@pytest.mark.sampled(100, 42)
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(300))
 def test_random_models_of_pytorch_train_on_processes_as_on_one_device(cluster_of, number):
     check(cluster_of, drawn(number), "process")

@@ -52,7 +52,7 @@ CASES = [
 ]
 
 
-@pytest.mark.sampled(10, 4)
+@pytest.mark.slow
 @pytest.mark.parametrize(("rows", "text", "backend"), in_turn(CASES))
 def test_metrics_are_those_of_the_whole_batch(cluster_of, rows, text, backend):
     strategy, mesh = Strategy.parse_on_mesh(text)

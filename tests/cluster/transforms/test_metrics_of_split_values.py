@@ -47,7 +47,7 @@ CASES = [(5, "tp=2"), (6, "tp=2 sp dp=2 zero=3"), (5, "pp=2 1f1b:2 tp=2"), (7, "
          (5, "tp=2 recompute=block.*")]
 
 
-@pytest.mark.sampled(6, 2)
+@pytest.mark.sampled(12, 2)
 @pytest.mark.parametrize("metrics", ["split", "all"])
 @pytest.mark.parametrize(("rows", "text", "backend"), in_turn(CASES))
 def test_metrics_of_split_values_are_those_of_one_device(cluster_of, rows, text, backend, metrics):

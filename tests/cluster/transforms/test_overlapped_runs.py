@@ -27,7 +27,7 @@ CASES = [
 ]
 
 
-@pytest.mark.sampled(9, 8)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "rows", "text", "overlap", "backend"), [*in_turn(CASES[:-1]), (*CASES[-1], "process")],
     ids=[f"{m}-{t}" for m, _, t, _ in CASES])
@@ -49,7 +49,7 @@ PIPELINES = [
 ]
 
 
-@pytest.mark.sampled(11, 10)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "rows", "text", "rule", "backend"), in_turn(PIPELINES), ids=[f"{m}-{t}" for m, _, t, _ in PIPELINES])
 def test_the_last_backward_of_a_stage_sums_over_replicas(cluster_of, model, rows, text, rule, backend):

@@ -28,7 +28,7 @@ def refused(name, text):
     return None
 
 
-@pytest.mark.sampled(86, 40)
+@pytest.mark.sampled(430, 40)
 @pytest.mark.parametrize(("rows", "text"), STRATEGIES)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs_of_pytorch_train_as_on_one_device(cluster_of, name, rows, text):

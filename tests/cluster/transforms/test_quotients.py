@@ -26,7 +26,7 @@ CASES = [
 ]
 
 
-@pytest.mark.sampled(14, 6)
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "rows", "text", "backend"), in_turn(CASES))
 def test_a_quotient_is_that_of_the_whole_batch_on_every_split(cluster_of, model, rows, text, backend):
     assert_model_trains(cluster_of, model, rows, text, Adam(0.01), backend, clip=0.2)

@@ -85,6 +85,7 @@ def test_many_meshes_of_stages_train_as_the_step_alone(cluster_of, model, rows, 
     check(cluster_of, model, rows, text, pipeline, rule, clip)
 
 
+@pytest.mark.slow
 def test_overlap_on_other_meshes_changes_no_bit_and_no_byte(cluster_of):
     meshes, found = [Mesh(dp=2), Mesh(dp=1)], []
     step = Strategy(Strategy.parse("dp zero=1"), Pipeline(microbatches=2, meshes=meshes))(

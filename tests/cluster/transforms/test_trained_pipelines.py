@@ -62,7 +62,7 @@ def check(cluster_of, model, rows, text, rule, clip, backend="thread"):
     assert simulated(step, mesh, rows, fold=True).makespan_seconds == pytest.approx(trace.makespan_seconds, rel=1e-9)
 
 
-@pytest.mark.sampled(24, 23)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "rows", "text", "rule", "clip", "backend"),
     in_turn((*case, CLIPS[i // 2 % 2]) for i, case in enumerate(CASES)),

@@ -85,7 +85,7 @@ def placed(text, clip, rows):
     return step, mesh or strategy.pipeline.of_all
 
 
-@pytest.mark.sampled(10, 7)
+@pytest.mark.sampled(60, 7)
 @pytest.mark.parametrize("clip", [0.05, 1e3])
 @pytest.mark.parametrize(("rows", "text", "backend"), in_turn(CASES))
 def test_loss_gradients_and_clipped_norm_are_those_of_the_whole_batch(cluster_of, rows, text, backend, clip):

@@ -58,6 +58,7 @@ def check(cluster_of, case: Case, backend: str) -> None:
     assert_trains(cluster_of(mesh, backend, compute="modelled", **ON), step, alone, rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [
     Case((2, 1, 3, 1), 2, "interleaved_1f1b", 2, "dp", True),
     Case((0, 1, 2, 1, 1, 0), 3, "interleaved_1f1b", 1, "zero", False),
@@ -82,6 +83,7 @@ def test_many_random_stages_train_as_one_device(cluster_of, case: Case, backend:
     check(cluster_of, case, backend)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("flags", [
     {"num_virtual_stages_per_pipeline_rank": 2}, {"pipeline_model_parallel_layout": "E|t|t*2|tttL"},
     {"decoder_first_pipeline_num_layers": 2, "num_virtual_stages_per_pipeline_rank": 2},

@@ -42,7 +42,7 @@ CASES = [
 ]
 
 
-@pytest.mark.sampled(4, 1)
+@pytest.mark.sampled(8, 1)
 @pytest.mark.parametrize(("text", "rule", "clip", "backend"), in_turn(CASES))
 def test_unused_parameters_are_trained_as_on_one_device(cluster_of, text, rule, clip, backend):
     if "meshes" in text:
@@ -68,6 +68,7 @@ def test_many_are_counted_and_none_are_not_told():
         Pipeline()(train_step(function, SGD(1), parameters=["p.w"]))
 
 
+@pytest.mark.slow
 def test_a_search_and_commands_tell_them_once(tmp_path, capsys):
     types = {name: ir.TensorType("f4", (8, 8)) for name in ("a", "b", "idle")}
 

@@ -32,6 +32,7 @@ def swipe(browser, start, end):
     browser.frame()
 
 
+@pytest.mark.slow
 def test_pages_are_turned_and_numbered(opened):
     opened.open(WORKSHOP / "slides.html", 1300, 900)
     count = 1 + sum(1 + sum(block.kind == "slide" for block in source.blocks) for source in make.lessons())

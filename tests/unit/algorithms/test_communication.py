@@ -57,6 +57,7 @@ def ident(plan: Algorithm) -> str:
     return f"{plan.collective}-{plan.name}-{plan.size}-{plan.root}"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("size", [*range(1, 10), 12, 16])
 def test_steps_cost_what_the_closed_form_says(size):
     for plan in every_algorithm([size]):
@@ -90,6 +91,7 @@ def test_views_of_a_position_are_the_steps(size):
             assert sum(map(len, sends)) == plan.messages_sent()[position], where
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", LITERATURE["cases"], ids=lambda c: f"{c['op']}-{c['algorithm']}-{c['n']}")
 def test_bytes_are_those_of_the_literature(case):
     collective, size, nbytes = case["op"].removeprefix("p").partition("/")[0], case["n"], case["S"]

@@ -64,6 +64,7 @@ def check_least(problem):
     assert choice.gap == 0
 
 
+@pytest.mark.slow
 @given(problems(most=3))
 @settings(max_examples=2, suppress_health_check=list(HealthCheck))
 def test_the_least_of_all_choices(problem):
@@ -87,12 +88,13 @@ def test_trying_everything_is_trying_every_choice():
     assert every_choice(problem) == pytest.approx(least_by_trying(problem), rel=1e-12)
 
 
-@pytest.mark.sampled(3, 2)
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_random_programs(seed):
     check(auto_shard(random_program(np.random.default_rng(seed), most=8), LARGE, "dgx-h100"))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow_for("transformer", "mixture")
 @pytest.mark.timeout(400)     # a crowded machine is slow, not wrong
 @pytest.mark.parametrize("name", MODELS)

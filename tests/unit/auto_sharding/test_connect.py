@@ -30,7 +30,7 @@ PAIRS = [
 ]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("hardware", ["dgx-h100", "tpu-v4:2x2x2"])
 @pytest.mark.parametrize(("source", "target"), PAIRS)
 def test_the_price_is_that_of_the_simulator(source, target, hardware):

@@ -14,6 +14,7 @@ from parallelism.transforms.training import train_step
 STEP = train_step(models.mlp((512, 2048, 512), 4096, "f4"), SGD(0.1, momentum=0.9))
 
 
+@pytest.mark.slow
 def test_memory_that_limits_is_worth_what_the_program_takes_less_with_more():
     mesh = Mesh(x=4)
     free = auto_shard(STEP, mesh, "dgx-h100")
@@ -29,6 +30,7 @@ def test_memory_that_limits_is_worth_what_the_program_takes_less_with_more():
     assert " more memory a device saves " in str(found) and str(found).endswith(" a run.")
 
 
+@pytest.mark.slow
 def test_memory_that_does_not_limit_is_worth_nothing():
     free = auto_shard(STEP, Mesh(x=2), "dgx-h100")
     assert str(dual(free)) == "1 GB more memory a device saves nothing: memory does not limit."
@@ -36,6 +38,7 @@ def test_memory_that_does_not_limit_is_worth_nothing():
     assert not roomy.is_limited and dual(roomy).saved_seconds == 0
 
 
+@pytest.mark.slow
 def test_another_mesh_is_worth_the_difference_of_the_seconds():
     few = ir.record(lambda x, w: x @ w, ir.TensorType("f4", (32, 64)), ir.TensorType("f4", (64,)))
     solution = auto_shard(few, Mesh(x=2, y=4), "dgx-h100")
@@ -56,6 +59,7 @@ def test_the_splits_that_are_tried():
     assert other_splits(Mesh(x=2, y=3, z=4, w=1)) == (Mesh(x=4, y=3, z=2, w=1), Mesh(x=2, y=6, z=2, w=1))
 
 
+@pytest.mark.slow
 def test_what_cannot_be_asked():
     solution = auto_shard(models.mlp((64, 32), 16), Mesh(x=2), "dgx-h100")
     with pytest.raises(ValueError, match="more_bytes must be at least 1, got 0"):

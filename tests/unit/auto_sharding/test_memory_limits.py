@@ -69,6 +69,7 @@ def test_the_least_of_all_choices_that_fit_often():
     assert sum(check_all(seed, 2 + seed % 2) for seed in range(100, 180)) >= 30
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(20, 23))
 def test_what_is_counted_is_what_the_program_holds(seed):
     """Without changes of layout there are no buffers inside of them: then the peaks are equal."""
@@ -124,6 +125,7 @@ def check_what_is_counted(solution):
     return [op.inputs[0].name for op in solution.function.ops if op.kind == "reshard"]
 
 
+@pytest.mark.slow
 def test_copies_are_counted_where_they_are_held():
     """Weights that are gathered in the forward are kept for the backward, and counted all that time."""
     step = train_step(models.mlp((512,) * 3, 4096, "f4"), SGD(0.1, momentum=0.9))

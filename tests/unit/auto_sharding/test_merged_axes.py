@@ -29,6 +29,7 @@ def test_neighbours_are_joined():
     assert len(groupings(Mesh(a=2, b=1, c=2, d=2, e=2))) == 3
 
 
+@pytest.mark.slow
 def test_what_is_large():
     assert not is_large(SMALL, Mesh(x=2, y=4, z=1), None)
     assert not is_large(SMALL, CUBE, None)
@@ -46,7 +47,7 @@ def test_given_layouts_are_joined_where_they_can_be():
 
 
 @pytest.mark.usefixtures("always")
-@pytest.mark.sampled(4, 2)
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_no_slower_than_with_merged_axes_and_no_faster_than_the_least(seed):
     function = random_program(np.random.default_rng(seed), most=1)
@@ -70,6 +71,7 @@ def test_given_layouts_stay_where_axes_cannot_be_joined():
     assert found.choice.gap == 0        # all choices were priced
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("always")
 def test_a_limit_of_memory_holds():
     layer = ir.record(lambda x, w: x @ w, ir.TensorType("f8", (64, 32)), ir.TensorType("f8", (32, 16)))

@@ -24,6 +24,7 @@ def test_shapes(devices, shapes):
     assert [dict(mesh.shape) for mesh in found] == shapes
 
 
+@pytest.mark.slow
 def test_a_plan_of_layouts_is_the_best_of_its_meshes():
     plans = find_plan(LOSS, hardware="dgx-h100", devices=2, batch=32, strategies="auto")
     assert isinstance(plans, AutoPlans) and len(plans) == 1

@@ -49,6 +49,7 @@ def shardings_of(example):
     return op_shardings(op, MESH)
 
 
+@pytest.mark.slow
 def test_a_few_shardings_of_every_operator():
     rng = np.random.default_rng(5)
     seen = set()

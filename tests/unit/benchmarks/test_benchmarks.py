@@ -134,6 +134,7 @@ def oracle(operation: str, inputs: list[Array]) -> list[Array]:
 SIZES = [(1, 4), (2, 8), (3, 8), (3, 7000), (4, 4), (5, 4 * 70_001)]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("operation", "size", "nbytes"),
     [
@@ -412,6 +413,7 @@ def pretended_results() -> Results:
     return results
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("suite", SUITES)
 def test_every_report_fits_80_columns(suite):
     lines = SUITES[suite].report(pretended_results()).splitlines()

@@ -49,6 +49,7 @@ def test_all_rows_but_those_that_do_not_fit_as_published_have_a_pick() -> None:
     assert len(MEASURED) == 22 and len(without) == 3
 
 
+@pytest.mark.slow
 def test_a_row_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     """A small one: its simulate lines give its figures."""
     flags = MegatronFlags(

@@ -86,6 +86,7 @@ def test_other_texts_are_no_numbers(text: str) -> None:
         count_in(text)
 
 
+@pytest.mark.slow
 @pytest.mark.slow_for("3")
 @pytest.mark.parametrize("simulations", [8, 3])
 def test_each_cell_has_the_plan_of_its_search(simulations: int) -> None:
@@ -107,6 +108,7 @@ def test_each_cell_has_the_plan_of_its_search(simulations: int) -> None:
     assert max(map(len, text.splitlines())) <= 80 and "cost" not in text and "goodput" not in text
 
 
+@pytest.mark.slow
 def test_cells_that_cannot_be_have_the_reason_and_a_wrong_question_is_an_error() -> None:
     found = find_budget(SPEC, Budget(1e9), hardware=["dgx-h100:1", "dgx-a100"], devices=[4, 64], batch=8,
                         simulations=0, memory="2kB", **FEW)
@@ -120,6 +122,7 @@ def test_cells_that_cannot_be_have_the_reason_and_a_wrong_question_is_an_error()
         find_budget(SPEC, Budget(1e9), hardware=["laptop"], devices=[1, 2], batch=8, nonsense=3)
 
 
+@pytest.mark.slow
 def test_several_batches_are_cells_and_are_said_to_change_the_training() -> None:
     found = find_budget(SPEC, Budget(1e9), hardware=["dgx-a100"], devices=[1, 2], batch=[4, 8], **FEW)
     assert [(each.devices, each.batch, each.step_tokens) for each in found.cells] == [
@@ -140,6 +143,7 @@ def test_devices_that_divide_a_batch_badly_have_a_hint(devices: int | None, batc
     assert (hint is None) == ("do not divide" not in " ".join(str(Sweep(Budget(1e9), (found,))).split()))
 
 
+@pytest.mark.slow
 def test_a_program_needs_the_tokens_of_a_row() -> None:
     program = models.mlp((6, 8, 4), ir.symbol("B"))
     with pytest.raises(ValueError, match="row_tokens must say"):

@@ -37,6 +37,7 @@ def histories(between: float, seed: int) -> Any:
         yield lambda: float(draws.exponential(between))
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize(("interval", "write", "restart", "between"), [
     (900.0, 60.0, 300.0, 4000.0), (100.0, 50.0, 0.0, 200.0), (3000.0, 5.0, 1200.0, 2500.0), (50.0, 0.5, 30.0, 1e5)])
 def test_the_goodput_is_that_of_a_thousand_histories(
@@ -56,6 +57,7 @@ def test_the_goodput_is_that_of_a_thousand_histories(
     assert found == pytest.approx(HISTORIES * CHECKPOINTS * interval / taken, rel=0.01)
 
 
+@pytest.mark.sampled(3, 2)
 @pytest.mark.parametrize(("interval", "stall", "write", "restart", "between"), [
     (900.0, 5.0, 600.0, 300.0, 4000.0), (100.0, 0.0, 100.0, 10.0, 400.0), (50.0, 2.0, 10.0, 30.0, 1e5)])
 def test_so_is_that_of_asynchronous_checkpoints(

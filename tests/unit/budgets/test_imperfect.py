@@ -65,6 +65,7 @@ def test_none_may_be_left() -> None:
         Imperfections(lost_devices=8).left(8, 8, 4)
 
 
+@pytest.mark.slow
 def test_the_largest_of_many_is_as_drawn() -> None:
     draws = np.random.default_rng(0)
     for count in (1, 2, 16, 300):
@@ -74,6 +75,7 @@ def test_the_largest_of_many_is_as_drawn() -> None:
     assert Imperfections(jitter=0.03).seconds(2.0, 1.5, 16) == 2.0 + 0.03 * 1.5 * expected_largest(16)
 
 
+@pytest.mark.slow
 def test_a_search_on_an_imperfect_cluster_tells_what_it_costs() -> None:
     hardware = Hardware.preset("dgx-h100:2")
     wrong = Imperfections((SlowLinks(Fraction(1, 10), 0.1),), (SlowDevices(1, 0.8),), jitter=0.02)
@@ -91,6 +93,7 @@ def test_a_search_on_an_imperfect_cluster_tells_what_it_costs() -> None:
     assert f"takes {json['slowdown'] - 1:.1%} longer than on the perfect cluster, with the jitter" in found.text
 
 
+@pytest.mark.slow
 def test_bounds_are_those_of_the_perfect_cluster_and_no_plan_is_faster() -> None:
     hardware = Hardware.preset("dgx-h100:2")
     faulty = Imperfections((SlowLinks(Fraction(1, 10), 0.1),), (SlowDevices(1, 0.5),)).on(hardware, 16)
@@ -106,6 +109,7 @@ def test_bounds_are_those_of_the_perfect_cluster_and_no_plan_is_faster() -> None
     assert slow.links[1].bytes_per_second == 5e9 and slow.links[0] == hardware.links[0] and not slow.faults
 
 
+@pytest.mark.slow
 def test_lost_devices_leave_whole_nodes_and_the_sweep_pays_for_all() -> None:
     found = find_budget(SPEC, Budget(1e9, prices={"": 1.0}), hardware=["dgx-h100"], devices=[24], batch=48,
                         imperfections=Imperfections(lost_devices=2), **FEW)

@@ -18,6 +18,7 @@ from parallelism.transforms import SGD, Adam, Parts
 SPEC = models.TransformerSpec(layers=3, width=16, heads=2, vocabulary=24, sequence=12)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("optimizer", [SGD(0.1), SGD(0.1, 0.9), Adam(0.1)], ids=["plain", "momentum", "adam"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "program"])
 def test_a_checkpoint_has_what_a_step_goes_on_with(optimizer: Any, dtype: str) -> None:
@@ -38,6 +39,7 @@ def test_moments_of_two_bytes_are_kept_as_such() -> None:
     assert checkpoint_bytes(trained) == spec.parameters * (4 + 2 + 2)
 
 
+@pytest.mark.slow
 def test_devices_draw_by_the_time_in_which_they_compute() -> None:
     plan = find_plan(SPEC, hardware="dgx-a100", devices=4, batch=8, pp=2, dp=2, tp=1, cp=1, zero=0, schedule="1f1b",
                      microbatch=2, recompute="none", order="pp dp cp tp").best

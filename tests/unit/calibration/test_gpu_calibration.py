@@ -80,6 +80,7 @@ def measured(tmp_path_factory):
         return calibrate(FakeGpu(MADE), path, say=silent), path
 
 
+@pytest.mark.slow
 def test_the_fit_finds_the_constants_that_made_the_measurements(measured):
     found, _ = measured
     hardware = found.found.hardware
@@ -94,6 +95,7 @@ def test_the_fit_finds_the_constants_that_made_the_measurements(measured):
     assert found.tables.notes["issue_seconds_of_an_op"] > 0         # the host of a GPU issues ahead
 
 
+@pytest.mark.slow
 def test_the_fit_finds_the_constants_of_each_kernel(measured):
     found, path = measured
     for kernels in (found.found.hardware.kernels, Hardware.of(f"dgx-h100:1+{path}").kernels):
@@ -156,6 +158,7 @@ def test_a_stack_file_stands_behind_a_preset_as_a_stack_does(measured):
     assert on_file("dgx-h100", path).devices == 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [
     "simulate gpt --num-layers 2 --hidden-size 256 --num-attention-heads 4 --seq-length 128 --vocab-size 512 --bf16 "
     "--global-batch-size 4 --devices 2",
@@ -176,6 +179,7 @@ def test_simulated_steps_are_told_beside_measured_ones_as_held_out(measured):
     assert "reached at best" in text and "dgx-h100" in text
 
 
+@pytest.mark.slow
 def test_no_step_is_among_what_constants_are_fitted_to(measured):
     found, _ = measured
     slower = FakeGpu(MADE, step_seconds=7.0)
@@ -200,6 +204,7 @@ def test_the_models_have_the_parameters_that_the_simulated_ones_have(model):
     assert (run.batch, run.microbatches) == (model.microbatch * model.microbatches, model.microbatches)
 
 
+@pytest.mark.slow
 def test_attention_is_told_as_it_is_for_seconds_on_end_and_products_as_they_are_alone(measured, tmp_path):
     found, _ = measured
     hot = without_training(FakeGpu(MADE, slower=1.25), tmp_path / "hot.toml")
@@ -231,6 +236,7 @@ def test_parts_without_a_constant_are_told_beside_the_one_rate_that_there_is(mea
 # -- what goes wrong ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_what_a_library_refuses_is_told_with_its_reason_and_the_rest_goes_on(tmp_path):
     def refuse(item: Item) -> None:
         if item.given.get("dtype") == "float8":
@@ -245,6 +251,7 @@ def test_what_a_library_refuses_is_told_with_its_reason_and_the_rest_goes_on(tmp
     assert "float8" not in found.found.values["flops_efficiencies"] and found.found is not None
 
 
+@pytest.mark.slow
 def test_a_model_that_does_not_fit_is_told_and_the_others_are_trained(tmp_path):
     class Small(FakeGpu):
         def step(self, model, steps):
@@ -334,6 +341,7 @@ def test_kept_tables_give_the_stack_behind_the_preset_which_beats_one_constant_u
         assert values.get("times", 1) == pytest.approx(stack["kernels"][kernel].get("times", 1), rel=1e-2), kernel
 
 
+@pytest.mark.slow
 def test_tables_beside_a_stack_give_the_same_stack_again(measured, tmp_path):
     _, path = measured
     again(str(path.with_suffix(".json")), tmp_path / "ours.toml")
@@ -372,6 +380,7 @@ def test_a_gpu_is_known_by_the_name_that_its_driver_gives_it(gpu, preset):
     assert preset_of(gpu) == preset and (preset is None or preset in Hardware.presets())
 
 
+@pytest.mark.slow
 def test_a_gpu_without_a_preset_gets_the_rates_that_it_reaches(tmp_path):
     machine = {**H100, "gpu": "NVIDIA Other 1", "multiprocessors": None}
     made = replace(MADE, products=None, memory_ramp_seconds=0.0, flops_efficiencies={})
@@ -398,6 +407,7 @@ def test_one_node_is_taken_of_clusters_and_all_of_a_slice():
         base_of(Tables({"gpu": "?"}))
 
 
+@pytest.mark.slow
 def test_several_gpus_are_told_by_the_base_the_step_and_the_rate_of_their_all_reduce(tmp_path):
     link = MADE.links[0]
     reached = Reached(3.8e11, 3.1e11, 2.2e-5, 4.4e-6)

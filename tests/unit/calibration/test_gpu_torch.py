@@ -50,6 +50,7 @@ def clock():
 # -- from end to end ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_quick_calibration_writes_a_stack_that_plan_takes(tmp_path, capsys):
     path = tmp_path / "here.toml"
     assert main(["calibrate", "--gpu", "--gpu-device", "cpu", "--quick", "--output", str(path)]) == 0
@@ -67,6 +68,7 @@ def test_a_quick_calibration_writes_a_stack_that_plan_takes(tmp_path, capsys):
     assert '"stack": "here"' in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_every_launch_of_a_whole_calibration_is_measured_but_graphs():
     device = Device(torch, "cpu", quick=True)
     for item in items():
@@ -145,11 +147,13 @@ def test_the_loss_is_that_of_the_simulated_model(sizes):
     assert found == pytest.approx(float(expected), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_training_lowers_the_loss(clock):
     row = measured_step(clock, QUICK_MODELS[1], 12)
     assert row["seconds"] > 0 and row["last_loss"] < row["first_loss"]
 
 
+@pytest.mark.slow
 def test_the_ops_of_a_step_are_recorded_with_their_shapes(clock):
     rows = {(row["name"], row["shapes"]): row for row in measured_step(clock, QUICK_MODELS[1], 2)["kernels"]}
     # Two microbatches through two layers: a product of 32 tokens for each.

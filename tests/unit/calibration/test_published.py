@@ -30,6 +30,7 @@ NCCL, KORTHIKANTI = Table.of("nccl-a100"), Table.of("korthikanti-2022")
 LARGE = 32 * 2**20
 
 
+@pytest.mark.slow
 def test_the_tables_say_where_they_are_from_and_what_was_fitted_to_them():
     assert tables() == ("fsdp-a100", "fsdp-h100", "korthikanti-2022", "megatron-h100", "nccl-a100", "zero-bubble-2023")
     assert not Table.of("zero-bubble-2023").parameters and "zero-bubble-2023" not in fitted_on("megatron-a100")
@@ -57,6 +58,7 @@ def test_the_constants_of_the_links_are_those_that_a_refit_finds():
         assert value == pytest.approx(reported(NCCL).parameters[name], rel=2e-3)
 
 
+@pytest.mark.slow
 def test_rows_that_were_held_out_are_told_beside_the_best_fit_of_the_same_form():
     few = replace(NCCL, rows=tuple(row for row in NCCL.rows if row.nbytes in (2**20, 2**28)))
     again = refitted(few)
@@ -97,6 +99,7 @@ def test_a_refit_finds_the_constants_that_made_the_numbers_and_leaves_out_one_mo
     assert all(line.held_out is False for line in refitted(table).lines)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", [
     "no recomputation", *(pytest.param(other, marks=pytest.mark.slow) for other in (
         "sequence parallel", "full recomputation", "selective recomputation", "selective, sequence parallel"))])
@@ -107,6 +110,7 @@ def test_a_layer_takes_what_was_measured(what):
         assert row.predicted(hardware_of(KORTHIKANTI, row)) == pytest.approx(row.measured, rel=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["28.3B", *(pytest.param(other, marks=pytest.mark.slow) for other in (
     "1.5B", "6.2B", "14.6B"))])
 def test_layers_that_nothing_was_fitted_to_take_in_all_what_was_measured(model):

@@ -26,6 +26,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_file_and_a_folder_are_planned_and_simulated(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
     for word in (f"{folder}", f"{folder / 'config.json'}"):
         status, out, _ = said(capsys, "plan", word, "--global-batch-size", "4", *ON, "--json")
@@ -42,6 +43,7 @@ def test_show_prints_the_loss_of_a_model(capsys: pytest.CaptureFixture[str], fol
     assert (status, out) == (2, "") and "gpt has all its figures as flags" in err
 
 
+@pytest.mark.slow
 def test_a_repository_names_the_model(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--hardware", "dgx-h100", "--devices", "8", "--tensor-model-parallel-size", "8", "--num-layers", "2", "--json")
     found = [said(capsys, "simulate", word, *words) for word in ("meta-llama/Llama-2-7b-hf", "llama2-7b")]
@@ -56,6 +58,7 @@ def test_what_the_reader_has_to_say_is_told(capsys: pytest.CaptureFixture[str], 
     assert status == 0 and "its text_config is read" in err and "num_nextn_predict_layers=2 is left out" in err
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("content", "told"), [
     ('{"model_type": "mamba"}', "the architecture 'mamba' is not known"),
     ("[]", "must be an object of fields"), ("{", "is no JSON"), ('{"model_type": "llama", "hidden_size": []}', "hidden_size"),

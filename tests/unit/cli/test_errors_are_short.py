@@ -84,6 +84,7 @@ def check(name: str, length: int, samples: int) -> None:
         assert len(said) < MOST, (text[:40], said[:200])
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", READERS)
 def test_an_error_about_a_long_text_is_short(name: str) -> None:
     check(name, 20_000, 3)
@@ -95,6 +96,7 @@ def test_an_error_about_a_megabyte_is_short(name: str) -> None:
     check(name, 1_000_000, 10)
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("words", [
     "{}", "show {}", "show m.mlir --strategy {}", "show m.mlir --mesh {}", "run m.mlir --size {}", "plan {}",
     "plan gpt2 --fix {}", "plan gpt2 --hardware {} --devices 2", "simulate {} --hardware dgx-h100", "hardware {}",

@@ -124,6 +124,7 @@ def trace_file(tmp_path_factory):
     return path.read_bytes()
 
 
+@pytest.mark.slow
 @within_a_test
 @given(st.data())
 def test_traces(tmp_path, trace_file, data):
@@ -323,6 +324,7 @@ def files(tmp_path, monkeypatch):
     Path("directory").mkdir()
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize(("main", "name"), COMMANDS, ids=[name for _, name in COMMANDS])
 @within_a_test
 @given(draw=st.data())
@@ -392,6 +394,7 @@ def test_a_broken_question_for_plans_is_refused_before_a_plan_is_timed(files, mo
     assert re.fullmatch(r"program plan: .+\n", said)
 
 
+@pytest.mark.slow
 def test_a_head_that_costs_more_than_any_number_of_layers_is_balanced_at_once(files):
     """`--vocab-size` of 30 digits: no loop counts to what the head costs."""
     assert balanced_ends(10_000, 64, 1e28) == balanced_ends(10_000, 64, 10_000.0)
@@ -412,6 +415,7 @@ def test_a_plan_beyond_what_is_searched_is_refused(files):
         assert said.startswith(f"program plan: {error}")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("words", "error"), [
     (["--vocab-size", f"{10**18 - 11}"], "a model may have at most 72,057,594,037,927,936 parameters, got 16,"),
     (["--seq-length", f"{10**14}", "--position-embedding-type", "rope"],

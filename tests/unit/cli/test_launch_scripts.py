@@ -44,6 +44,7 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_script_is_simulated_and_what_changes_nothing_is_told(
     capsys: pytest.CaptureFixture[str], script: Path
 ) -> None:
@@ -66,6 +67,7 @@ def test_names_and_flags_are_set_and_the_command_line_wins(script: Path) -> None
     assert flags("--num-layers", "5", "--set", "LAYERS=3").num_layers == 5
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("words", "error"), [
     ("--strict-flags", "--strict-flags: known and not modelled: --tp-comm-overlap"),
     ("--set LAYERS", "--set needs a name and a value, as in --set NAME=8; got 'LAYERS'"),
@@ -156,7 +158,7 @@ def taken(flags: MegatronFlags) -> None:
     raise WrongWords("the file was taken")
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("first", range(0, 200, 25))
 def test_hostile_files_get_one_line_and_nothing_is_run(first: int, tmp_path: Path) -> None:
     canary, path = tmp_path / "canary", tmp_path / "flags.sh"
@@ -170,6 +172,7 @@ def test_hostile_files_get_one_line_and_nothing_is_run(first: int, tmp_path: Pat
         assert not canary.exists() and {each.name for each in tmp_path.iterdir()} == {"flags.sh"}
 
 
+@pytest.mark.slow
 def test_of_flags_that_are_given_again_and_again_the_last_counts(tmp_path: Path) -> None:
     path = tmp_path / "flags.sh"
     path.write_text("--num-layers 2 --bf16 --seed 1\n" * 30_000 + "--num-layers 3")

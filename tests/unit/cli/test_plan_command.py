@@ -70,6 +70,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder_of_plans(tmp_path_factory.getbasetemp())
 
 
+@pytest.mark.slow
 def test_the_plans_are_in_the_order_of_their_full_simulations(capsys, monkeypatch):
     row = plan_document._row
     first = json.loads(said(capsys, "plan", *SEARCH, "--json")[1])["plans"]
@@ -80,6 +81,7 @@ def test_the_plans_are_in_the_order_of_their_full_simulations(capsys, monkeypatc
     assert [plan["command"] for plan in turned] == [plan["command"] for plan in reversed(first)]
 
 
+@pytest.mark.slow
 def test_gradients_in_16_bits_are_assumed_where_a_flag_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     words = [*SEARCH, "--top", "1", "--fix", "dp=2"]
     wide, narrow = (json.loads(said(capsys, "plan", *words, *more, "--json")[1])["plans"][0]
@@ -92,6 +94,7 @@ def test_gradients_in_16_bits_are_assumed_where_a_flag_says_so(capsys: pytest.Ca
     assert "bfloat16 with main copies in float32, gradients in bfloat16" in " ".join(text.split())
 
 
+@pytest.mark.slow
 def test_every_figure_of_a_plan_can_be_had_by_its_command(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = said(capsys, "plan", "--load", str(file), "--json")
     found = json.loads(out)
@@ -206,6 +209,7 @@ def test_what_a_cap_leaves_unproved_is_told(capsys: pytest.CaptureFixture[str], 
     assert "the first may be up to 12.5% slower than the best: --simulations stopped" in " ".join(out.split())
 
 
+@pytest.mark.slow
 def test_every_plan_of_the_front_has_its_words(capsys: pytest.CaptureFixture[str], file: Path, tmp_path: Path) -> None:
     document = json.loads(file.read_text())
     other = tmp_path / "other.json"
@@ -246,6 +250,7 @@ def test_a_plan_that_no_flags_say_has_a_strategy_as_its_command(capsys: pytest.C
     assert again["seconds"] == plan["seconds"] and again["memory"] == plan["memory"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rows", "more"), [
     pytest.param("B", [], marks=pytest.mark.slow), ("N", ["--fix", "overlap=1"])])
 def test_a_program_in_a_file_is_planned(
@@ -304,6 +309,7 @@ def test_a_model_of_onnx_with_its_loss_is_planned(capsys: pytest.CaptureFixture[
         capsys, "plan", *words, "--batch", "B=8")[2]
 
 
+@pytest.mark.slow
 def test_where_nothing_fits_the_need_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     words = "--hardware dgx-a100 --devices 2 --global-batch-size 2 --fix schedule=1f1b --fix sp=0 --fix pp=1"
     usual = [*words.split(), "--fix", "recompute=none"]
@@ -352,6 +358,7 @@ def test_a_question_that_cannot_be_is_refused(text: str, error: str) -> None:
         checked_settings(question(text, spec, {"pp": 4}), TrainedModel.of(spec, SGD(1.0)))
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("words", "error"), [
     ("gpt2 --hardware dgx-a100 --devices 4", "--global-batch-size must say"),
     ("gpt2 --hardware dgx-a100 --global-batch-size 4", "devices"),
@@ -406,6 +413,7 @@ def test_wrong_words_are_one_line(
     assert error in err and err.count("\n") == 1, err
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("change", "error"), [
     ({"format": "others"}, "not written by plan --save"), ({"version": 2}, "version 2, and versions up to 1 are read"),
     ({"gap": "none"}, "gap of the document must be a number"), ({"plans": [3]}, "plans must be a list of objects"),
@@ -451,6 +459,7 @@ def test_the_page_has_all_plans_and_what_was_asked(
     assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")
 
 
+@pytest.mark.slow
 def test_stages_of_different_sizes_are_told(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -471,6 +480,7 @@ def test_stages_of_different_sizes_are_told(
     assert f"as the text of a strategy:\n  {found['plans'][0]['strategy']}\n" in out
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize(("more", "status", "told"), [
     (("--slices", "3"), 2, "batch must be a multiple of the 3 microbatches, got 8"),
     (("--slices", "4", "--auto"), 2, "--auto and --slices are two searches; leave one out"),
@@ -499,6 +509,7 @@ def test_json_has_what_was_asked_beside_the_plans(file: Path, capsys: pytest.Cap
     assert f"Why not pp=1: {first['answer']}." in text and f"Why not tp=8: {second['answer']}." in text
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("words", "told"), [
     ("gpt2", "leave out gpt2"), ("--hardware dgx-a100", "leave out --hardware"), ("--fix tp=2", "leave out --fix"),
     ("--why-not tp=2", "leave out --why-not"), ("--num-layers 3", "leave out --num-layers"),
@@ -521,6 +532,7 @@ def test_a_setting_that_is_given_twice_is_refused(capsys: pytest.CaptureFixture[
     assert (status, out) == (2, "") and told in err and err.count("\n") == 1
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("command", ["plan", "simulate"])
 @pytest.mark.parametrize(("name", "near"), [
     ("qwen9-8b", "did you mean qwen3-8b"), ("someone/no-such-model", "the models are gpt"), ("llama4", "llama3-8b"),
@@ -541,6 +553,7 @@ def test_a_file_that_is_missing_is_told_as_such(capsys: pytest.CaptureFixture[st
         assert status == 2 and "nowhere.mlir cannot be read: No such file or directory" in err
 
 
+@pytest.mark.slow
 def test_the_optimizer_of_a_transformer_counts(capsys: pytest.CaptureFixture[str]) -> None:
     def peak(*words: str) -> int:
         status, out, err = said(capsys, "plan", *SEARCH, "--fix", "dp=4", "--json", *words)
@@ -575,6 +588,7 @@ def test_the_optimizer_of_a_program_has_its_own_form(tmp_path: Path, capsys: pyt
     assert status == 2 and "--optimizer: there is no 'lion'; there is sgd, adam, adamw" in err
 
 
+@pytest.mark.slow
 def test_a_preset_without_a_number_says_how_many_devices_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["simulate", *SMALL, "--global-batch-size", "1120"]
     status, out, err = said(capsys, *words, "--hardware", "dgx-a100")
@@ -584,6 +598,7 @@ def test_a_preset_without_a_number_says_how_many_devices_it_is(capsys: pytest.Ca
         assert said(capsys, *words, *more)[2] == ""
 
 
+@pytest.mark.sampled(4, 3)
 @pytest.mark.parametrize(("words", "context", "told"), [
     ((), 1.07e9, "80.0 GB each, with a reserve of 1.07 GB a process, 300 MB a communicator, 8 % of what tensors hold"),
     (("--reserve", "4GB"), 4e9, "80.0 GB each, with a reserve of 4 GB a process"), (("--memory", "70GB"), 0, "70.0 GB each"),

@@ -23,6 +23,7 @@ def written(run: PublishedRun) -> TrainingRun:
     return training_run(arguments, flags_of(arguments), arguments.devices)
 
 
+@pytest.mark.slow
 def test_every_dense_run_in_16_bits_is_one_command() -> None:
     assert len(RUNS) == 142
     for published in RUNS:
@@ -37,7 +38,7 @@ def test_every_dense_run_in_16_bits_is_one_command() -> None:
         assert run.replicas * shape["pp"] * shape["cp"] * shape["tp"] == run.mesh.size
 
 
-@pytest.mark.sampled(24, 5)
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("number", range(len(RUNS)))
 def test_the_program_of_every_dense_run_is_built(number: int) -> None:

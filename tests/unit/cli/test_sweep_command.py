@@ -28,6 +28,7 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str
     return status, out, err
 
 
+@pytest.mark.slow
 def test_a_sweep_has_the_plan_of_each_cell_and_what_it_costs(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--tokens", "1B", "--days", "300", "--price", "dgx-h100=4,dgx-a100=1.5", "--json"]
     status, out, err = said(capsys, "plan", *SMALL, *ON, *words)
@@ -58,6 +59,7 @@ def test_the_table_has_80_columns_and_its_figures_those_of_the_json(capsys: pyte
         assert words in out, words
 
 
+@pytest.mark.slow
 def test_failures_and_carbon_are_told_where_they_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     more = ["--tokens", "1B", "--mtbf", "100h", "--storage", "1MB/s", "--carbon", "350"]
     status, out, err = said(capsys, "plan", *SMALL, *ON, *more)
@@ -72,6 +74,7 @@ def test_failures_and_carbon_are_told_where_they_are_asked_for(capsys: pytest.Ca
         assert each["failures"]["checkpoint_seconds"] == each["failures"]["checkpoint_bytes"] / 1e6
 
 
+@pytest.mark.slow
 def test_a_range_of_batches_is_swept(capsys: pytest.CaptureFixture[str]) -> None:
     words = [word for word in SMALL if word != "8"][:-1] + ["--hardware", "dgx-a100", "--devices", "2", "--tokens", "1B"]
     words[words.index("--seq-length") + 1:words.index("--vocab-size")] = ["8"]
@@ -82,6 +85,7 @@ def test_a_range_of_batches_is_swept(capsys: pytest.CaptureFixture[str]) -> None
     assert "4 to 8 sequences a step" in out and "another batch changes what is trained" in out
 
 
+@pytest.mark.slow
 def test_the_page_has_the_picture_and_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "budget.html"
     words = ["--hardware", "dgx-a100,dgx-h100", "--devices", "2", "--tokens", "1B", "--days", "3", "--html", str(page)]
@@ -97,6 +101,7 @@ def test_the_page_has_the_picture_and_the_table(tmp_path: Path, capsys: pytest.C
     assert said(capsys, "plan", *SMALL, *words[:-1], str(tmp_path / "nowhere" / "x.html"))[0] == 2
 
 
+@pytest.mark.slow
 def test_where_nothing_meets_the_days_the_nearest_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, err = said(capsys, "plan", *SMALL, *ON, "--tokens", "1T", "--days", "1")
     assert status == 1 and err.count("\n") == 1 and "(* in 1 days)" in out and "\n*" not in out
@@ -126,6 +131,7 @@ def test_an_interrupt_tells_what_there_is(
     assert [each["devices"] for each in json.loads(out)["sweep"]] == [2, 4]
 
 
+@pytest.mark.slow
 def test_a_program_in_a_file_is_swept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "loss.mlir"
     path.write_text(str(models.mlp((8, 16, 4), ir.symbol("N"))))
@@ -139,6 +145,7 @@ def test_a_program_in_a_file_is_swept(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "row_tokens must say how many tokens" in said(capsys, *words)[2]
 
 
+@pytest.mark.slow
 def test_a_cell_that_cannot_be_keeps_its_row(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--hardware", "pcie-v100,dgx-a100", "--devices", "2", "--tokens", "1B"]
     status, out, err = said(capsys, "plan", *SMALL, *words)
@@ -146,6 +153,7 @@ def test_a_cell_that_cannot_be_keeps_its_row(capsys: pytest.CaptureFixture[str])
     assert "dgx-a100  2  " in out
 
 
+@pytest.mark.slow
 def test_an_imperfect_cluster_is_told_beside_the_perfect_one(capsys: pytest.CaptureFixture[str]) -> None:
     """And the `simulate` line of its plan has the same faults, so that it gives the same seconds."""
     wrong = ["--slow-links", "10%:0.5", "--slow-links", "nvlink:50%:0.25", "--slow-devices", "1:0.5", "--jitter", "3%"]
@@ -188,7 +196,7 @@ WRONG = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("flag", WRONG)
 def test_wrong_words_of_a_sweep_are_one_line(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     for value in WRONG[flag]:
@@ -210,6 +218,7 @@ def test_a_preset_needs_a_number_of_devices(capsys: pytest.CaptureFixture[str]) 
     assert (status, out) == (2, "") and "say how many devices of dgx-a100 there are" in err
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("words", [
     "--days 3", "--price 2", "--carbon 400", "--mtbf 5h", "--storage 1GB/s", "--restart 3min",
     "--row-tokens 8", "--global-batch-size 4:8", "--devices 2,4", "--hardware dgx-a100,dgx-h100",

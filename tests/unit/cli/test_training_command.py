@@ -41,6 +41,7 @@ def of_flags() -> tuple[int, str, str]:
     return status, out.getvalue(), err.getvalue()
 
 
+@pytest.mark.slow
 def test_the_json_has_the_figures_of_the_run() -> None:
     status, out, err = of_flags()
     run = MegatronFlags(
@@ -52,6 +53,7 @@ def test_the_json_has_the_figures_of_the_run() -> None:
     assert err == "without effect on a simulated step: --lr, --seed, --overlap-grad-reduce\n"
 
 
+@pytest.mark.slow
 def test_a_strategy_says_what_flags_say(capsys: pytest.CaptureFixture[str]) -> None:
     _, by_flags, _ = of_flags()
     text = "tp=2 precision=bf16 pp@block.1=2 1f1b:4"
@@ -62,6 +64,7 @@ def test_a_strategy_says_what_flags_say(capsys: pytest.CaptureFixture[str]) -> N
     assert [*other["mesh"]] == ["tp", "pp"] and other["peak_bytes"] == json.loads(by_flags)["peak_bytes"]
 
 
+@pytest.mark.slow
 def test_stages_with_meshes_of_their_own_have_memory_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
     text = "precision=bf16 dp tp pp 1f1b:2,meshes=dp=2|tp=2"
     status, out, _ = said(capsys, "gpt", *MODEL, *ON, "--strategy", text, "--json")
@@ -70,6 +73,7 @@ def test_stages_with_meshes_of_their_own_have_memory_of_their_own(capsys: pytest
     assert found["peak_bytes"] == max(sum(held.values()) for held in found["memory"])
 
 
+@pytest.mark.slow
 def test_a_strategy_without_stages_works_on_the_batch_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("gpt", *MODEL, *ON, "--strategy", "dp=4 zero=3 precision=bf16", "--global-batch-size", "8", "--json")
     status, out, _ = said(capsys, *words)
@@ -78,6 +82,7 @@ def test_a_strategy_without_stages_works_on_the_batch_at_once(capsys: pytest.Cap
     assert found["bubble"] == 0 and len(found["memory"]) == 1
 
 
+@pytest.mark.slow
 def test_the_text_has_80_columns_and_a_page_is_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     status, out, _ = said(capsys, "llama3-8b", "--num-layers", "2", "--seq-length", "64", *ON, "--bf16",
@@ -117,6 +122,7 @@ def test_a_model_that_does_not_fit_the_memory_is_told(capsys: pytest.CaptureFixt
     assert status == 0 and "It does not fit: " in out and "dgx-a100 has 80.0 GB" in out
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("words", "error"), [
     ("gpt --hardware dgx-a100 --num-layres 3", "there is no option --num-layres; did you mean --num-layers?"),
     ("gpt --hardware dgx-a100 --hidden-size 8", "gpt needs --num-layers, --num-attention-heads, --seq-length, --voc"),

@@ -68,6 +68,7 @@ def sizes(failure: Failure) -> int:
     return own + sum(map(sizes, inside))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", RAISED)
 def test_a_long_exception_is_short_on_the_host(name: str) -> None:
     failure = describe_exception(RAISED[name]())

@@ -80,7 +80,7 @@ over_every_size = pytest.mark.parametrize("size", [
     size if size in (1, 2, 3, 5, 8) else pytest.param(size, marks=pytest.mark.slow) for size in SIZES])
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 @over_every_size
 @settings(max_examples=12, deadline=None)
 @given(shape=shapes)

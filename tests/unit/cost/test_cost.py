@@ -172,6 +172,7 @@ def test_pieces_are_chosen_as_the_derivative_says():
     assert FLAT.collective("broadcast", nbytes, range(g), algorithm="pipelined_ring").seconds == min(told)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("g", range(1, 10))
 def test_phases_carry_what_the_steps_of_the_algorithms_say(g):
     for collective in COLLECTIVES:
@@ -202,6 +203,7 @@ def test_doublings_by_rule_are_their_steps(collective, name, g):
                                                                   == "all_reduce" else g)}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("g", [2, 3, 4, 7, 8, 12, 33])
 @pytest.mark.parametrize(("collective", "name"), [
     ("all_reduce", "tree"), ("broadcast", "tree"), ("reduce", "tree"), ("scatter", "tree"), ("gather", "tree"),

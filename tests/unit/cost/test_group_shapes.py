@@ -84,6 +84,7 @@ def test_turns_have_the_terms_of_their_phases_in_their_order() -> None:
                 assert list(by_rule.items()) == list(one_by_one.items())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("striped", [False, True])
 def test_single_messages_in_turn_have_the_terms_of_their_phases(striped: bool) -> None:
     for extents in ((2, 3, 2), (4, 3), (5,)):

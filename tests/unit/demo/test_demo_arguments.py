@@ -79,6 +79,7 @@ def test_a_wrong_mesh_is_refused_with_the_reason(text, reason):
     assert reason in str(caught.value)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -241,6 +242,7 @@ def test_a_job_is_what_the_words_say():
     assert (job.mlp.pipeline.schedule.name, job.mlp.pipeline.stages, job.mlp.pipeline.microbatches) == ("gpipe", 3, 5)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", sorted(set(SCHEDULES) - {"inference"}))
 def test_every_schedule_that_trains_is_a_job(name):
     job = mlp.prepare(parser_of("mlp").parse(words(f"--pp 3 --schedule {name}")))

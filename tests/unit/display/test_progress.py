@@ -52,6 +52,7 @@ def test_where_there_is_no_terminal_nothing_is_written(monkeypatch, term):
     assert stream.getvalue() == ""
 
 
+@pytest.mark.slow
 def test_a_search_for_plans_tells_how_far_it_is(terminal):
     spec = TransformerSpec(
         layers=1, width=8, heads=2, vocabulary=8, sequence=4, biases=False, norm="rms", activation="relu")

@@ -13,6 +13,7 @@ from parallelism.display import WIDTH, given_seconds, in_columns
 from parallelism.display.quantities import bytes_in, count, fit, given, nbytes, plural, rate, seconds
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("written", "expected"), [
     (seconds(0), "0 s"), (seconds(0.9995), "1.00 s"), (seconds(0.9994), "999 ms"), (seconds(1.5e-3), "1.50 ms"),
     (seconds(2e-9), "0.00200 us"), (seconds(12345), "12345 s"), (seconds(float("inf")), "inf s"),

@@ -40,6 +40,7 @@ events = st.builds(Event, **{field.name: SPECIAL.get(field.name, OF_TYPE.get(fie
 lists_of_events = st.lists(events, max_size=8)
 
 
+@pytest.mark.slow
 @given(lists_of_events)
 def test_events_come_out_as_they_went_in(given_events):
     columns = Columns.of(given_events)

@@ -50,6 +50,7 @@ def test_exchanges_are_apart_by_dtype_and_have_tags_of_their_own():
     assert found.alone == {*stages[1].weights} - {*stages[0].weights}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("text", ["pp=2 tp=2 sp 1f1b:2", "pp=2 dp=2 zero=1 interleaved_1f1b:2x2", "pp=2 dp=2 1f1b:3"])
 def test_a_device_does_what_its_endings_say(text):
     strategy, mesh = Strategy.parse_on_mesh(text)

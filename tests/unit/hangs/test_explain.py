@@ -310,6 +310,7 @@ def test_gloo_says_no_ranks_of_groups_and_only_what_is_retired(tmp_path):
     assert found.cause == "deadlock: rank 1 did not come to calling all_reduce, for which rank 0 waits"
 
 
+@pytest.mark.slow
 def test_a_thousand_ranks_are_told_in_a_few_lines(tmp_path):
     job = Job(1000)
     job.alike("all_reduce", 10)

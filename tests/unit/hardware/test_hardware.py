@@ -59,6 +59,7 @@ def numbers(table, path=""):
             yield f"{path}{name}"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", Hardware.presets())
 def test_every_number_of_a_preset_has_its_source(name):
     table = tomllib.loads((files("parallelism.hardware") / "presets" / f"{name}.toml").read_text(encoding="utf-8"))
@@ -70,6 +71,7 @@ def test_every_number_of_a_preset_has_its_source(name):
                                                "Narayanan", "half of a core's share")), source
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", Hardware.presets())
 def test_a_preset_is_a_value(name):
     told = Hardware.preset(name)
@@ -110,6 +112,7 @@ def test_the_machines_of_2025_are_as_their_data_sheets_say():
     assert Hardware.preset("tpu-v6e-multislice:3").devices == 768
 
 
+@pytest.mark.slow
 def test_a_group_in_a_slice_uses_no_data_centre_network():
     """Two slices: groups inside of one are as fast as alone; a group of both waits for the network."""
     one, several = Costs(Hardware.preset("tpu-v6e")), Costs(Hardware.preset("tpu-v6e-multislice:2"))
@@ -118,6 +121,7 @@ def test_a_group_in_a_slice_uses_no_data_centre_network():
     assert inside[0] == inside[1] and across > 2**28 / 12.5e9
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", Hardware.presets())
 def test_the_numbers_of_a_preset_fit_each_other(name):
     told = Hardware.preset(name)
@@ -170,6 +174,7 @@ def test_a_typing_error_is_told_the_nearest_name():
 # -- what is checked -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("fields", "words"), [
     ({"memory_bytes": 0}, r"memory_bytes must be a number of bytes, above 0; got 0"),
     ({"memory_bytes": "80 GB"}, r"memory_bytes must be a number of bytes, above 0; got '80 GB'"),
@@ -377,6 +382,7 @@ def test_a_file_says_what_the_value_says(tmp_path):
     assert Hardware.of(str(tmp_path / "ours.json")) == expected
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("told", [
     *map(Hardware.preset, Hardware.presets()),
     hardware(placement=(3, 1), title="</script> & co", sources={"name": "a 'choice'"}, faults=[LinkFault(target=0)],
@@ -518,6 +524,7 @@ def test_the_command_lists_the_presets_shows_one_and_names_the_nearest(capsys, t
         main(["hardware", "a", "b"])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", Hardware.presets())
 def test_every_number_of_a_preset_says_whether_it_was_checked(name):
     said = re.compile(r"^(estimate|a choice|measured on|a sixth of)|; (unchecked$|checked: \S)")

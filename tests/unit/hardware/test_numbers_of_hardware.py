@@ -73,6 +73,7 @@ def program() -> Executable:
     return Executable(localize(DataParallel()(train_step(LOSS, Adam())), Mesh(dp=6)))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: ".".join(map(str, place)))
 def test_a_number_that_gives_no_time_is_refused_by_its_name(place: Place) -> None:
     for value in (nan, inf, -inf, -1.0, 1e-300, 1e-37, 1e37, 1e308, 5e-324):
@@ -81,6 +82,7 @@ def test_a_number_that_gives_no_time_is_refused_by_its_name(place: Place) -> Non
         assert len(str(refused.value)) < 300
 
 
+@pytest.mark.sampled(17)
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: ".".join(map(str, place)))
 def test_a_number_that_is_taken_gives_finite_times(place: Place) -> None:
     for value in (0.0, SMALLEST, 1e-9, 1e9, LARGEST):

@@ -44,6 +44,7 @@ TEXTS = {
 }
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.timeout(200)
 @pytest.mark.slow_for("signs", "sum", "alias", "hidden")
 @pytest.mark.parametrize("name", TEXTS)

@@ -45,6 +45,7 @@ def drawn(types, seed=0):
     return jax.tree.map(lambda t: rng.normal(size=t.shape).astype("f4") / 4, types, is_leaf=is_type)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("time", [6, T])
 def test_a_language_model_with_a_symbolic_batch_and_time(time):
     tokens = ir.TensorType("i32", (B, time))
@@ -58,6 +59,7 @@ def test_a_language_model_with_a_symbolic_batch_and_time(time):
         assert_allclose(found, language_loss(weights, ids, targets), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_such_a_loss_is_planned():
     tokens = ir.TensorType("i32", (B, 6))
     program = from_jax(language_loss, {**WEIGHTS, "layers": []}, tokens, tokens)
@@ -80,6 +82,7 @@ FUNCTIONS = {
 }
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_functions_of_open_shapes(name):
     function, types = FUNCTIONS[name]
@@ -98,6 +101,7 @@ def test_functions_of_open_shapes(name):
             assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_open_extents_of_a_module_have_the_names_that_jax_gave_them():
     rows, = export.symbolic_shape("rows")
     made = jax.ShapeDtypeStruct

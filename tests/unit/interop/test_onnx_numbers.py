@@ -37,6 +37,7 @@ def outputs_of(node, given, opset, like=None):
     return ir.interpret(program, {**weights, **given}).outputs, expected
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("outputs", [("y", "", ""), ("y", "", "", "w"), ("y", "k2", "v2", "w"), ("y", "k2", "", ""),
                                      ("y",)])
 @pytest.mark.parametrize("causal", [0, 1])
@@ -49,6 +50,7 @@ def test_an_attention_may_leave_outputs_out(outputs, causal):
         assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", ["int8", "int32", "int64", "uint8", "uint32", "float16", "float32", "float64"])
 @pytest.mark.parametrize("fmod", [0, 1])
 def test_a_remainder_has_the_sign_of_the_divisor_or_of_the_dividend(dtype, fmod):

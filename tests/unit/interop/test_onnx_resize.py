@@ -39,7 +39,7 @@ def both(model, x):
     return ir.interpret(program, {"x": x}).outputs[0], ReferenceEvaluator(model).run(None, {"x": x})[0]
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("coordinates", COORDINATES)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("wanted", [

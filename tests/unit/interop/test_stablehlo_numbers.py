@@ -47,6 +47,7 @@ def test_a_constant_of_a_narrow_dtype_need_not_be_one_number(text, type, numbers
     assert_array_equal(np.signbit(found.astype(np.float64)), np.signbit(expected))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("type", "dtype", "least", "most"), [
     ("i4", ml_dtypes.int4, -8, 7), ("ui4", ml_dtypes.uint4, 0, 15), ("i2", ml_dtypes.int2, -2, 1),
     ("ui2", ml_dtypes.uint2, 0, 3)])
@@ -126,7 +127,7 @@ FUNCTIONS = {
 }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("dtype", MLIR)
 def test_a_function_of_few_bits_is_computed_in_float32_and_rounded_once(name, dtype):
@@ -196,6 +197,7 @@ def module(meshes, body, sharding):
             " return %0 : tensor<8xf32>\n} }")
 
 
+@pytest.mark.slow
 def test_a_module_lies_in_the_mesh_that_its_shardings_name():
     program = from_stablehlo(module('sdy.mesh @other = <["a"=4]>\nsdy.mesh @m = <["a"=2, "b"=2]>', MANUAL,
                                     '@m, [{"a", "b"}]'))
@@ -240,6 +242,7 @@ def test_a_tensor_on_one_device_alone_is_read_as_any_other(text):
 # -- what is said ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.slow_for("an op")      # of a dialect that is not known, so that a child process reads it first
 @pytest.mark.parametrize("text", [
     "module { " + "a" * 50_000 + " }", "a" * 50_000,

@@ -36,6 +36,7 @@ def in_main(body, arguments="%x: tensor<4xf32>", result="tensor<4xf32>"):
     return f"module {{ func.func public @main({arguments}) -> {result} {{\n{body}\n}} }}"
 
 
+@pytest.mark.slow
 def test_text_a_file_and_an_artifact_are_one_program(tmp_path):
     program = from_stablehlo(DOUBLED)
     assert [op.kind for op in program.ops] == ["add", "sum"]
@@ -49,6 +50,7 @@ def test_text_a_file_and_an_artifact_are_one_program(tmp_path):
     assert_array_equal(ir.interpret(again, [x]).outputs[0], (x * 2).sum(0))
 
 
+@pytest.mark.slow
 def test_an_artifact_with_a_string_that_is_not_text_is_one_error():
     """It is read in a process of its own: the bindings end theirs."""
     content = artifact(DOUBLED.replace("doubled", "named_so"))

@@ -22,6 +22,7 @@ LOSS = 5.925607681274414
 """What PyTorch 2.13.0 computes (`torch_models`)."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt_loss", "gpt_loss_torchscript"])
 def test_files_of_both_exporters_have_the_loss_the_symbols_and_the_modules(name):
     program, weights = from_onnx(DATA / f"{name}.onnx")

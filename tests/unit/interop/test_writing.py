@@ -52,7 +52,7 @@ def arrays(function, seed=0):
     return [rng.normal(size=value.type.shape).astype(np.float32) for value in function.inputs]
 
 
-@pytest.mark.sampled(150)
+@pytest.mark.sampled(450)
 @pytest.mark.parametrize("example", WRITTEN, ids=str)
 def test_an_operator_is_computed_by_xla_as_here_and_comes_back(example):
     function, given = example.function(), example.arrays()
@@ -75,6 +75,7 @@ def test_inputs_keep_their_names(mesh):
     assert [value.name for value in again.inputs] == [value.name for value in function.inputs]
 
 
+@pytest.mark.slow
 def test_a_module_of_jax_has_the_names_that_it_was_written_with():
     low = jax.jit(lambda p, x: x @ p["w"] + p["b"][0]).lower(
         {"w": np.ones((3, 4)), "b": [np.ones(4)]}, np.ones((2, 3)))
@@ -90,6 +91,7 @@ def test_a_step_goes_out_and_in_again():
         assert_allclose(a, b, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_layouts_and_collectives_are_written():
     laid = Strategy(TensorParallel("tp"))(network())
     mesh = Mesh(tp=2)

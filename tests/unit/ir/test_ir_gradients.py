@@ -54,6 +54,7 @@ def check_slopes(function, seed=0):
     assert_allclose(total, expected, rtol=1e-7, atol=1e-8)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_the_gradient_of_a_model_is_that_of_central_differences(name):
     check_slopes(numbered(MODELS[name]))
@@ -66,6 +67,7 @@ def test_gradients_of_models_on_many_inputs(name):
         check_slopes(numbered(MODELS[name]), seed)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_gradient_is_a_function_again(name):
     function = MODELS[name]
@@ -233,6 +235,7 @@ def test_the_gpt_by_the_kernels_of_attention():
     assert_allclose(ir.interpret(function, arrays).outputs[0], expected, rtol=1e-12)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("chosen", "capacity"), [(1, 5), (1, 2), (2, 2), (2, 3), (3, 9), (3, 1)])
 def test_a_mixture_token_by_token(chosen, capacity):
     function = models.mixture(4, 6, 3, chosen, capacity, 2, 5, balance=0.5)

@@ -43,6 +43,7 @@ def recorded(function):
     return ir.interpret(ir.record(function, T("f64", SHAPE)), [X]).outputs[0]
 
 
+@pytest.mark.slow
 @given(keys())
 def test_slices_and_numbers_read(key):
     expected = of_numpy(lambda x: x[key])

@@ -48,6 +48,7 @@ def test_what_is_no_number_is_none_of_them():
         typed(ml_dtypes.float4_e2m1fn, 2)
 
 
+@pytest.mark.slow
 def test_the_package_is_not_loaded_without_need():
     code = ("import sys; from parallelism import ir, models; import vcluster.runs;"
             "ir.parse(str(models.mlp((2, 3), 4, 'f16'))); print('ml_dtypes' in sys.modules);"
@@ -69,6 +70,7 @@ RULES = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("what", RULES)
 def test_the_dtype_is_that_which_numpy_gives_for_float16(what):
     half = RULES[what](np.ones((2, 3), np.float16)).dtype
@@ -136,6 +138,7 @@ def test_the_gradient_of_whole_numbers_is_exact():
             assert_array_equal(x.astype(float), y)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("make", [
     lambda dtype: models.mlp((5, 7, 3), 4, dtype), lambda dtype: models.gpt(11, 8, 2, 1, 5, 2, dtype),
     lambda dtype: models.convolutional((6, 5, 2), (3, 4), 7, 2, dtype),

@@ -33,6 +33,7 @@ def test_every_operator_has_examples():
     assert set(KINDS) == MAKERS.keys() == OPERATORS.keys() - MESSAGES
 
 
+@pytest.mark.sampled(8)
 @by_kind
 def test_the_kernel_makes_what_the_types_say(kind):
     for example in (*examples(kind), drawn(kind, 0)):
@@ -50,6 +51,7 @@ def fitted(x, dtype):
     return np.minimum(x, integer_limits(dtype)[1]).astype(dtype) if is_narrow_integer(dtype) else x.astype(dtype)
 
 
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("most", [1, pytest.param(None, marks=pytest.mark.slow)])
 @by_kind
 def test_other_dtypes_are_taken_by_types_and_kernel_or_by_neither(kind, most):
@@ -79,6 +81,7 @@ INEXACT = {
 """What adds up numbers that are not whole."""
 
 
+@pytest.mark.sampled(14)
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in EXCHANGING])
 def test_the_dim_rule_holds_for_tiles(kind):
     check_tiles(examples(kind)[0], inexact=INEXACT)     # the others are slow, below
@@ -152,6 +155,7 @@ def test_every_operator_has_a_derivative_or_a_reason_not_to_have_one():
     assert OPERATORS.keys() - without - JOINED - rounding == {example.kind for example in SMOOTH}
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("kind", list(dict.fromkeys(example.kind for example in SMOOTH)))
 def test_the_derivative_is_that_of_central_differences(kind):
     there = [example for example in SMOOTH if example.kind == kind]
@@ -205,6 +209,7 @@ def cases(kind):
             and all(value.type.dtype.kind == "f" for value in case.op().outputs)]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", [kind for kind, entry in OPERATORS.items() if entry.linear])
 def test_an_operator_is_linear_in_the_inputs_that_it_claims(kind):
     entry = OPERATORS[kind]
@@ -243,6 +248,7 @@ def test_what_moves_elements_can_be_exchanged_with_a_maximum(kind):
             assert_array_equal(whole, np.maximum(x, y))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", [kind for kind, entry in OPERATORS.items() if entry.linear and not entry.grows])
 def test_what_does_not_grow_makes_no_more_elements_than_it_takes(kind):
     for example in cases(kind):
@@ -357,6 +363,7 @@ AT_WORK = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", AT_WORK)
 @pytest.mark.parametrize("shape", [(6, 4), (5, 1), (1, 2), (0, 3)])
 def test_a_device_receives_as_many_bytes_as_the_program_says(kind, shape):

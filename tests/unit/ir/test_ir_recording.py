@@ -138,6 +138,7 @@ CALLS = {
 }
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", CALLS)
 def test_a_recorded_function_makes_what_numpy_makes(name):
     call, *arrays = CALLS[name]
@@ -281,6 +282,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_recorded_is_refused(name):
     call, message = REFUSED[name]

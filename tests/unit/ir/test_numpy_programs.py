@@ -24,6 +24,7 @@ def check(first, last):
     assert refused < 0.15 * lines, f"{refused} of {lines} lines were refused: the programs check too little"
 
 
+@pytest.mark.slow
 def test_random_programs_make_what_numpy_makes():
     check(0, DAILY)
 

@@ -70,6 +70,7 @@ def test_symbols_have_no_bytes():
 NESTED = "dp=2 tp@block.*=2 tp:x@embedding,head=2 tp:y@block.1.feed_forward=2 sp sp:x sp:y"
 
 
+@pytest.mark.slow
 def test_nested_strategies_meet_at_borders_that_are_found():
     alone = train_step(transformer(layers=2, sequence=8, vocabulary=12).function(4), SGD(0.1))
     strategy, mesh = Strategy.parse_on_mesh(NESTED)

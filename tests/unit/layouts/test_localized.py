@@ -109,6 +109,7 @@ def test_random_numbers_and_places_are_those_of_the_whole():
     assert [op.outputs for op in first.ops] == [op.outputs for op in second.ops]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("rate", [0.0, 0.4])
 @pytest.mark.parametrize("layout", ["[x, y, None, None]", "[None, x, y, None]", "[None, (x, y), None, None]"])
 def test_ops_of_several_outputs_begin_where_the_first_of_them_does(layout, rate):
@@ -133,6 +134,7 @@ def test_ops_of_several_outputs_begin_where_the_first_of_them_does(layout, rate)
         np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_devices_are_a_few_classes():
     function = annotate(models.mlp((64, 128, 32), 25_000), {"x": "[dp, None]", "p.w0": "[None, tp]"})
     localized = localize(ir.gradient(function), Mesh(dp=12_500, tp=8))

@@ -115,6 +115,7 @@ def test_the_models_often(name, data):
 # -- what is counted is what is said -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @settings(max_examples=3)
 @given(st.data())
 def test_devices_receive_what_is_told_beforehand(data):

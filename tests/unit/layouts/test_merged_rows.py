@@ -44,6 +44,7 @@ def shapes(draw):
     return shape(), shape()
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(shapes(), st.integers(1, 4), st.integers(1, 3))
 def test_microbatches_of_merged_rows_add_up_and_data_is_dealt_without_communication(given, first, second):

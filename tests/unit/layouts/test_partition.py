@@ -111,7 +111,7 @@ def step(stages, inputs, microbatches, *, halves=False):
 
 
 @pytest.mark.slow_for("gpt")
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(("count", "microbatches", "options"), [
     (1, 1, {}), (2, 3, {}), (3, 2, {"recompute": True}), (4, 5, {"recompute": [1, 3]}),
@@ -164,7 +164,7 @@ def test_any_program_may_be_cut_anywhere(data):
         assert_array_equal(gradients.get(name, 0), gradient)      # 0 of what no stage reads
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ["chain", "mlp", "convolutional"])
 def test_nothing_is_computed_twice_unless_asked_for(name):
     function, _ = MODELS[name]
@@ -424,6 +424,7 @@ def of_rows_inside(x, w):
     return np.sum(columns.reshape(3, x.shape[0]).T @ w) + np.sum(merged.reshape(6 * x.shape[0]) ** 2)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("loss", [of_mean, of_rows, of_places, of_flat_rows, of_terms, of_weights, of_rows_inside])
 @pytest.mark.parametrize("parts", [1, 2, 5])
 def test_losses_of_microbatches_add_up_to_that_of_the_batch(loss, parts):

@@ -115,6 +115,7 @@ def test_sequence_parallelism_gathers_before_the_columns_and_scatters_after_the_
     assert localized.inputs[1] == TensorSharding("tp", None)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("last", [False, True])
 def test_zero_3_gathers_each_weight_forward_and_backward_and_scatters_its_gradient(last):
     """Rajbhandari et al., arXiv:1910.02054, section 7.2.2: 3 (g-1)/g times the weights."""
@@ -314,6 +315,7 @@ def test_what_an_op_makes_otherwise_than_annotated_is_a_conflict_too():
 # -- where a dim may be cut --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("shape", "after", "axis", "expected"), [
     ((8, 3), (24,), 2, "[x]"),
     ((24,), (8, 3), 2, "[x, None]"),

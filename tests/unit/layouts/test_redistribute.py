@@ -23,7 +23,7 @@ def moved(before, after):
     return annotate(ir.record(lambda x: redistribute(x, after), T("f8", (5, 7)), name="moved"), {"x": before})
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("after", LAYOUTS)
 @pytest.mark.parametrize("before", LAYOUTS)
 def test_it_moves_and_costs_what_a_plan_between_the_layouts_does(before, after):
@@ -67,7 +67,7 @@ def test_it_is_printed_and_read_and_interpreted_as_nothing():
         localize(layered(6), Mesh(dp=2))
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled(6, 1)
 @pytest.mark.parametrize("text", [
     "tp=2", "dp=2 tp=2", "dp=3 tp=2 zero=1", "dp=2 tp=2 zero=3", "dp=2 tp=2 zero=2 recompute=one",
 ])

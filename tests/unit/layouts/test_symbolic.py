@@ -92,6 +92,7 @@ def test_the_functions_of_a_stage_are_laid_out_on_symbols_one_by_one():
 STEP = train_step(models.mlp((8, 16, 8), 16), SGD(1))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("build", "error", "message"), [
     (lambda: localize_symbolically(Strategy.parse("pp 1f1b:2")(train_step(MODELS["mlp"](), SGD(1))), ["dp"]), TypeError,
      "got Step; the ops of a pipeline's stage depend on the number of stages, so that number cannot be a symbol"),

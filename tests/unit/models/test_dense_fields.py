@@ -167,6 +167,7 @@ class Plain:
         return turned
 
 
+@pytest.mark.sampled(21)
 @pytest.mark.parametrize("name", FIELDS)
 def test_a_program_is_what_plain_numpy_computes_with_its_gradients(name):
     """Gradients by central differences of plain NumPy."""
@@ -191,6 +192,7 @@ def test_a_program_is_what_plain_numpy_computes_with_its_gradients(name):
         assert_allclose((grad * along[of]).sum(), slope, rtol=2e-5, atol=2e-8, err_msg=of)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", FIELDS)
 def test_the_program_has_the_parameters_and_the_flops_of_the_figures(name):
     spec = transformer(**FIELDS[name])
@@ -229,6 +231,7 @@ def sums_over_tp(name, words="tp=2"):
 STREAM = ("all_reduce", (4, 6, 16))
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(("name", "sums"), [
     # two sums of the stream forward and two backward in a layer, one for the embedding and one for the head
     ("head_width", 6), ("window", 14), ("softcaps", 6), ("sinks", 10), ("alibi", 6), ("both", 6), ("geglu", 6),
@@ -269,6 +272,7 @@ def test_attention_that_keeps_its_scores_has_no_alibi_and_no_sinks(figures):
         transformer(**figures, fused_attention=False).function(2)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["softcaps", "window", "partial"])
 def test_attention_with_and_without_scores_gives_the_same_numbers(name):
     found = []

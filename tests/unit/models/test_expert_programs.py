@@ -74,6 +74,7 @@ def values_of(function, given):
     return {value.name: array for value, array in zip(everything.outputs, outputs, strict=True)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["mixtral", "capacity", "deepseek", *ROUTED])
 def test_gradients_are_those_of_central_differences(model):
     function = MODELS[model](2)

@@ -65,6 +65,7 @@ def test_flops_of_latent_attention_are_those_of_its_products():
     assert DEEPSEEK.forward_flops(1) == 2 * products
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("figures", "more"), [
     ({"head_width": 10}, 3 * (24 * 3 * 40 + 40 * 24 + 3 * 40 - 4 * 24 * 24 - 3 * 24)),
     ({"query_key_norm": True}, 3 * 4 * 6),                      # a weight and a bias, for queries and for keys

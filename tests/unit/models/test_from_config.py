@@ -16,11 +16,13 @@ from parallelism.models.hugging_face.architectures import ARCHITECTURES
 from parallelism.models.hugging_face.released import RELEASED
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_parameters_are_those_that_transformers_counts(name):
     assert from_config(CONFIGS[name]).parameters == COUNTS[name]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", RELEASED)
 def test_parameters_of_published_models_are_those_that_transformers_counts(name):
     count = COUNTS.get(name, 315_684_820_992)  # transformers has no Grok 1: published are 314 billion
@@ -118,6 +120,7 @@ def test_scalings_of_frequencies_are_those_of_transformers():
         RotaryScaling.parse("yarn:4,32")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("fields", "message"), [
     ({"model_type": "mamba"}, "the architecture 'mamba' is not known"),
     ({}, "the config says no model_type; the architectures are llama,"),

@@ -71,6 +71,7 @@ def test_a_program_holds_a_cache_of_these_bytes(name):
 # -- values ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", SERVED)
 def test_prefill_and_decode_compute_what_is_computed_without_a_cache(name):
     spec = SERVED[name]
@@ -133,11 +134,13 @@ def run_in_pages(spec, seed, page_tokens):
         assert_allclose(logits[0, :-1], expected[of, positions][:-1], atol=1e-12)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", SERVED)
 def test_chunks_of_sequences_in_pages_compute_what_is_computed_without_a_cache(name):
     run_in_pages(SERVED[name], seed=3, page_tokens=3)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10**6), page_tokens=st.integers(1, 14), name=st.sampled_from([*SERVED]))
 def test_pages_of_any_size_hold_any_chunks(seed, page_tokens, name):

@@ -234,7 +234,7 @@ def of_stream(ops, batch, spec):
             and op.inputs[0].type.shape[::2] == (batch, spec.width)]
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("sequence", [False, True])
 @pytest.mark.parametrize("rows", [None, "dp"])
 @pytest.mark.parametrize("changes", [
@@ -280,7 +280,7 @@ def test_stage_0_of_gpt3_175b_moves_for_its_embedding_one_all_reduce_of_the_acti
     assert sum(op.bytes_received for op in found) == 2 * 7 * activations // 8
 
 
-@pytest.mark.sampled(3, 2)
+@pytest.mark.sampled(6, 2)
 @pytest.mark.parametrize("mesh", [Mesh(tp=2), Mesh(tp=3), Mesh(dp=2, tp=2), Mesh(tp=4), Mesh(tp=8), Mesh(tp=1, dp=3)])
 @settings(max_examples=1)
 @given(specs(), st.booleans(), st.integers(0, 9))
@@ -337,7 +337,7 @@ def block_bytes(spec, batch, mesh, sequence):
     return found[0] - found[1]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", ["megatron-22b", "megatron-175b"])
 @pytest.mark.parametrize(("t", "sequence"), [(1, False), (8, False), (8, True)])
 def test_activations_of_a_block_take_the_memory_of_korthikanti(name, t, sequence):

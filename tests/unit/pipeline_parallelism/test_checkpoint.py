@@ -139,6 +139,7 @@ def test_every_truncation_and_every_changed_byte_is_found(tmp_path, every):
             Checkpoint.load(path)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("change", "text"), [
     ({"step": -1}, "step to be an integer of 0 or more, got -1"),
     ({"step": True}, "step to be an integer"),

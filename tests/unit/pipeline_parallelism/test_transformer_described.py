@@ -24,6 +24,7 @@ def test_embedding_blocks_and_head_are_dealt_as_layers(stages):
     assert model.parameter_shapes(1)["w1"] == (12, 48)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("policy", ["megatron", "sequence"])
 @pytest.mark.parametrize("mesh", [Mesh(pp=1), Mesh(tp=2), Mesh(dp=2, tp=3), Mesh(tp=4, pp=2)], ids=str)
 def test_the_shards_of_every_mesh_are_those_of_the_same_parameters(mesh, policy):

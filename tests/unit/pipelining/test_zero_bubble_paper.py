@@ -14,7 +14,7 @@ from parallelism.recorder import record
 
 
 @pytest.mark.slow_for("28.3B-128")
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("row", MEASURED, ids=lambda row: f"{row['model']}-{row['microbatches']}")
 def test_the_timeline_of_a_schedule_has_the_printed_bubbles(row):
     for name in SCHEDULES:

@@ -56,7 +56,7 @@ def described(columns: Columns) -> list[tuple[Any, ...]]:
     return sorted(zip(*words, *numbers, strict=True), key=str)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("spec", "hardware", "settings"), [
     pytest.param(DENSE, "dgx-h100:2", {"pp": 4, "dp": 2, "tp": 2, "microbatch": 4, "zero": 1}, id="tied weights"),
     pytest.param(DENSE, "dgx-h100:2", {"pp": 2, "dp": 8, "tp": 1, "microbatch": 4, "chunks": 2, "recompute": "full",
@@ -90,6 +90,7 @@ def test_assembled_steps_of_any_plans(spec: models.TransformerSpec, hardware: st
     assert count == 0
 
 
+@pytest.mark.slow
 def test_uneven_replicas_and_programs_are_simulated_as_a_whole() -> None:
     uneven = task_of(DENSE, "dgx-h100:1", 6, 48), PLAIN | {"pp": 2, "dp": 3, "tp": 1, "microbatch": 4, "zero": 1}
     with pytest.raises(Unpriceable, match="replicas have parts of unequal sizes"):
@@ -104,6 +105,7 @@ def told(found: Figures) -> list[Any]:
     return [getattr(found, name) for name in TOLD]
 
 
+@pytest.mark.slow
 def test_a_trace_of_an_assembled_step_is_priced_on_another_software_by_the_whole_program() -> None:
     task = task_of(DENSE, "dgx-h100:2", 16)
     settings = PLAIN | {"pp": 4, "dp": 2, "tp": 2, "microbatch": 4}

@@ -58,6 +58,7 @@ def assert_actions_repeat(steps: TwoBlockSteps, pattern: Pattern) -> int:
 PATTERN = Pattern(True, split=False, tp=False, sp=False, cp=1, recompute="none", zero=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fused", "pattern", "more"), [
     (True, PATTERN._replace(tp=True, sp=True, recompute="full"), {}),
     (False, PATTERN._replace(split=True, recompute="selective"), FEW),
@@ -104,6 +105,7 @@ def test_actions_of_random_models_are_said_by_labels(seed: int) -> None:
             assert assert_actions_repeat(steps, pattern)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "tied", "tp", "zero", "fused"), [
     ("bfloat16", True, True, 1, True),
     pytest.param("bfloat16", False, False, 0, False, marks=pytest.mark.slow),

@@ -26,6 +26,7 @@ def plans() -> Plans:
     return find_plan(SPEC, hardware="dgx-h100", devices=2, batch=4, schedule="1f1b", sp=False, zero=[0, 1], **FEW)
 
 
+@pytest.mark.slow
 def test_the_plans_are_those_of_the_space(plans: Plans) -> None:
     found = {(plan.mesh, plan.settings["zero"]) for plan in plans}
     assert found == {(Mesh(pp=1, dp=2), 0), (Mesh(pp=1, dp=2), 1), (Mesh(pp=1, tp=2), 0), (Mesh(pp=2), 0)}
@@ -143,6 +144,7 @@ def test_overlap_is_a_setting() -> None:
     assert early.seconds == early.simulate().makespan_seconds
 
 
+@pytest.mark.slow
 def test_zero_3_goes_with_stages_and_microbatches() -> None:
     plan, = find_plan(SPEC, hardware="dgx-h100", devices=4, batch=8, pp=2, dp=2, zero=3, schedule="1f1b", **FEW)
     assert str(plan) == "dp=2 zero=3 pp@block.1=2 1f1b:2" and plan.seconds == plan.simulate().makespan_seconds
@@ -151,6 +153,7 @@ def test_zero_3_goes_with_stages_and_microbatches() -> None:
     assert sharded < whole.memory[0]["weights"] < 2.1 * sharded
 
 
+@pytest.mark.slow
 def test_words_of_fully_sharded_data_parallelism_stand_for_several_settings() -> None:
     def only(**fixed: Any) -> Any:
         plan, = find_plan(SPEC, hardware="dgx-h100", devices=8, batch=8, **FEW | {"microbatch": 1} | fixed)
@@ -169,6 +172,7 @@ def test_words_of_fully_sharded_data_parallelism_stand_for_several_settings() ->
     assert "with hsdp=2x4 " in fsdp.why_not(hsdp="2x4")
 
 
+@pytest.mark.slow
 def test_ways_to_see_whole_sequences_are_a_setting() -> None:
     spec = replace(SPEC, heads=4, width=16, sequence=24, vocabulary=32)
     plans = find_plan(spec, hardware="dgx-h100", devices=8, batch=4, pp=1, cp=4, zero=1,
@@ -210,6 +214,7 @@ def test_the_text_fits_a_terminal(plans: Plans) -> None:
     assert all(len(line) <= 110 for line in text.splitlines())
 
 
+@pytest.mark.slow
 def test_a_plan_in_float32_says_so_and_what_the_hardware_has_for_narrower_products() -> None:
     for name, told, slow in (("float32", "training in float32: ", "dgx-h100 has 67 Tflop/s for float32 and 989.5 for"),
                              ("bfloat16", "training in bfloat16 with main copies in float32: ", "")):
@@ -275,6 +280,7 @@ def test_plans_that_differ_in_zero_1_or_2_are_one_program(fixed: dict[str, Any])
         assert other.figures.json()["strategy"] == alone.json()["strategy"] != plan.figures.json()["strategy"]
 
 
+@pytest.mark.slow
 def test_of_plans_that_are_one_program_one_is_told() -> None:
     plans = find_plan(SPEC, hardware="dgx-h100", devices=4, batch=8, schedule="1f1b", tp=1, zero=[1, 2], **FEW)
     first, second, *_ = told = [*plans.programs()]
@@ -307,6 +313,7 @@ def test_tp_divides_the_vocabulary_of_a_model_by_its_name() -> None:
     assert [*refused] == ["tp does not divide the vocabulary"]
 
 
+@pytest.mark.slow
 def test_gradients_are_planned_in_the_dtype_that_is_said() -> None:
     spec, fixed = replace(SPEC, dtype="bfloat16"), {"dp": 2, "pp": 1, "microbatch": 1, "recompute": "none", "zero": 1}
     wide, narrow = (find_plan(spec, hardware="dgx-h100", devices=2, batch=4, gradients=dtype, **fixed).best
@@ -358,6 +365,7 @@ def test_what_a_program_does_not_allow_is_refused_with_its_reason() -> None:
     assert words["sp:"] == 3
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("arguments", "message"), [
     ({"batch": 0}, "batch must be an integer of at least 1, got 0"),
     ({"devices": None}, "say how many devices of dgx-h100 there are: devices=64"),

@@ -73,7 +73,7 @@ def table() -> tuple[PlanCosts, Choices]:
     return table_of(task, schedule=SCHEDULES, sp=[False, True], order=["pp dp cp tp", "dp pp cp tp", "pp cp tp dp"])
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [
     {"pp": 2, "dp": 4, "tp": 1, "microbatch": 3, "zero": 1, "schedule": "interleaved_1f1b", "chunks": 2},
     {"pp": 2, "dp": 2, "tp": 2, "microbatch": 3, "sp": True, "zero": 1},
@@ -94,7 +94,7 @@ def test_a_plan_from_pieces_is_the_simulated_one(table: tuple[PlanCosts, Choices
     assert_as_simulated(plans, possible, rows[0])
 
 
-@pytest.mark.sampled(6, 3)
+@pytest.mark.slow
 @pytest.mark.parametrize(("schedule", "chunks", "pp"), [
     ("interleaved_1f1b", 2, 3), ("interleaved_1f1b", 3, 2), ("looped_bfs", 2, 3), ("1f1b", 1, 3), ("gpipe", 1, 2),
     ("interleaved_1f1b", 5, 2),
@@ -130,7 +130,7 @@ def random_space(rng: np.random.Generator) -> tuple[models.TransformerSpec, int,
     return spec, one(1, 2, 4, 6, 8, 12), one(6, 12, 24), fixed
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [
     {"pp": 1, "dp": 1, "tp": 2, "microbatch": 12, "sp": True},
     {"pp": 2, "dp": 2, "tp": 2, "microbatch": 3, "sp": True, "zero": 1},
@@ -157,6 +157,7 @@ def test_a_plan_from_pieces_is_the_simulated_one_on_a_stack(settings: dict[str, 
     assert_as_simulated(table, possible, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [
     {"pp": 1, "dp": 2, "tp": 1, "microbatch": 12, "zero": 1},
     {"pp": 2, "dp": 1, "tp": 2, "sp": True, "microbatch": 24, "recompute": "full"},
@@ -179,6 +180,7 @@ def test_a_plan_of_one_microbatch_from_pieces_is_the_simulated_one_with_buffers_
     assert seconds[0] != seconds[1] and peaks[0] < peaks[1]      # each gradient is added to what is there from the start
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [
     {"pp": 1, "dp": 2, "tp": 2, "sp": True, "microbatch": 3},
     {"pp": 2, "dp": 1, "tp": 2, "microbatch": 2, "recompute": "full"},
@@ -204,7 +206,7 @@ def test_a_plan_from_pieces_is_the_simulated_one_with_constants_of_kernels(setti
     assert seconds[0] < seconds[1]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("exchange", ["p2p", "a2a", "a2a+p2p"])
 @pytest.mark.parametrize(("stack", "settings"), [
     ("", {"pp": 1, "dp": 2, "microbatch": 2, "zero": 1, "recompute": "selective"}),
@@ -230,6 +232,7 @@ def test_a_plan_from_pieces_is_the_simulated_one_for_each_exchange_of_sequences(
     assert table.is_exact(0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("layers", "settings"), [
     (4, {"pp": 3, "microbatch": 2, "recompute": "full"}),
     pytest.param(7, {"pp": 4, "microbatch": 2, "zero": 1}, marks=pytest.mark.slow),
@@ -266,6 +269,7 @@ def uneven_replicas(hardware: str, spec: models.TransformerSpec, **settings: Any
     return table_of(task, **(PLAIN | {"microbatch": 2} | settings))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("hardware", "settings"), [
     ("dgx-a100:1", {"devices": 3, "pp": 1, "tp": 1, "zero": 1}),
     pytest.param("dgx-a100:1", {"devices": 6, "pp": 1, "tp": 2, "sp": True, "zero": 1}, marks=pytest.mark.slow),
@@ -327,6 +331,7 @@ def test_plans_of_random_spaces(seed: int) -> None:
         assert plans.gap == 0
 
 
+@pytest.mark.slow
 def test_plans_that_hold_too_much_all_the_time_are_refused_before_their_actions_are_laid_out() -> None:
     task = Task(TrainedModel.of(BLOCKS, ADAM_W), 8, Hardware.preset("dgx-h100:1").placed(range(4)), 4)
     possible = choices(task.model, 4, 8, {
@@ -346,6 +351,7 @@ def test_plans_that_hold_too_much_all_the_time_are_refused_before_their_actions_
 # -- the pieces of it --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("schedule", "ranks", "microbatches", "chunks"), [
     ("1f1b", 4, 9, 1), ("1f1b", 3, 2, 1), ("gpipe", 3, 5, 1), ("interleaved_1f1b", 4, 8, 3),
     ("zero_bubble_h1", 4, 7, 1),
@@ -368,6 +374,7 @@ def test_an_order_is_timed_as_the_schedule(schedule: str, ranks: int, microbatch
         assert [row[-1].end for row in timeline.spans] == ends[:, plan].tolist()
 
 
+@pytest.mark.sampled(3, 2)
 @pytest.mark.parametrize(("schedule", "ranks", "microbatches", "chunks"), [
     ("1f1b", 2, 40, 1), ("1f1b", 5, 83, 1), ("interleaved_1f1b", 3, 60, 2), ("interleaved_1f1b", 4, 92, 3),
     ("zero_bubble_h1", 4, 61, 1), ("zero_bubble_h2", 3, 50, 1), ("zero_bubble_v", 3, 70, 2),
@@ -438,6 +445,7 @@ def test_uneven_parts_have_no_price() -> None:
         steps.actions(pattern, 2, 5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "tied", "tp", "zero"), [
     ("bfloat16", True, True, 1), pytest.param("float32", False, False, 0, marks=pytest.mark.slow),
     pytest.param("float32", False, True, 1, marks=pytest.mark.slow)])
@@ -481,6 +489,7 @@ def test_a_peak_of_many_blocks() -> None:
     assert [run.is_repeated for run in SymbolicEvents.of([("F", two)]).runs("F")] == [False, True, False]
 
 
+@pytest.mark.slow
 def test_constants_that_stand_before_a_backward_count_with_their_blocks() -> None:
     spec = replace(BLOCKS, residual_scale=0.5)
     task = Task(TrainedModel.of(spec, ADAM_W), 16, Hardware.preset("dgx-h100:1").placed(range(8)), 8)
@@ -488,6 +497,7 @@ def test_constants_that_stand_before_a_backward_count_with_their_blocks() -> Non
     assert_as_simulated(found, possible, 0)
 
 
+@pytest.mark.slow
 def test_halves_of_backwards_have_the_order_of_zero_that_they_run_in() -> None:
     """The half for the weights frees what it was given in another order under ZeRO, and so has another peak."""
     task = Task(TrainedModel.of(replace(BLOCKS, layers=2), ADAM_W), 24, Hardware.preset("dgx-h100:1").placed(range(4)), 4)

@@ -66,13 +66,14 @@ SPACES: list[tuple[str, int, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.sampled(5, 1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "devices", "fixed"), SPACES, ids=[f"{name}-{number}" for number, (name, *_) in
                                                                    enumerate(SPACES)])
 def test_rows_from_pieces_are_the_simulated_ones(name: str, devices: int, fixed: dict[str, Any]) -> None:
     check(spec(**MODELS[name]), devices, 16, fixed, 2, 1)
 
 
+@pytest.mark.slow
 def test_a_backward_of_the_only_microbatch_makes_gradients_in_the_order_of_zero() -> None:
     fixed = {"pp": 2, "dp": 4, "ep": 1, "tp": 1, "microbatch": 4, "recompute": "full", "schedule": "1f1b", "zero": [1, 2]}
     check(spec(**MIXTRAL), 8, 16, fixed, 2, 0)
@@ -95,6 +96,7 @@ def test_the_first_plan_is_the_best_of_all_that_are_simulated() -> None:
     assert "the fullest expert has 1 times the mean rows" in str(plans).replace("\n", " ")
 
 
+@pytest.mark.slow
 def test_ep_is_told_in_plans_and_strategies_and_of_dense_models_it_is_1() -> None:
     plans = find_plan(spec(**MIXTRAL), hardware="dgx-h100", devices=8, batch=8, ep=4, tp=2, pp=1,
                       recompute="none", microbatch=1)
@@ -106,6 +108,7 @@ def test_ep_is_told_in_plans_and_strategies_and_of_dense_models_it_is_1() -> Non
         spec(**MIXTRAL), hardware="dgx-h100", devices=3, batch=6, ep=3).refused
 
 
+@pytest.mark.slow
 def test_rows_and_devices_of_ep_count_as_replicas_of_what_is_no_expert() -> None:
     plans = find_plan(spec(**MIXTRAL), hardware="dgx-h100", devices=8, batch=16, ep=4, tp=1, pp=1, zero=1, microbatch=1,
                       recompute="none", schedule="1f1b")
@@ -115,6 +118,7 @@ def test_rows_and_devices_of_ep_count_as_replicas_of_what_is_no_expert() -> None
     assert layouts["mean.p.0.expert_up"] == "[ep, None, dp]" and layouts["mean.p.0.out"] == "[(dp, ep), None]"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("figures", "first"), [
     ({}, 0), (MIXTRAL, 0), (MODELS["deepseek"], 2), ({"experts": models.Experts(count=4, chosen=1, every=2)}, 3)])
 def test_the_first_block_that_is_like_all_further_ones(figures: dict[str, Any], first: int) -> None:

@@ -50,6 +50,7 @@ def run(function, rows=3):
     return ir.interpret(function, arrays).outputs[0]
 
 
+@pytest.mark.sampled(4, 1)
 @pytest.mark.parametrize("layers", [1, 2, 3, 5])
 @pytest.mark.parametrize("count", [2, 3])
 def test_a_program_with_another_number_of_blocks(count, layers):
@@ -90,6 +91,7 @@ def test_blocks_that_differ_are_none():
     assert Blocks.of(ir.record(shared, {"w": [f32] * 3}, ir.TensorType("f4", (B, 4))), "layers", 3) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("regions", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_plans_of_such_a_program_are_put_together_from_pieces(regions):
     fixed = {"recompute": "none", "zero": 1, "microbatch": 2}

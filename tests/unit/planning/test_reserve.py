@@ -34,6 +34,7 @@ def test_a_reserve_that_cannot_be_is_refused_by_its_field(fields, error):
         Reserve(**fields)
 
 
+@pytest.mark.slow
 def test_a_plan_fits_if_its_tensors_and_the_reserve_do():
     every = found(memory=1e6)
     assert {sum(n > 1 for n in plan.mesh.shape.values()) for plan in every} == {1}
@@ -48,6 +49,7 @@ def test_a_plan_fits_if_its_tensors_and_the_reserve_do():
     assert [plan.peak_bytes for plan in every] == [plan.peak_bytes for plan in found(memory=1e6, reserve=reserve)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("memory", "reserve", "kept"), [
     (None, None, DGX.reserve), ("72GB", None, Reserve()), ("72GB", "4GB", Reserve(4e9)), (None, 5e9, Reserve(5e9)),
     (None, 0, Reserve()), (None, "0", Reserve()), ("72GB", Reserve(1.0), Reserve(1.0))])

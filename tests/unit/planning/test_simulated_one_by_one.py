@@ -20,6 +20,7 @@ PROGRAM = "only blocks that are alike are pieces, and this program is simulated 
 SPEC = models.TransformerSpec(layers=4, width=64, heads=4, vocabulary=64, sequence=16)
 
 
+@pytest.mark.slow
 def test_each_plan_of_a_program_is_simulated_and_the_reason_is_told():
     plans = find_plan(padded(B), hardware="dgx-h100", devices=2, batch=4, schedule="1f1b")
     assert plans.timed == len(plans) > 3 and plans.one_by_one == {PROGRAM: len(plans)}
@@ -30,6 +31,7 @@ def test_each_plan_of_a_program_is_simulated_and_the_reason_is_told():
         assert max(trace.peaks().values()) == plan.peak_bytes
 
 
+@pytest.mark.slow
 def test_settings_without_pieces_are_told_beside_those_with_them():
     plans = find_plan(SPEC, hardware="dgx-h100", devices=4, batch=8, pp=2, zero=[1, 3], recompute="none", microbatch=2)
     of_three = np.count_nonzero(plans.choices["zero"] == 3)
@@ -37,6 +39,7 @@ def test_settings_without_pieces_are_told_beside_those_with_them():
     assert not find_plan(SPEC, hardware="dgx-h100", devices=4, batch=8, pp=2, zero=1, microbatch=2).one_by_one
 
 
+@pytest.mark.slow
 def test_plans_that_a_program_does_not_allow_are_not_among_them():
     def gated(p, x):
         with ir.region("block.0"):
@@ -73,6 +76,7 @@ def test_a_program_that_cannot_be_cut_is_refused_before_any_search(monkeypatch, 
     assert capsys.readouterr().err.endswith(f"as a perplexity, behind it at line {number} of its text\n")
 
 
+@pytest.mark.slow
 def test_commands_tell_them_as_text_and_as_json(tmp_path, capsys):
     file, saved = tmp_path / "loss.mlir", tmp_path / "plans.json"
     file.write_text(str(padded(B)))

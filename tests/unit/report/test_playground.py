@@ -67,6 +67,7 @@ def in_node(cases: list[Any], body: str, tables: Any = None) -> list[Any]:
     return found
 
 
+@pytest.mark.slow
 def test_tables_have_every_message_of_the_algorithms(tables: dict[str, Any]) -> None:
     seen = 0
     for kind, by_name in tables["collectives"].items():
@@ -87,6 +88,7 @@ def _chunks(runs: list[int]) -> tuple[int, ...]:
                  for chunk in range(first, first + count))
 
 
+@pytest.mark.slow
 @needs_node
 def test_the_page_has_the_bytes_and_seconds_of_python(tables: dict[str, Any]) -> None:
     draw, settings, cases = random.Random(25), [], []
@@ -179,6 +181,7 @@ def word(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
+@pytest.mark.slow
 @needs_node
 def test_the_page_finds_the_plans_with_the_wanted_settings() -> None:
     draw, tables, cases, expected = random.Random(11), plans(), [], []

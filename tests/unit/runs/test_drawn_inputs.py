@@ -20,6 +20,7 @@ def ints(*shape: int, dtype: str = "i32") -> TensorType:
     return TensorType(dtype, shape)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("how", ["rows", "columns", "einsum", "turned"])
 def test_sixty_products_of_a_width_neither_overflow_nor_vanish(how: str) -> None:
     def product(x: Any, w: Any) -> Any:
@@ -54,6 +55,7 @@ LOOKUPS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", ["i8", "ui8", "i32", "i64"])
 @pytest.mark.parametrize("name", LOOKUPS)
 def test_indices_are_in_range_and_everywhere(name: str, dtype: str) -> None:

@@ -51,6 +51,7 @@ def in_another_order(step: Function, inputs: dict[str, Any]) -> Any:
     return ir.interpret(step, turned).outputs
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("dtype", ["f64", "f32"])
 @pytest.mark.parametrize("optimizer", [SGD(0.1), SGD(0.1, 0.9), Adam(0.01)], ids=["sgd", "momentum", "adam"])
 @pytest.mark.parametrize("name", ["shift", "keys", "norm"])
@@ -64,6 +65,7 @@ def test_a_gradient_that_is_zero_but_for_rounding_is_right(name: str, optimizer:
         assert judged(step, inputs, in_another_order(step, inputs), expected).right
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["shift", "keys", "norm"])
 def test_its_gradient_alone_is_right_too(name: str) -> None:
     program = programs("f64")[name]
@@ -74,6 +76,7 @@ def test_its_gradient_alone_is_right_too(name: str) -> None:
         assert judged(both, inputs, in_another_order(both, inputs), ir.interpret(both, inputs).outputs).right
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", ["f64", "f32"])
 @pytest.mark.parametrize("name", ["shift", "keys", "norm"])
 def test_a_mistake_in_any_other_array_is_found(name: str, dtype: str) -> None:

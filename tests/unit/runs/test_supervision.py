@@ -1,5 +1,6 @@
 """Who can never go on, from what the devices publish."""
 
+import pytest
 from hypothesis import given, strategies as st
 
 from parallelism.operation.deadlock import describe
@@ -53,6 +54,7 @@ def stuck_ranks(*states, changed=()):
     return [stick.rank for stick in find_stuck(states, lambda need: need.place in changed)]
 
 
+@pytest.mark.slow
 def test_two_that_receive_from_each_other_are_stuck_whatever_a_third_computes():
     states = blocked(receives(1, 0)), blocked(receives(0, 1)), running()
     assert stuck_ranks(*states) == [0, 1]

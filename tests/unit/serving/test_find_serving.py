@@ -21,6 +21,7 @@ def found(**more):
     return find_serving(more.pop("spec", LLAMA), more.pop("hardware", "dgx-h100"), more.pop("devices", 4), **GIVEN | more)
 
 
+@pytest.mark.slow
 def test_the_pick_is_that_of_all_rows_one_by_one():
     batches, limits = (1, 8, 64), {"token_seconds": 0.008, "first_token_seconds": 0.5}
     plans = found(batch=batches, **limits)
@@ -31,6 +32,7 @@ def test_the_pick_is_that_of_all_rows_one_by_one():
     assert plans.best == max(within, key=lambda row: row.tokens_per_second)
 
 
+@pytest.mark.slow
 def test_a_row_again_has_the_same_figures():
     best = found().best
     again = found(**{name: getattr(best, name) for name in ("tp", "pp", "ep", "replicas", "batch")}).best
@@ -62,6 +64,7 @@ def test_limits_that_nothing_meets_have_a_nearest():
     assert not plans.plans and "nothing meets the limits; the nearest is tp=4" in plans.why_none
 
 
+@pytest.mark.slow
 def test_the_front_has_no_plan_that_another_beats():
     plans = found()
     front = plans.front
@@ -128,6 +131,7 @@ def told(capsys, *words):
     return status, captured.out, captured.err
 
 
+@pytest.mark.slow
 def test_the_command_prints_its_fields_and_a_command_that_gives_the_first_again(capsys):
     status, out, _ = told(capsys, "--json", "--price", "2.5")
     document = json.loads(out)
@@ -139,6 +143,7 @@ def test_the_command_prints_its_fields_and_a_command_that_gives_the_first_again(
     assert again == first and status == 0
 
 
+@pytest.mark.slow
 def test_the_command_tells_plans_the_front_and_the_memory(capsys):
     status, out, _ = told(capsys, "--token", "20ms", "--why-not", "tp=1", "--first-token", "2s")
     assert status == 0
@@ -179,6 +184,7 @@ def test_there_are_a_hundred_wrong_commands():
     assert len(WRONG) + len(MODELS) >= 100
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("words", WRONG, ids=" ".join)
 def test_a_wrong_command_is_refused_in_one_line(words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -45,6 +45,7 @@ def settings(placement, **more):
                              "replicas": placement.replicas} | more)
 
 
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize("hardware", [PLAIN, MEASURED])
 @pytest.mark.parametrize(("name", "axes"), [
     ("gpt2", {}), ("llama3", {"tp": 2}), ("llama3", {"pp": 3, "tp": 2}), ("mixtral", {"ep": 2, "tp": 2}),
@@ -63,6 +64,7 @@ def test_a_step_is_priced_as_it_is_simulated_and_holds_what_it_holds(name, axes,
     assert max(cache) == max(trace.peak_bytes(rank, "cache") for rank in ranks)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["llama3", "deepseek-v3", "gemma3"])
 def test_activations_are_those_of_a_simulation(name):
     placement = placed(model(name), {"tp": 2})
@@ -97,6 +99,7 @@ def test_blocks_that_do_the_same_are_priced_once():
 # -- precision ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("text", "part"), [("int8", 0.5), ("int4", 0.25), ("fp8", 0.5)])
 def test_weights_in_fewer_bits_are_read_faster(text, part):
     spec = replace(models.transformer("llama3-8b"), dtype="bfloat16")
@@ -144,6 +147,7 @@ def assert_same(priced, simulated, rel=1e-9):
         assert mine.last_token_seconds == pytest.approx(theirs.last_token_seconds, rel=rel)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seed", "name", "axes"), [
     (1, "llama3", {"tp": 2}), (2, "gemma3", {}), (3, "mixtral", {"ep": 2}), (4, "llama3", {"pp": 2}), (5, "deepseek-v3", {}),
 ])

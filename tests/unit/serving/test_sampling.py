@@ -22,6 +22,7 @@ def shares(sampling, count=4000):
     return np.array([found[token] / count for token in range(len(LOGITS))])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("given", "expected"), [
     ({}, [0.05, 0.4, 0.15, 0.4]),
     ({"top_k": 2}, [0, 0.5, 0, 0.5]),

@@ -46,7 +46,7 @@ def found(
         simulate(step, hardware)]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(("schedule", "chunks", "recompute", "inside", "rows", "rate"), [
     ("1f1b", None, False, Mesh(tp=2), 4, 0),
     pytest.param("zb_h1", None, False, None, 4, 0, marks=pytest.mark.slow),
@@ -80,6 +80,7 @@ def test_equal_to_each_stage_by_itself(
         assert list(one.events) == list(other.events)
 
 
+@pytest.mark.slow
 def test_the_masks_of_a_dropout_differ_between_microbatches_but_not_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = models.TransformerSpec(layers=2, width=8, heads=2, vocabulary=12, sequence=3, dropout=0.1)
 
@@ -105,6 +106,7 @@ def test_the_masks_of_a_dropout_differ_between_microbatches_but_not_the_work(mon
     assert list(once.events) == list(each.events)
 
 
+@pytest.mark.slow
 def test_devices_differ_on_the_stages_only_whose_shards_differ() -> None:
     """An embedding of 13 rows cannot be cut in equal halves.  The blocks between embedding and head can be."""
     function = annotate(models.gpt(13, 8, 2, 4, 3, ir.symbol("B"), dtype=np.float32), {
@@ -133,7 +135,7 @@ def test_replicas_whose_sums_differ_by_an_element_are_one_class() -> None:
     assert {rank: folded.peaks()[rank // 3 * 3] for rank in range(6)} == whole.peaks()
 
 
-@pytest.mark.sampled(4, 2)
+@pytest.mark.slow
 @pytest.mark.parametrize(("text", "classes"), [
     ("pp=2 1f1b:2 dp=3 zero=3", 4), ("pp=2 1f1b:2 dp=5 tp=2 sp zero=3", 4), ("pp=2 1f1b:2 tp=3", 4),
     ("pp=1 1f1b:2 dp=2 tp=3 zero=3 recompute=block.*", 4)])
@@ -149,6 +151,7 @@ def test_devices_whose_shards_are_uneven_are_as_many_classes_as_they_have_shapes
     assert {rank: folded.peaks()[rank] for rank in folded.ranks} == {rank: whole.peaks()[rank] for rank in folded.ranks}
 
 
+@pytest.mark.slow
 def test_a_vocabulary_that_512_devices_share_unevenly_is_folded_into_a_few() -> None:
     spec = models.TransformerSpec(layers=1, width=1024, heads=8, vocabulary=50432, sequence=8, dtype="float32")
     strategy, mesh = Strategy.parse_on_mesh("pp=1 1f1b:1 dp=512 zero=3 overlap precision=bf16")

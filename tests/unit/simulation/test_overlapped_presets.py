@@ -37,6 +37,7 @@ def collectives(trace):
     return [event for event in trace if event.kind == "collective" and event.rank == 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "rows", "text"), [
     ("gpt2@1", 64, "dp=8 precision=bf16"), *(pytest.param(*case, marks=pytest.mark.slow) for case in [
         ("gpt2", 64, "dp=8 precision=bf16"), ("gpt2-xl", 64, "dp=8 precision=bf16"),
@@ -72,7 +73,7 @@ def test_gathers_of_zero_3_are_hidden_but_for_the_first():
     assert max(trace.peaks().values()) < 1.1 * max(plain.peaks().values())
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.slow
 @pytest.mark.parametrize("text", [
     "pp=1 1f1b:3 tp=2 sp overlap", "pp=2 1f1b:4 dp=2 tp=2 sp overlap=200B", "pp=2 1f1b:2 dp=2 zero=3 overlap"])
 def test_parts_of_actions_that_overlap_are_those_op_by_op(text):
@@ -88,6 +89,7 @@ def test_parts_of_actions_that_overlap_are_those_op_by_op(text):
         assert totals.keys() == parts.by_operation[rank].keys()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("meshes", [(), (Mesh(dp=2), Mesh(dp=1))], ids=["one mesh", "a mesh for each stage"])
 def test_asynchronous_operations_of_repeated_actions_have_numbers_of_their_own(meshes):
     if meshes:

@@ -45,7 +45,7 @@ def step_of(
         PipelinedProgram(cut, Pipeline(stages, microbatches, schedule, chunks), inside), mesh, rows)
 
 
-@pytest.mark.sampled(6, 1)
+@pytest.mark.sampled(12, 1)
 @pytest.mark.parametrize(("mesh", "rows", "microbatches", "options", "link_sharing"), [
     (Mesh(pp=2), 7, 3, {}, True),      # microbatches of 3 and 2 rows
     (Mesh(pp=2, dp=2, tp=2), 12, 3, {}, False),

@@ -23,6 +23,7 @@ def slowed(hardware: Hardware, *ranks: int, factor: float = 0.5, level: str = "i
     return hardware
 
 
+@pytest.mark.sampled(4, 1)
 @pytest.mark.parametrize(("group", "is_slow"), [
     (range(24), True), (range(0, 24, 8), True), (range(1, 24, 8), False), (range(8), False), (range(8, 24), False),
     ((0, 1), False), ((0, 9), True), ((9, 0, 1), True)])
@@ -61,6 +62,7 @@ def test_groups_have_equal_prices_behind_equally_slow_ports() -> None:
     assert same_prices(slowed(NODES, 2, level="nvlink"), groups).tolist() == [0] * 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [
     {"pp": 3, "dp": 4, "tp": 2, "zero": 1}, {"pp": 1, "dp": 12, "tp": 2, "zero": 1}, {"pp": 3, "dp": 8, "tp": 1, "zero": 0},
     {"pp": 2, "dp": 3, "tp": 4, "zero": 1, "chunks": 2, "schedule": "interleaved_1f1b"},

@@ -142,6 +142,7 @@ def assert_same(found, expected):
     assert found.peaks() == expected.peaks()
 
 
+@pytest.mark.slow
 @settings(max_examples=3)
 @given(programs(), hardwares(), hardwares())
 def test_a_simulated_trace_elsewhere_is_a_simulation_there(tmp_path_factory, drawn, a, b):
@@ -159,6 +160,7 @@ def test_many_simulated_traces_elsewhere_are_simulations_there(tmp_path_factory,
 TRANSFORMER = models.TransformerSpec(layers=4, width=512, heads=8, vocabulary=1024, sequence=128)
 
 
+@pytest.mark.slow
 def test_a_plan_takes_elsewhere_what_its_step_takes_there():
     best = find_plan(TRANSFORMER, hardware="dgx-h100", devices=4, batch=8, recompute="none", zero=0, pp=4).best
     for fold in (None, False):
@@ -171,6 +173,7 @@ def test_a_plan_takes_elsewhere_what_its_step_takes_there():
 STEP = train_step(models.mlp((512, 2048, 512), 4096, dtype="float32"), Adam())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("damage", [
     lambda hardware, rank: hardware.slow(rank=rank, factor=2.0),
     lambda hardware, rank: hardware.fault(source=rank, target=None, bandwidth_factor=0.1),
@@ -208,6 +211,7 @@ INSTEAD = (r"\. Write simulate\(program, hardware, mesh=...\) for that hardware,
 LOST = "^a folded trace that was loaded, filtered or copied cannot be priced on "
 
 
+@pytest.mark.sampled(4, 3)
 @pytest.mark.parametrize("part", [
     lambda trace, path: saved(trace, path), lambda trace, path: pickle.loads(pickle.dumps(trace)),     # noqa: S301
     lambda trace, path: copy.copy(trace), lambda trace, path: trace.filter(rank=0), lambda trace, path: trace[:-1],
@@ -231,6 +235,7 @@ def test_a_part_of_a_folded_trace_is_refused(tmp_path):
         saved(folded, tmp_path / "folded.json").on("dgx-a100")
 
 
+@pytest.mark.sampled(3, 2)
 @pytest.mark.parametrize(("here", "there", "words"), [
     ("dgx-h100", "dgx-a100+megatron-a100", "fuses other chains of elementwise ops"),
     ("dgx-a100+megatron-a100", "dgx-h100", "does not fuse chains of elementwise ops"),
@@ -284,6 +289,7 @@ def test_what_cannot_be_folded_there_is_refused_or_simulated_whole():
     assert chosen == folded and chosen.on(torus) == simulate(step, torus, mesh=mesh, batch=16)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("model", ["mlp", "residual"])
 def test_a_program_with_uneven_pieces_is_folded_or_refused_where_links_are_shared(model):
     """Some groups have no member that calls a collective in this way: they are not asked what they move."""

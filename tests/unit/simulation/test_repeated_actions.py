@@ -51,6 +51,7 @@ def told(events: DeviceEvents, mesh: Mesh) -> tuple[object, ...]:
     return events.columns, collectives, pieces, events.peer_axis(mesh).tolist(), len(events)
 
 
+@pytest.mark.slow
 @settings(max_examples=2)
 @given(pipelines, st.booleans(), st.integers(0, 3), st.booleans(), st.booleans())
 @example(pipeline_of("interleaved_zero_bubble", 1, 1, listed=False), True, 0, False, True)
@@ -70,7 +71,7 @@ def test_repeated_actions_are_those_of_the_loop(
     assert found[0] == found[1]
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.slow
 @pytest.mark.parametrize("fold", [True, False])
 def test_a_trace_is_the_same_with_and_without_repetition(fold: bool) -> None:
     traces = []
@@ -102,6 +103,7 @@ def test_what_actions_pass_on_are_the_messages_that_a_schedule_lists(pipeline: P
     assert len({tag for _, _, tag in taken}) == len(taken)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("hardware", "alike"), [("dgx-h100:2", True), ("tpu-v4:4x4x4", False)])
 def test_an_action_that_stages_share_has_one_price_for_places_that_are_connected_alike(
     hardware: str, alike: bool, monkeypatch: pytest.MonkeyPatch

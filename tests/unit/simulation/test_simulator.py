@@ -32,7 +32,7 @@ def told(trace, rank=None):
     ]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("mesh", [Mesh(dp=1, tp=1), Mesh(dp=2, tp=3)], ids=repr)
 def test_a_program_is_simulated_as_it_is_recorded(shape, mesh):
@@ -64,6 +64,7 @@ def test_a_simulated_trace_can_be_priced_elsewhere():
     assert told(simulate(executable, "dgx-a100").on("pcie-v100")) == told(there)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("make", [
     lambda dtype: models.gpt(12, 8, 2, 2, 4, 3, dtype=dtype),
     lambda dtype: models.mixture(6, 8, 4, 2, 5, 4, 6, dtype=dtype),
@@ -86,7 +87,7 @@ HARDWARE = {
 }
 
 
-@pytest.mark.sampled(10, 6)
+@pytest.mark.slow
 @pytest.mark.parametrize("hardware", HARDWARE.values(), ids=HARDWARE)
 @pytest.mark.parametrize("shape", [(8, 4, 16), (5, 3, 7)], ids=str)
 def test_one_of_equal_devices_tells_what_each_of_them_would(shape, hardware):
@@ -267,6 +268,7 @@ def test_a_function_is_laid_out_on_the_mesh_that_is_given():
         simulate(3, "dgx-h100")
 
 
+@pytest.mark.slow
 def test_simulating_loads_no_masked_arrays():
     program = """
         import sys

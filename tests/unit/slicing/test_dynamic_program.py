@@ -23,6 +23,7 @@ def cases(draw):
     return slices, asked, draw(st.sampled_from([None, 4, 8, 12, 16, 20, 30]))
 
 
+@pytest.mark.slow
 @up_to(300, by_day=60)
 @given(cases())
 def test_it_finds_what_all_slicings_together_find(case):

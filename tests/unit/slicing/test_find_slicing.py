@@ -32,6 +32,7 @@ def found(priced):
     return find_slicing(uneven(), **ASKED, optimizer=SGD(0.1), simulations=2)
 
 
+@pytest.mark.slow
 def test_the_first_is_the_fastest_of_those_that_were_simulated(found):
     assert isinstance(found, SlicedPlans) and isinstance(found.task, SlicingTask) and found.best is found[0]
     simulated = [each for each in found if each.simulated_seconds is not None]
@@ -46,11 +47,13 @@ def test_the_first_is_the_fastest_of_those_that_were_simulated(found):
     assert "@mlp.step on 4 devices of dgx-h100, 16 rows in 4 microbatches" in str(found)
 
 
+@pytest.mark.slow
 def test_no_even_split_of_the_same_devices_is_faster(found):
     even = [each for each in found if len({mesh.size for mesh in each.meshes}) == 1]
     assert even and min(each.simulate().makespan_seconds for each in even) > found.best.seconds
 
 
+@pytest.mark.slow
 def test_stages_of_one_block_are_timed_and_weighed_as_they_are_simulated():
     # Four blocks on four devices, so that some slicing has a block on each; without shared links nothing is missing.
     plans = find_slicing(models.mlp((8, 16, 64, 32, 4), B), **ASKED, optimizer=SGD(0.1), simulations=1, strategy="tp")
@@ -62,6 +65,7 @@ def test_stages_of_one_block_are_timed_and_weighed_as_they_are_simulated():
     assert weighed == [trace.peaks()[rank] for rank in range(4)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.slow)])
 def test_every_slicing_is_nearly_as_it_was_timed_and_weighed(found, every):
     slices = _slices(search._priced(found.task)[1])
@@ -91,6 +95,7 @@ def test_less_memory_leads_to_stages_that_hold_less(found):
         find_slicing(uneven(), **ASKED, optimizer=SGD(0.1), memory=1000)
 
 
+@pytest.mark.slow
 def test_meshes_that_the_rows_do_not_fill_are_refused_with_the_reason():
     plans = find_slicing(uneven(), **ASKED | {"batch": 8}, optimizer=SGD(0.1), simulations=1, strategy="dp",
                          begin=["layer.2"])
@@ -98,6 +103,7 @@ def test_meshes_that_the_rows_do_not_fill_are_refused_with_the_reason():
     assert all(mesh.size < 4 for each in plans for mesh in each.meshes)
 
 
+@pytest.mark.slow
 def test_only_tensors_may_be_split():
     plans = find_slicing(uneven(), **ASKED, optimizer=SGD(0.1), simulations=0, strategy="tp",
                          begin=["layer.2", "layer.3"])
@@ -106,6 +112,7 @@ def test_only_tensors_may_be_split():
     assert str(plans.best) == "tp pp@layer.2,layer.3 1f1b:4,meshes=tp=1|tp=2|tp=1"
 
 
+@pytest.mark.slow
 def test_a_model_without_numbered_regions_is_one_block():
     def loss(p, x):
         return np.mean((x @ p["w"]) ** 2)
@@ -130,6 +137,7 @@ def test_an_axis_that_splits_nothing_is_left_out():
         find_slicing(function, **ASKED, strategy="tp")
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize(("more", "message"), [
     ({"begin": ["layer.9"]}, "no mesh can have a stage: .*layer.9"),
     ({"batch": 18}, "batch must be a multiple of the 4 microbatches, got 18"),

@@ -184,7 +184,7 @@ EXTENTS = {
 }
 
 
-@pytest.mark.sampled(13)
+@pytest.mark.sampled(26)
 @pytest.mark.parametrize("extents", EXTENTS)
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_collectives_bytes_flops_and_memory_are_those_of_the_plan(name, extents):

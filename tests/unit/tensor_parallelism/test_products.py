@@ -190,7 +190,7 @@ def test_the_choice_never_receives_more_than_a_named_policy(mesh, shapes):
             assert MatMul(sharding).plan(shapes, mesh).cost[:2] <= named.cost[:2]
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 def test_no_way_receives_less_than_the_bound_by_which_ways_are_left_out(seed):
     rng = random.Random(seed)

@@ -184,7 +184,7 @@ OVER_G = {                                              # forward and backward, 
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", FORMULAS)
 def test_bytes_and_collectives_of_a_policy_are_its_formula(name):
     sharding, policy, ahead, back = FORMULAS[name]
@@ -272,6 +272,7 @@ def test_activation_memory_is_the_published_formula_term_by_term(name):
     assert sum(event.nbytes for event in back.filter(kind="memory")) == 0
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("zigzag", [False, True])
 def test_a_ring_of_eight_holds_two_blocks_and_zigzag_balances_its_work_within_one(zigzag):
     operation = TransformerBlock(B.ring("cp"), causal=True, zigzag=zigzag, rotary_base=10000.0)

@@ -162,7 +162,7 @@ def test_a_group_of_one_and_a_message_to_oneself_cost_nothing():
     assert on([lane]).makespan_seconds == 1
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero_bubble_h1", "zero_bubble_h2", "zero_bubble_v"])
 @pytest.mark.parametrize("message", [0, 3])
 def test_a_schedule_that_is_run_takes_what_its_own_timeline_says(schedule, message):

@@ -63,7 +63,7 @@ MACHINES = [
 ]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("number", range(len(MACHINES)))
 @given(programs(), st.booleans())
 def test_it_gives_the_times_of_the_engine_to_the_last_bit(number, lanes, link_sharing):

@@ -190,6 +190,18 @@ def test_in_a_notebook_no_column_and_no_table_is_all_zeros():
     assert html.count("<td>0 s</td>") == 2      # a rank has a 0 where another one has none
 
 
+def test_in_a_notebook_collectives_have_their_names_and_compute_of_one_sort_is_compute():
+    group = {"group": (0, 1), "sequence": 0, "algorithm": "ring", "bytes_received": 8.0}
+    events = [Event(r, "compute", "c", 0, 1.0) for r in (0, 1)] + [
+        Event(r, "collective", "all_reduce", 1.0, 0.5, **group) for r in (0, 1)]
+    html = Trace(events)._repr_html_()
+    assert "data moves: all_reduce</span>" in html and ">compute</span>" in html
+    assert "<th>compute</th>" in html and not re.search(">other", html)
+    assert "by span" not in html and "wall time" not in html and "bubble 33.3%<" in html     # it was never run
+    html = Trace([*events, Event(0, "compute", "f", 2.0, 1.0, phase="F", wall_duration_seconds=1.0)])._repr_html_()
+    assert "<th>other</th>" in html and ">other compute</span>" in html and "wall time     1 s" in html
+
+
 @pytest.mark.parametrize("count", [16, 17])
 def test_in_a_notebook_tables_of_more_than_16_ranks_fold_and_the_slowest_and_the_fullest_stay_outside(count):
     events = [Event(r, "compute", "c", 0, 5.0 if r == 3 else 1.0) for r in range(count)]

@@ -63,7 +63,7 @@ SPEC = TransformerSpec(
     layers=2, width=8, heads=2, vocabulary=13, sequence=4, biases=False, norm="rms", activation="relu")
 
 
-@pytest.mark.sampled(3, 2)
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["tp=2 dp=2 zero=2 overlap", "cp=2 sp tp=2", "pp=2 1f1b:3 dp=2"])
 def test_bytes_durations_and_dependencies_of_a_simulated_step_are_those_of_its_trace(tmp_path, text):
     run = TrainingRun(SPEC, 12, *Strategy.parse_on_mesh(text))

@@ -145,6 +145,7 @@ def test_stages_of_a_model_whose_layers_do_not_divide() -> None:
     assert [b - a for a, b in pairwise(starts)] == [7, *[8] * 14, 7]
 
 
+@pytest.mark.slow
 def test_clipping_and_loss_scaling_are_passes_over_the_gradients_of_a_step() -> None:
     """Scaling reads and writes each gradient once, clipping reads and writes it twice and reads it once more."""
     seconds, runs = [], []
@@ -167,6 +168,7 @@ def test_clipping_and_loss_scaling_are_passes_over_the_gradients_of_a_step() -> 
     assert scaled - clipped == pytest.approx(2 * 4 * parameters, rel=0.05)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("given", "devices", "error"), [
     ({"clip_grad": -1.0}, 1, "--clip-grad must be at least 0 and finite, got -1.0"),
     ({"loss_scale": float("inf")}, 1, "--loss-scale must be at least 0 and finite, got inf"),
@@ -248,6 +250,7 @@ def test_flags_of_an_axis_of_one_device_are_idle() -> None:
     assert flags.idle(Mesh(pp=2, tp=2)) == ["use_distributed_optimizer", "overlap_grad_reduce"]
 
 
+@pytest.mark.slow
 def test_gradients_in_16_bits_take_half_of_the_bytes_kept_and_sent() -> None:
     """Of 4 replicas each keeps 2 bytes a parameter less, and half as many are summed."""
     flags = SMALL | {"use_distributed_optimizer": True, "global_batch_size": 8, "hidden_dropout": 0.0, "bf16": True}
@@ -264,6 +267,7 @@ def test_gradients_in_16_bits_take_half_of_the_bytes_kept_and_sent() -> None:
 AWARE: dict[str, Any] = {"use_precision_aware_optimizer": True}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("flags", "text", "nbytes"), [
     ({"exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16"}, "bf16,mean:bf16,square:bf16", 4 + 2 + 2),
     ({"main_params_dtype": "fp16"}, "bf16,main:f16", 2 + 4 + 4),
@@ -369,6 +373,7 @@ def test_parameters_that_are_shared_out_are_gathered_ahead_if_the_flag_says_so()
     assert not MegatronFlags(**FSDP, overlap_grad_reduce=True, overlap_param_gather=True).unmodelled
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("m", "n"), [(2, 4), (4, 2)])
 def test_replicas_all_reduce_the_parts_of_gradients_and_devices_inside_gather(m: int, n: int) -> None:
     """Zhao et al., PyTorch FSDP, 2023, arXiv:2304.11277, section 3.2.2: of P parameters on m x n devices."""
@@ -438,6 +443,7 @@ def test_a_flag_about_contexts_changes_nothing_without_them() -> None:
     assert flags.idle(flags.run(1).mesh) == ["cp_comm_type"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("exchange", "times"), [("all_gather", 3 * 2), ("p2p", 3 * 2), ("a2a", 8 / 3)])
 def test_bytes_of_contexts_are_those_of_their_papers(exchange: str, times: float) -> None:
     """Keys and values, and in the backward these and their gradients: arXiv:2407.21783, 3.3.2; arXiv:2310.01889, 3.  Four
@@ -450,6 +456,7 @@ def test_bytes_of_contexts_are_those_of_their_papers(exchange: str, times: float
     assert found == times * 12 * activation * (n - 1) / n
 
 
+@pytest.mark.slow
 def test_what_travels_round_a_ring_is_under_way_while_a_device_attends() -> None:
     run = MegatronFlags(**LONG | {"seq_length": 3072, "hidden_size": 768}, cp_comm_type="p2p", context_parallel_size=4).run(4)
     trace = simulate(run.step, "dgx-h100", **run.placed)

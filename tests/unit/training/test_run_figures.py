@@ -50,6 +50,7 @@ def figures_of(name: str) -> Figures:
     return figures(run_of(name), "dgx-a100")
 
 
+@pytest.mark.slow
 @pytest.mark.slow_for("overlap", "contexts", "all of it", "one device")
 @pytest.mark.parametrize("name", RUNS)
 def test_the_figures_are_those_of_the_simulation(name: str) -> None:
@@ -66,6 +67,7 @@ def test_the_figures_are_those_of_the_simulation(name: str) -> None:
     assert json["mesh"] == dict(run.mesh.shape) and Strategy.parse(json["strategy"]) == run.strategy
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.slow_for("overlap", "contexts", "all of it")
 @pytest.mark.parametrize("name", RUNS)
 def test_parts_add_up_to_the_step(name: str) -> None:
@@ -78,6 +80,7 @@ def test_parts_add_up_to_the_step(name: str) -> None:
         assert seconds.bubble >= found.parts.get("bubble", 0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.slow_for("overlap", "contexts", "interleaved", "one device")
 @pytest.mark.parametrize("name", RUNS)
 def test_parts_are_those_of_all_events_and_divide_the_coarser_ones(name: str) -> None:
@@ -98,6 +101,7 @@ def test_parts_are_those_of_all_events_and_divide_the_coarser_ones(name: str) ->
     assert sum(parts.devices.values()) == run.mesh.size
 
 
+@pytest.mark.slow
 def test_each_axis_has_its_part() -> None:
     everything, contexts = figures_of("all of it").parts, figures_of("contexts").parts
     assert {"tp", "zero", "dp", "pp", "recompute", "update", "bubble", "products", "attention"} <= {*everything}
@@ -105,6 +109,7 @@ def test_each_axis_has_its_part() -> None:
     assert not {"tp", "cp", "dp", "pp", "bubble"} & {*figures_of("one device").parts}
 
 
+@pytest.mark.slow
 def test_use_of_the_devices_by_hand() -> None:
     found, spec = figures_of("interleaved"), MegatronFlags(**SMALL | {"num_layers": 4}).spec()
     tokens, peak = 16 * 16, 312e12
@@ -118,6 +123,7 @@ def test_use_of_the_devices_by_hand() -> None:
     assert one.hfu == pytest.approx(one.mfu)
 
 
+@pytest.mark.slow
 def test_hidden_scores_count_for_the_model_and_not_for_what_is_computed() -> None:
     """Of 2 layers and 4096 tokens: a window of 64, in both layers or in one."""
     flags: dict[str, Any] = {

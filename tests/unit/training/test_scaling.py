@@ -12,6 +12,7 @@ from parallelism.training import MegatronFlags, TrainingRun, scaled_down
 from parallelism.transforms import Pipeline, Strategy
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.slow_for("pp8")
 @pytest.mark.parametrize(("flags", "devices", "mesh"), [
     ({"tensor_model_parallel_size": 8, "pipeline_model_parallel_size": 4, "global_batch_size": 64}, 256,

@@ -132,7 +132,7 @@ def test_all_strategies_together_move_the_sum_of_what_each_moves():
     assert both["all_reduce", "dp", "gradient"] + both["all_reduce", "dp", "update"] == split
 
 
-@pytest.mark.sampled(4, 1)
+@pytest.mark.sampled(8, 1)
 @pytest.mark.parametrize("n", [2, 4])
 @pytest.mark.parametrize(("stage", "weights", "gradients", "state"), [
     (0, 1, 1, 1), (1, 1, 1, None), (2, 1, None, None), (3, None, None, None)])

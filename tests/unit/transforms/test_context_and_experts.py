@@ -31,7 +31,7 @@ def check(model, rows, text):
     assert_trained(trained(alone, lambda inputs: run_everywhere(localized, inputs)), interpreted(alone))
 
 
-@pytest.mark.sampled(7, 1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "text"), [
     ("gpt", "cp=2"), ("gpt", "cp=3 dp=2 zero=1"), ("llama", "cp=2 tp=2 sp dp=2 zero=3"), ("dropout", "cp=4"),
     ("plain_gpt", "cp=2 dp=2"), ("factored", "cp=2 dp=2"), ("convolutional", "cp=2"),
@@ -47,6 +47,7 @@ def test_experts_are_split_and_a_step_trains_as_alone(text):
     check("mixture", 6, text)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("text", "axes"), [
     ("ep", {"e": "ep"}), ("ep tp", {"e": "ep", "f": "tp"}), ("ep tp@moe.*", {"e": "ep", "f": "tp"}),
@@ -106,6 +107,7 @@ def test_tokens_go_to_their_experts_and_back():
     assert local["p.up"] == (2, 6, 8) and local["p.router"] == (6, 4) and local["x"] == (4, 5, 6)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("ep", "tp", "load"), [(2, 1, 1.0), (4, 1, 1.5), (2, 2, 1.0)])
 def test_rows_of_a_transformer_go_to_their_experts_and_back(ep, tp, load):
     # Lepikhin et al. 2020, section 3.2: of k rows of each token a device keeps 1 / ep; there and back, forward and backward.
@@ -151,6 +153,7 @@ def test_what_has_no_sequence_or_no_experts_is_refused(build, message):
         build()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("stage", [1, 2, 3])
 @pytest.mark.parametrize("rule", [SGD(0.1), Adam()])
 def test_context_parallelism_comes_before_what_zero_shares_out(stage, rule):

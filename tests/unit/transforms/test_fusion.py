@@ -160,6 +160,7 @@ def test_fused_is_a_word_of_the_program_and_of_the_strategy():
         Fused()(3)
 
 
+@pytest.mark.slow
 def test_a_hardware_runs_programs_fused_whose_software_does_so():
     step = model_step("gpt", 4, Adam(0.01))
     strategy, mesh = Strategy.parse_on_mesh("tp=2 sp")

@@ -71,6 +71,7 @@ def check_order(order):
     assert expected is None or REASON.search(refused), refused
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("order", [
     [DataParallel(), ContextParallel(), TensorParallel(), Zero(3), SequenceParallel()],
     [DataParallel(), TensorParallel(), Zero(3), SequenceParallel()],
@@ -93,6 +94,7 @@ def test_many_orders_give_the_same_program_or_a_refusal_that_says_why(order):
     check_order(order)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("before", "transform", "step"), [
     *(([], each, STEP) for each in PARTS if not isinstance(each, SequenceParallel | Zero)),
     ([TensorParallel()], SequenceParallel(), STEP), ([], ExpertParallel(), MIXTURE),
@@ -112,6 +114,7 @@ def placed(text, step=STEP, **options):
     return simulate(made, "dgx-h100", mesh=mesh, **options)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("build", "message"), [
     (lambda: placed("tp@block.7=2"), r"tp@block\.7: @.* has no region 'block\.7'; did you mean 'block\.1'"),
     (lambda: placed("dp=2 recompute=blok.*"), "has no region 'blok.*'; did you mean 'block"),

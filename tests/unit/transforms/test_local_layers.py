@@ -174,7 +174,7 @@ def test_it_goes_with_mixed_precision():
     assert_trained(trained(strategy(step), lambda inputs: run_everywhere(localized, inputs)), expected, 1e-5)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("model", "begin"), [
     ("mlp", "layer.1,layer.2"), ("gpt", "block.1"), ("recurrent", "step.3"), ("experts", "block.1")])
 def test_stages_that_begin_at_regions_send_no_gradients(model, begin):
@@ -215,6 +215,7 @@ def two_predictions():
     return train_step(ir.record(loss, types, ir.TensorType("f8", (5, 3)), ir.TensorType("f8", (5, 4))), SGD(1))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("build", "message"), [
     (lambda: LocalLayers(()), r"needs the patterns of regions, such as block\.\*"),
     (lambda: LocalLayers("blok.*")(STEP), r"local=blok\.\*: @transformer\.step has no region 'blok\.\*'; did you mean"),

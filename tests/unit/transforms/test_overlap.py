@@ -146,6 +146,7 @@ def test_a_gradient_of_zero_1_is_summed_where_the_backward_has_made_it():
         assert len(gathers) == 2 and lines[-2].startswith("wait") and lines[-1].startswith("wait")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("ahead", "expected"), [
     (0, ["start w0", "wait w0", "start w1", "wait w1", "start w2", "wait w2", "start w2", "wait w2", "start w1"]),
     (1, ["start w0", "start w1", "wait w0", "start w2", "wait w1", "start w2", "wait w2", "start w1", "wait w2"]),
@@ -310,7 +311,7 @@ def test_a_message_that_is_stacked_starts_no_collective_before_it_is_there():
     assert trace.count("reduce_scatter") + trace.count("all_reduce") > 0
 
 
-@pytest.mark.sampled(6, 2)
+@pytest.mark.sampled(12, 2)
 @pytest.mark.parametrize("text", [
     "dp=4 zero=3 overlap", "dp=2 tp=2 zero=2 overlap=1KB", "dp=2 overlap=300B", "dp=3 zero=1 overlap=1B",
     "dp=2 tp=2 sp overlap=200B,ahead:2", "dp=2 zero=3 precision=bf16 overlap=1KB,ahead:0"])
@@ -343,6 +344,7 @@ def test_a_program_says_that_it_is_overlapped_on_a_device_too():
     assert ir.peak_bytes(local) >= ir.peak_bytes(replace(local, attributes=()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["dp zero=1 overlap=1MB pp 1f1b:3", "tp sp dp zero=1 overlap=1MB pp 1f1b:3"])
 def test_sums_of_gradients_go_on_behind_the_last_backward_of_a_stage(text):
     spec = models.TransformerSpec(layers=4, width=512, heads=2, vocabulary=16, sequence=4)

@@ -28,6 +28,7 @@ B, = ir.symbols("B")
 ON = {"hardware": "dgx-h100", "priced_dtype": "bfloat16"}
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize(("text", "pipeline"), [
     ("pp 1f1b:8", Pipeline(microbatches=8)), ("pp:stage gpipe:2", Pipeline("stage", 2, "gpipe")),
     ("pp interleaved_1f1b:4x2", Pipeline(microbatches=4, schedule="interleaved_1f1b", chunks=2)),
@@ -110,7 +111,7 @@ def test_zero_in_a_pipeline_moves_and_holds_the_same_for_any_number_of_microbatc
         assert moved == {"reduce_scatter": whole // 2, "all_gather": whole // 2}
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.sampled(4, 1)
 @pytest.mark.parametrize("zero", ["zero=1", ""])
 @pytest.mark.parametrize("text", ["pp=1 1f1b:3", "pp=2 1f1b:3"])
 def test_gradients_are_summed_over_replicas_and_over_context_at_once(text, zero):

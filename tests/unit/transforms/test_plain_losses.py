@@ -46,6 +46,7 @@ def step_of(loss, rows=ROWS):
                                 name=loss.__name__), SGD(0.1))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("loss", [along, by_index, ignoring, smoothed])
 @pytest.mark.parametrize("tp", [2, 3])
 def test_the_head_is_split_and_no_logits_move(loss, tp):

@@ -58,7 +58,7 @@ ZERO_TABLE = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("parameters", ZERO_TABLE)
 def test_memory_is_that_of_the_table_of_zero(parameters):
     step = train_step(one_product(int(parameters)), Adam())
@@ -73,6 +73,7 @@ def test_memory_is_that_of_the_table_of_zero(parameters):
             assert (sum(held.values()) - held["inputs"]) / 1e9 == pytest.approx(expected, abs=0.0051), (devices, stage)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("gradients", "expected"), [("float32", 4), ("bfloat16", 2)])
 def test_a_parameter_takes_18_or_16_bytes(gradients, expected):
     # Narayanan et al. 2021 and Megatron-LM: 2 + 4 + 12; ZeRO, section 3.1: 2 + 2 + 12.
@@ -105,6 +106,7 @@ def test_dtypes_of_the_state_that_cannot_be(words, message):
         Strategy.parse(f"precision={words}")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("words", "expected"), [
     ("mean:bf16,square:bf16", 4 + 2 + 2), ("main:f16", 2 + 4 + 4), ("square:f16", 4 + 4 + 2),
     ("main:f16,mean:bf16,square:bf16", 2 + 2 + 2),
@@ -146,7 +148,7 @@ def test_a_step_goes_on_with_what_it_keeps():
             np.testing.assert_allclose(found[name].astype("f4"), wanted.astype("f4"), rtol=2**-7, err_msg=name)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["dp=2 zero=1", "dp=2 tp=2 sp zero=3", "dp=3 zero=2"])
 def test_state_in_16_bits_is_split_as_any_other(text):
     alone = Strategy.parse("precision=bf16,mean:bf16,square:bf16")(model_step("llama", 6, Adam(0.01), clip=1.0))
@@ -156,7 +158,7 @@ def test_state_in_16_bits_is_split_as_any_other(text):
     assert_trained(found, interpreted(alone), tolerance=0.1)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("text", ["dp=2", "dp=2 zero=1", "dp=2 zero=2", "dp=2 tp=2 sp zero=3", "dp:node=2 dp=2 zero=3"])
 @pytest.mark.parametrize(("gradients", "dtype"), [("bf16", BF16), ("f32", np.dtype(np.float32))])
 def test_gradients_are_summed_over_devices_in_the_dtype_in_which_they_are_kept(text, gradients, dtype):
@@ -223,7 +225,7 @@ def test_the_main_copy_keeps_what_the_weights_round_off():
     assert (main != narrow.astype("f4")).any()
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(30)
 @pytest.mark.parametrize("model", MODELS)
 def test_a_step_in_two_dtypes_trains_nearly_as_in_one_and_the_same_on_many_devices(model):
     rows = 4
@@ -242,6 +244,7 @@ def test_a_step_in_two_dtypes_trains_nearly_as_in_one_and_the_same_on_many_devic
         assert_trained(found, single, tolerance)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("order", [("dp", "precision=bf16"), ("tp", "precision=bf16", "sp"), ("dp", "zero=2")])
 def test_precision_before_or_after_is_the_same_program(order):
     alone = model_step("llama", 4, Adam())
@@ -276,6 +279,7 @@ def test_the_text_of_a_precision():
     assert Strategy.parse("precision=f8e5m2,bf16") == Strategy(MixedPrecision("float8_e5m2", "bfloat16"))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("text", ["precision=bf16", "tp=2 sp precision=bf16", "dp=2 tp=3 precision=bf16"])
 def test_a_fused_loss_reads_narrow_logits_and_gives_the_same_bits(text):
     """No array of the logits' shape is in float32, and each number is widened as before, so nothing else changes."""

@@ -25,7 +25,7 @@ def arrays(step):
             for v in step.inputs]
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.sampled(4, 1)
 @pytest.mark.parametrize(("text", "runs_again"), [
     ("recompute=block.*", {"block.0", "block.1"}), ("recompute=block.*.attention.core", {"block.0", "block.1"}),
     ("recompute=block.0,head,loss", {"block.0", "head", "loss"}), ("recompute=block.1,-block.1.attention", {"block.1"}),
@@ -48,7 +48,7 @@ def test_recomputation_changes_no_bit_and_takes_less_memory(text, runs_again):
         assert not any(path.startswith("block.1.attention.") for path in paths)
 
 
-@pytest.mark.sampled(6, 1)
+@pytest.mark.sampled(18, 1)
 @pytest.mark.parametrize("name", ["megatron-22b", "megatron-175b"])
 @pytest.mark.parametrize(("text", "wanted"), [
     # Korthikanti et al. 2022, table 2: in units of sbh what are no scores, in units of 5 a s s b the scores.  10 + 24/8

@@ -112,6 +112,7 @@ def test_meshes_of_stages_are_the_sizes_in_a_text():
         strategy.text_on(Mesh(dp=7))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("chosen", [
     [DataParallel(), TensorParallel(), SequenceParallel(), Zero(1)],
     [DataParallel(), TensorParallel("x", regions="head"), TensorParallel(regions="block.*"), Zero(3)],
@@ -164,6 +165,7 @@ def np_sum(p):
     return total
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("build", "message"), [
     (lambda: Strategy(DataParallel(), DataParallel()), r"DataParallel\(axis='dp'\) is given twice"),
     (lambda: DataParallel()(DataParallel()(STEP)), "dp: %tokens of @transformer.step is split over 'dp' already"),

@@ -43,7 +43,7 @@ def sizes(layers):
         "R": parameters["p.tokens"] + sum(nbytes for name, nbytes in parameters.items() if name in back)}
 
 
-@pytest.mark.sampled(16)
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", [2, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("line", LINES, ids=[line[0] for line in LINES])
 def test_a_line_of_the_table_is_what_the_program_does(line, layers):

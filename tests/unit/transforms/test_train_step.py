@@ -59,7 +59,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("text", "tolerance"), [("", 0), ("tp sp", 1e-9), ("precision=f32", 0)])
 def test_a_scaled_loss_gives_the_same_step_and_gradients_that_are_larger(text, tolerance):
     """A power of two changes no bit.  The gradients before the update are scaled; the loss that is returned is not."""
@@ -87,7 +87,7 @@ def test_a_step_in_a_pipeline_has_the_state_of_the_whole():
     assert (carried(step), categories(step)) == (carried(alone), categories(alone))
 
 
-@pytest.mark.sampled(5, 1)
+@pytest.mark.sampled(10, 1)
 @pytest.mark.parametrize("clip", [None, 0.2, 1e9])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("batch", [ROWS, B])
@@ -124,7 +124,7 @@ MODELS = {
 }
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.sampled(4, 1)
 @pytest.mark.parametrize("model", MODELS)
 def test_a_step_is_read_from_its_text_and_put_together_from_its_parts(model):
     step = train_step(MODELS[model](B), AdamW(), clip=1.0)

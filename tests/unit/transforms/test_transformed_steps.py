@@ -58,6 +58,7 @@ def texts(draw):
     return " ".join(draw(st.permutations(words)))
 
 
+@pytest.mark.slow
 @settings(max_examples=2)
 @given(st.sampled_from([*MODELS]), st.sampled_from([4, 5, 7]), st.sampled_from([*OPTIMIZERS]), texts())
 def test_any_composition_trains_as_the_step_alone(model, rows, optimizer, text):
@@ -72,13 +73,14 @@ def test_hundreds_of_compositions_train_as_the_step_alone(model, rows, optimizer
     check(model, rows, optimizer, text)
 
 
-@pytest.mark.sampled(30)
+@pytest.mark.sampled(90)
 @pytest.mark.parametrize("text", ["dp=2 tp=2 sp zero=1", "dp:outer=2 dp=2 tp=2 zero=3", "dp:outer=2 dp=3 zero=2"])
 @pytest.mark.parametrize("model", MODELS)
 def test_every_model_is_split_in_several_ways_at_once(model, text):
     check(model, 6, "adamw", text)
 
 
+@pytest.mark.slow
 def test_parts_of_a_model_may_have_strategies_of_their_own():
     text = "dp=2 tp@block.0.feed_forward=2 tp:x@embedding,head=2 zero=1"
     check("gpt", 5, "adam", text)

@@ -83,6 +83,7 @@ def check(seed):
     assert abs(ours - theirs) <= 0.03 * ours + max(largest, more), (words, ours, theirs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
 @pytest.mark.parametrize("rows", [1, pytest.param(5, marks=pytest.mark.slow), pytest.param(32, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("text", ["dp=1", *(pytest.param(other, marks=pytest.mark.slow) for other in (
@@ -115,7 +116,7 @@ def one_microbatch():
     return simulate(strategy(model_step("mlp", B, SGD(0.1))), "dgx-h100", mesh=mesh, batch=12)
 
 
-@pytest.mark.sampled(4, 1)
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["", "precision=bf16", "precision=bf16,bf16", "zero=1 precision=bf16"])
 def test_a_pipeline_of_one_stage_and_one_microbatch_takes_the_memory_of_the_step_without_one(text):
     """Where activations are few: 2 + 4 + 12 bytes a parameter, 2 + 2 + 12 with gradients in bfloat16."""
@@ -146,12 +147,13 @@ def test_an_update_has_one_wide_gradient_at_a_time(clip, scale):
     assert most == 1 and len(wide) == 6 * (1 if clip is None else 2)
 
 
-@pytest.mark.sampled(MANY // 6 or 1)
+@pytest.mark.sampled(4 * (MANY // 6 or 1))
 @pytest.mark.parametrize("seed", range(MANY))
 def test_a_pipeline_takes_the_memory_that_the_step_takes_without_one(seed):
     check(seed)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("text", [
     "pp=2 1f1b:3", "pp=2 zero_bubble_h1:4 recompute=block.*", "pp=2 zero_bubble_h1:4 dp=2 zero=1"])
 def test_an_action_that_stands_for_its_ops_has_their_peak(text):

@@ -92,6 +92,7 @@ def assert_trains_as_numpy(loss, shapes, step, mesh, x=(ROWS, WIDTH)):
     assert_trained(found, interpreted(alone), 1e-12)
 
 
+@pytest.mark.sampled(23, 22)
 @pytest.mark.parametrize("devices", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("form", FORMS)
 def test_a_weight_behind_views_is_split_and_communicates_as_the_weight_itself(form, devices):
@@ -102,6 +103,7 @@ def test_a_weight_behind_views_is_split_and_communicates_as_the_weight_itself(fo
     assert_trains_as_numpy(loss, shapes, step, mesh)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("devices", "gathered"), [(1, False), (2, False), (4, False), (3, True), (5, True)])
 def test_of_a_reshape_the_outer_dim_is_split_and_gathered_where_devices_do_not_divide_it(devices, gathered):
     loss, shapes = two_layers(lambda p: p["a"].reshape(WIDTH, HIDDEN), lambda p: p["b"].reshape(HIDDEN, OUT)), {
@@ -170,6 +172,7 @@ FUSED = {
 }
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("devices", [1, 2, 3, 4])
 @pytest.mark.parametrize("form", FUSED)
 def test_parts_of_one_weight_are_split_as_weights_of_their_own_and_moved_to_where_they_are_needed(form, devices):
@@ -187,6 +190,7 @@ def test_parts_of_one_weight_are_split_as_weights_of_their_own_and_moved_to_wher
     assert_trains_as_numpy(loss, shapes, step, mesh)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("sizes", [(7, 4, 4), (9, 3, 3), (5, 5, 2, 3)])
 def test_parts_may_have_different_sizes_and_some_may_be_unused(sizes):
     def loss(p, x):
@@ -213,6 +217,7 @@ def test_parts_that_are_no_products_of_their_own_leave_the_weight_whole(parts, r
     assert_trains_as_numpy(loss, WHOLE, step, Mesh(tp=2))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("devices", [1, 2, 3, 4])
 def test_a_view_that_does_not_pass_the_dim_is_moved_from_another_one(devices):
     loss, shapes = two_layers(lambda p: p["a"][:, ::-1], lambda p: p["b"][1:13]), {"a": (WIDTH, HIDDEN), "b": (14, OUT)}
@@ -223,6 +228,7 @@ def test_a_view_that_does_not_pass_the_dim_is_moved_from_another_one(devices):
     assert_trains_as_numpy(loss, shapes, step, mesh)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("text", ["tp=2 ep=2 dp=1", "tp=2 ep:dp=2", "tp=3 ep=2 dp=1 zero=1", "tp=2 sp ep=2 dp=1"])
 def test_parts_of_weights_of_experts_stay_with_their_experts(text):
     def loss(p, x, targets):
@@ -276,6 +282,7 @@ def blocks(form):
     return train_step(ir.record(loss, types_of(shapes), data, data, name="blocks"), Adam(0.01))
 
 
+@pytest.mark.sampled(8, 7)
 @pytest.mark.parametrize(
     "text", ["tp=2 sp", "dp=2 tp=2 sp zero=1", "cp=2 tp=2", "dp=2 tp=4 zero=3", "tp=2 sp recompute=block.*"])
 @pytest.mark.parametrize("form", [form for form in READ if form != "itself"])
@@ -335,6 +342,7 @@ def seen(w, made):
     return w
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(views((WIDTH, HIDDEN)), views((HIDDEN, OUT)), st.integers(1, 4))
 def test_any_views_of_weights_train_as_the_weights_themselves(up, down, devices):

@@ -42,6 +42,7 @@ def step_of(rows):
     return train_step(loss_of(rows), SGD(0.1))
 
 
+@pytest.mark.slow
 def test_it_lists_each_product_with_its_line_its_weight_and_how_that_is_split_or_why_not():
     strategy = Strategy.parse("tp")
     step = strategy(step_of(5))
@@ -99,6 +100,7 @@ def test_a_strategy_that_splits_nothing_is_refused_with_the_reasons():
         Strategy.parse("tp").report(train_step(loss, SGD(0.1)))
 
 
+@pytest.mark.sampled(3, 2)
 @pytest.mark.parametrize("words", [
     ["run", "--strategy", "tp=2", "--backend", "thread"], ["show", "--strategy", "tp=2"],
     ["simulate", "--strategy", "tp=2", "--hardware", "dgx-h100"],
