@@ -96,7 +96,7 @@ def test_a_command_is_passed_over_where_a_value_is_given_for_its_name() -> None:
     for broken in ("N=$(nproc", "N=`nproc", "N=$(a '", "N=$(a (b)"):
         with pytest.raises(ValueError, match="is not closed"):
             launch_words(broken, {"N": "8"})
-    with pytest.raises(ValueError, match="line 2: .* is a command, and nothing is run here"):
+    with pytest.raises(ValueError, match=r"line 2: .* is a command, and nothing is run here"):
         launch_words("N=1\n--a $(nproc)", {"N": "8"})
 
 
