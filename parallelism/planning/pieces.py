@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -56,7 +56,7 @@ from parallelism.transforms import Step, carried, categories
 from parallelism.transforms.parts import NEXT
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class StepPieces:
     """The pieces of a step with one stage at each position of the pipeline.
 
@@ -69,6 +69,22 @@ class StepPieces:
     inside: Inside
     fused: bool | str = False
     overlapping: bool = False
+    known: dict[Any, SymbolicStage] = field(default_factory=dict)
+    """The different stages, also those of other pieces, by what they are made of."""
+
+    @property
+    def made_of(self) -> Any:
+        """All that its programs are made of: pieces for which this is equal are the same."""
+        step = self.step
+        return (
+            step.of_one_replica,
+            step.pipeline,
+            step.again,
+            tuple([value.name for value in step.parts.parameters]),
+            tuple(self.sums.items()),
+            self.count,
+            tuple(self.inside.items()),
+        )
 
     @cached_property
     def stages(self) -> list[SymbolicStage]:
@@ -76,8 +92,9 @@ class StepPieces:
         parts = self.step.stages(self.count)
         laid = laid_out_stages(parts, self.inside, self.sums, pending=True) if self.inside else parts
         inside: Any = dict(self.inside) or None
-        return [
-            SymbolicStage(
+        found = []
+        for functions in laid.functions:
+            stage = SymbolicStage(
                 functions,
                 parts.batch,
                 0,
@@ -86,8 +103,9 @@ class StepPieces:
                 fused=self.fused,
                 overlapping=self.overlapping,
             )
-            for functions in laid.functions
-        ]
+            sums = tuple(map(self.sums.get, functions.trained))
+            found.append(self.known.setdefault((functions, sums, tuple(self.inside.items())), stage))
+        return found
 
     @cached_property
     def sums(self) -> dict[str, Any]:
@@ -100,7 +118,7 @@ class StepPieces:
             own = stage if several else stage.of_one_microbatch
             yield from own.sections(label, kinds, last=stage is self.stages[-1])
 
-    def splits(self, kinds: Sequence[str]) -> set[Split]:
+    def splits(self, kinds: str) -> set[Split]:
         """What must be even in the actions."""
         return set[Split]().union(*(stage.splits(kinds) for stage in self.stages))
 

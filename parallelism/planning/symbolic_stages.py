@@ -25,6 +25,7 @@ from parallelism.ir.passes.overlapping import Order
 from parallelism.layouts import Devices, Localized, localize
 from parallelism.layouts.localization.local_program import moves_of
 from parallelism.layouts.stages import Part
+from parallelism.memoized import memoized
 from parallelism.pipelining.actions import BEFORE
 from parallelism.planning.symbolic_events import (
     LEFT,
@@ -45,8 +46,10 @@ Inside = Mapping[str, Extent]
 Split = tuple[Extent, tuple[str, ...]]
 """An extent, and the axes over whose devices it is divided."""
 
-PRODUCTS = "einsum", "matmul", "attention"
+PRODUCTS = "einsum", "matmul", "scaled_einsum", "attention"
 """Kinds of ops that are in no chain, and of which every block has one."""
+ALIKE = "F", "R"
+"""The kinds of actions that do the same where gradients are added up and where they are not."""
 ANY: Part = 0, 0
 """Stands for every part of the batch."""
 
@@ -71,9 +74,19 @@ class SymbolicStage(StagePrograms):
         """The part, of which there is one."""
         return part
 
+    def local_function(
+        self, kind: str, part: Part, *, place: int | None = None
+    ) -> tuple[Function, Mapping[str, str]]:
+        """As `StagePrograms.local_function`."""
+        if self.laid is not None and kind in ALIKE:
+            return self.laid.local_function(kind, part)
+        return super().local_function(kind, part, place=place)
+
     @cached
     def program(self, kind: str, part: Part) -> DeviceProgram:
         """As `StagePrograms.program`, with symbols."""
+        if self.laid is not None and kind in ALIKE:
+            return self.laid.program(kind, part)
         function, categories = self.local_function(kind, part)
         function, calls, chains = arranged(function, self.order(kind, part), fused=self.fused)
         given_up = self.freed_inputs(kind, part, function)
@@ -101,7 +114,8 @@ class SymbolicStage(StagePrograms):
         """The same stage in a step of one microbatch, which does not add gradients up.  ``ValueError`` if it does."""
         stage = copy(self)
         stage.laid, stage.several, stage._cache = self, False, {}
-        stage.__dict__.pop("adds_up", None)
+        for name in ("adds_up", "_events", "splits"):
+            stage.__dict__.pop(name, None)
         if stage.adds_up:
             raise ValueError("gradients that share memory are added up, also those of one microbatch")
         return stage
@@ -135,15 +149,19 @@ class SymbolicStage(StagePrograms):
             ],
         )
 
+    @memoized
     def _events(self, kind: str, *, last: bool) -> list[Event]:
         """The events of an action, as `parallelism.execution.ProgramStage` leaves them."""
+        if self.laid is not None and kind in ALIKE:
+            return self.laid._events(kind, last=last)
         received = nbytes_of(self.message(kind, ANY, last=last))
         held = [Event(EventKind(MEMORY, ACTIVATIONS), [received])] if received else []
         events = [*held, *events_of_blocks(self.program(kind, ANY).steps, self.devices)]
         events += [Event(EventKind(LEFT, category), []) for category, _ in self.left(kind, ANY)]
         return [*events, Event(EventKind(MEMORY, ACTIVATIONS), [-received])] if received else events
 
-    def splits(self, kinds: Sequence[str]) -> set[Split]:
+    @memoized
+    def splits(self, kinds: str) -> set[Split]:
         """What must be even."""
         found: set[Split] = set()
         for kind in (*kinds, *(("R",) if self.functions.recompute else ())):

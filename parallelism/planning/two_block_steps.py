@@ -28,7 +28,7 @@ from parallelism.planning.symbolic_events import (
     repeated,
     with_second_block,
 )
-from parallelism.planning.symbolic_stages import Inside, Split
+from parallelism.planning.symbolic_stages import Inside, Split, SymbolicStage
 from parallelism.planning.trained import BATCH, TrainedModel
 from parallelism.training.sequence_split import SequenceSplit
 from parallelism.transforms import Parts, Pipeline, Recompute, Step, Strategy
@@ -190,8 +190,14 @@ class TwoBlockSteps:
     def _action_sections(self, pattern: Pattern, blocks: int) -> LaidOut:
         kinds = "FIW" if pattern.split else "FB"
         pieces = self._pieces(pattern._replace(split=False, several=True), blocks)
-        actions = pieces.actions(_labels(pattern, blocks), kinds, several=pattern.several)
-        return LaidOut(dict(actions), frozenset(pieces.splits(kinds)))
+        return self._actions_of(pieces, _labels(pattern, blocks), kinds, several=pattern.several)
+
+    @memoized
+    def _actions_of(
+        self, pieces: StepPieces, labels: Sequence[tuple[int, int]], kinds: str, *, several: bool
+    ) -> LaidOut:
+        """The actions of pieces, which several patterns may have."""
+        return LaidOut(dict(pieces.actions(labels, kinds, several=several)), frozenset(pieces.splits(kinds)))
 
     @memoized
     def _end_sections(self, pattern: Pattern, *, replicated: bool) -> LaidOut:
@@ -239,9 +245,25 @@ class TwoBlockSteps:
     def _pieces(self, pattern: Pattern, blocks: int) -> StepPieces:
         """The pieces of a step with the stages of `_labels`, on one replica."""
         step = self._step(pattern, blocks, replicated=self._splits_state(pattern))
-        return StepPieces(
-            step, len(_labels(pattern, blocks)), self._inside(pattern), self.fused, self.overlapping
+        pieces = StepPieces(
+            step,
+            len(_labels(pattern, blocks)),
+            self._inside(pattern),
+            self.fused,
+            self.overlapping,
+            self._known_stages,
         )
+        return self._known_pieces.setdefault(pieces.made_of, pieces)
+
+    @cached_property
+    def _known_stages(self) -> dict[Any, SymbolicStage]:
+        """See `StepPieces.known`."""
+        return {}
+
+    @cached_property
+    def _known_pieces(self) -> dict[Any, StepPieces]:
+        """The different pieces, by what they are made of: ZeRO, say, may change nothing but the update."""
+        return {}
 
     def _step(self, pattern: Pattern, blocks: int, *, replicated: bool) -> Step:
         step = self._kept_step(pattern._replace(recompute="none"), blocks, replicated=replicated)

@@ -195,7 +195,7 @@ class Step:
             )
         if self.recompute and self.pipeline.recompute:
             raise ValueError(f"{subject}: whole stages run again, so {self.recompute[0]} has nothing to do")
-        _ = self._again
+        _ = self.again
         if self.pipeline.batch not in parts.forward.symbols:
             raise ValueError(
                 f"{subject}: @{self.function.name} has no symbol {self.pipeline.batch} for the rows of "
@@ -216,7 +216,7 @@ class Step:
         """The step of which this runs again, in place of what does now; all else that is known of it stays known."""
         made = object.__new__(Step)
         made.__dict__.update(
-            {name: value for name, value in self.__dict__.items() if name != "_again"}, recompute=recompute
+            {name: value for name, value in self.__dict__.items() if name != "again"}, recompute=recompute
         )
         made.__post_init__()
         return made
@@ -286,6 +286,19 @@ class Step:
 
     def stages(self, count: int) -> Stages:
         """The forward and backward of each of so many stages, for one of the `replicas`."""
+        pipeline = self.pipeline
+        return partition(
+            self.of_one_replica,
+            [*pipeline.begin] or count,
+            batch=pipeline.batch,
+            recompute=pipeline.recompute,
+            trained=[value.name for value in self.parts.parameters],
+            rewritten=self.again,
+        )
+
+    @cached_property
+    def of_one_replica(self) -> Function:
+        """The forward, whose layouts lie on the axes inside a stage alone."""
         forward = self.parts.forward
         bare = {
             value.name: layout(
@@ -294,18 +307,11 @@ class Step:
             for value in forward.values
             if value.layout
         }
-        pipeline = self.pipeline
-        return partition(
-            laid_out(forward, bare),
-            [*pipeline.begin] or count,
-            batch=pipeline.batch,
-            recompute=pipeline.recompute,
-            trained=[value.name for value in self.parts.parameters],
-            rewritten=self._again,
-        )
+        return laid_out(forward, bare)
 
     @cached_property
-    def _again(self) -> RunAgain | None:
+    def again(self) -> RunAgain | None:
+        """What the backwards compute once more."""
         each = [recompute.of(self.parts.forward) for recompute in self.recompute]
         if not each:
             return None
@@ -423,6 +429,6 @@ class Step:
         """The parameter that each input and output of the update belongs to, by name; None: all."""
         parts = self.parts
         own: dict[str, str | None] = {value.name: value.name for value in parts.parameters}
-        own |= {value.name: parts.owner(value) for value in parts.state}
+        own |= {value.name: parts.owner(value) for value in (*parts.copies, *parts.state)}
         own |= {f"{NEXT}{name}": owner for name, owner in own.items()}
         return own | {value.name: value.name.removeprefix(GRADIENT) for value in parts.gradients}

@@ -291,7 +291,28 @@ def test_the_auxiliary_loss_of_microbatches_is_not_that_of_a_batch():
     assert words in text
 
 
+@pytest.mark.parametrize(("loss", "match"), [
+    (lambda weights, batch: {"loss": right(weights, batch)}, "a plain loss returns a number, or two: .*; it returned dict"),
+    (masked, r"it returned an array of shape \("),
+    (lambda weights, batch: (right(weights, batch),) * 3, r"it returned .* and .* and "),
+])
+def test_a_plain_loss_returns_numbers(loss, match):
+    for given in ((loss, right), (right, loss)):
+        if given == (right, loss) and "dict" in match:
+            continue  # of a reference these are the terms
+        with pytest.raises(TypeError, match=match):
+            check_loss(*given, SHAPES, strategy="dp", meshes=[{"dp": 2}])
+
+
+def test_a_step_returns_terms_and_weights_are_weights():
+    with pytest.raises(TypeError, match="train_step must return a dict of terms, got float from rank 0"):
+        check_loss(lambda *given: 1.0, right, SHAPES, meshes=[{"dp": 2}])
+    with pytest.raises(TypeError, match=r"the weight 'head' must be a Weight, as Weight\(\(7, 4\)\), got tuple"):
+        check_loss(right, right, {"head": (7, 4)}, strategy="dp")
+
+
 @pytest.mark.parametrize(("given", "match"), [
+    ({"strategy": "dp", "meshes": [{"dp": 2, "tp": 2}]}, "the strategy splits nothing over 'tp', of which the mesh .* has 2"),
     ({"strategy": "dp:x"}, "check_loss splits over dp, cp, ep, pp, tp; the strategy dp:x splits over 'x'"),
     ({"strategy": "dp", "weights": {"w": Weight((7,), "[tp]")}},
      "the strategy says where the weight 'w' lies, so its layout and stages are not given"),
