@@ -168,7 +168,7 @@ def test_the_plan_of_the_readme_is_what_its_command_prints():
     assert in_order(told, done.stdout)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(("steps", "passes"), [(2, False), (1, True)])
 def test_the_verdict_of_the_readme_is_that_of_a_ring_with_a_step_too_few(steps, passes):
     def ring(device: Any, x: Any) -> Any:
