@@ -220,7 +220,8 @@ def _message() -> str:
     line = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
     return ('<svg viewBox="0 0 480 192" role="img" aria-label="seconds of a message: the latency, then bytes by bandwidth">'
             f'<path d="M60 10V160H440"/><path class="line" d="{line}"/><text x="140" y="128">latency α</text>'
-            '<text x="300" y="48">bytes / β</text><text x="370" y="184">bytes (both logarithmic)</text><text x="30" y="30">time</text></svg>')
+            '<text x="300" y="48">bytes / β</text><text x="370" y="184">bytes (both logarithmic)</text>'
+            '<text x="30" y="30">time</text></svg>')
 
 
 def _held(each: dict[str, int]) -> str:
