@@ -1,8 +1,7 @@
 from .data import ContextParallel as ContextParallel, DataParallel as DataParallel
 from .experts import ExpertParallel as ExpertParallel
-from .fusion import Fused as Fused
 from .local_layers import LocalLayers as LocalLayers
-from .overlap import Overlap as Overlap
+from .overlap import Fused as Fused, Overlap as Overlap
 from .parts import Parts as Parts
 from .pipelines import (
     Pipeline as Pipeline,
@@ -11,9 +10,12 @@ from .pipelines import (
 )
 from .precision import MixedPrecision as MixedPrecision
 from .recomputation import Recompute as Recompute
-from .sequence import SequenceParallel as SequenceParallel
 from .strategy import Strategy as Strategy, Transform as Transform
-from .tensor import TensorParallel as TensorParallel, WholeWeights as WholeWeights
+from .tensor import (
+    SequenceParallel as SequenceParallel,
+    TensorParallel as TensorParallel,
+    WholeWeights as WholeWeights,
+)
 from .training import (
     SGD as SGD,
     Adam as Adam,
