@@ -10,12 +10,9 @@ from .pipelines import (
 )
 from .precision import MixedPrecision as MixedPrecision
 from .recomputation import Recompute as Recompute
+from .sequence import SequenceParallel as SequenceParallel
 from .strategy import Strategy as Strategy, Transform as Transform
-from .tensor import (
-    SequenceParallel as SequenceParallel,
-    TensorParallel as TensorParallel,
-    WholeWeights as WholeWeights,
-)
+from .tensor import TensorParallel as TensorParallel, WholeWeights as WholeWeights
 from .training import (
     SGD as SGD,
     Adam as Adam,

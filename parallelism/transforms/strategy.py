@@ -17,7 +17,8 @@ from parallelism.transforms.overlap import Fused, Overlap
 from parallelism.transforms.pipelines import Pipeline, Step
 from parallelism.transforms.precision import MixedPrecision
 from parallelism.transforms.recomputation import Recompute
-from parallelism.transforms.tensor import SequenceParallel, TensorParallel
+from parallelism.transforms.sequence import SequenceParallel
+from parallelism.transforms.tensor import TensorParallel
 from parallelism.transforms.weight_report import WeightReport, report_of
 from parallelism.transforms.words import SHORTHANDS, Word, read, read_all
 from parallelism.transforms.zero import Zero
