@@ -28,7 +28,7 @@ def expected_of(spec, prompts=PROMPTS, count=NEW):
     return parameters, np.array([greedy(spec, parameters, prompt, count) for prompt in prompts])
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SERVED)
 def test_one_process_generates_what_it_does_without_a_cache(name):
     parameters, expected = expected_of(SERVED[name])
@@ -168,6 +168,7 @@ def test_a_cache_of_few_bits_gives_the_same_tokens_on_a_mesh(dtype):
     assert sum(runs[0].trace.peak_bytes(rank, "cache") for rank in (0, 2)) == kept
 
 
+@pytest.mark.slow
 def test_stop_tokens_end_answers():
     spec = SERVED["gpt2"]
     parameters, expected = expected_of(spec)

@@ -155,7 +155,7 @@ def test_every_operator_has_a_derivative_or_a_reason_not_to_have_one():
     assert OPERATORS.keys() - without - JOINED - rounding == {example.kind for example in SMOOTH}
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("kind", list(dict.fromkeys(example.kind for example in SMOOTH)))
 def test_the_derivative_is_that_of_central_differences(kind):
     there = [example for example in SMOOTH if example.kind == kind]
@@ -248,7 +248,7 @@ def test_what_moves_elements_can_be_exchanged_with_a_maximum(kind):
             assert_array_equal(whole, np.maximum(x, y))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", [kind for kind, entry in OPERATORS.items() if entry.linear and not entry.grows])
 def test_what_does_not_grow_makes_no_more_elements_than_it_takes(kind):
     for example in cases(kind):

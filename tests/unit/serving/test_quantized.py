@@ -86,6 +86,7 @@ def test_a_device_holds_the_bytes_of_narrow_weights_and_scales(dtype):
     assert trace.peak_bytes(1, "weights") < 0.6 * usual.peak_bytes(1, "weights")
 
 
+@pytest.mark.slow
 def test_one_process_generates_as_with_the_weights_that_were_rounded():
     spec, prompts = SERVED["deepseek-v3"], [[1, 2, 3], [4]]
     parameters = parameters_of(spec)

@@ -113,6 +113,7 @@ def test_random_sums_are_those_of_bash(text: str) -> None:
     assert done.stdout == f"{ours}\n" or re.search(r"\+\+|--|\*\*", text)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("text", "error"), [
     ("--a 1\n--b $(nproc)", "line 2: $(...) is a command, and nothing is run here"),
     ("A=1\nB=$(nproc)", "line 2: $(...) is a command, and nothing is run here; --set B=... says what B is"),

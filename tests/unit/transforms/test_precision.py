@@ -106,7 +106,7 @@ def test_dtypes_of_the_state_that_cannot_be(words, message):
         Strategy.parse(f"precision={words}")
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.slow
 @pytest.mark.parametrize(("words", "expected"), [
     ("mean:bf16,square:bf16", 4 + 2 + 2), ("main:f16", 2 + 4 + 4), ("square:f16", 4 + 4 + 2),
     ("main:f16,mean:bf16,square:bf16", 2 + 2 + 2),
