@@ -168,9 +168,14 @@ def _is_shared_out(parts: Parts) -> bool:
 def split_class(transform: Any, parts: Parts, chosen: Place, *, around: bool = True) -> Parts:
     """The parts with the dims of a class split over the axis of a transform, around what splits them already, or inside.
 
-    Inputs other than parameters are split, and activations that have a layout.
+    Inputs other than parameters are split, what is picked of inputs, and activations that have a layout.  (Otherwise a
+    split of activations, as by `SequenceParallel`, would also be one of the tokens that were picked, and the table in
+    which these are looked up would be gathered.)
     """
-    layouts, parameters, inputs = {}, {*parts.parameters}, {*parts.forward.inputs, *parts.dealt}
+    layouts, parameters = {}, {*parts.parameters}
+    picking = (op for op in parts.forward.ops if op.kind == "arranged")
+    picked = (op.outputs[0] for op in picking if op.inputs[0] not in parameters)
+    inputs = {*parts.forward.inputs, *parts.dealt, *picked}
     for value in parts.forward.values:
         if value in parameters or (value.layout is None and value not in inputs):
             continue
@@ -243,7 +248,7 @@ def _picked(value: Value, dim: int, axis: str, region: str | None, names: set[st
         TensorType(np.int64, (extent,)),
         layout([axes]) if axes else None,
     )
-    dealt = Value(free_name(f"{value.name}.dealt", names), value.type)
+    dealt = Value(free_name(f"{value.name}.dealt", names), value.type, value.layout)
     given = {"shape": (extent,), "starts": (0,), "order": str(TokenOrder(0, (axis,)))}
     return [
         Op("token_order", (), frozen_attributes(given), (order,), region),

@@ -92,7 +92,7 @@ def test_a_step_in_float8_is_within_the_rounding_of_that_in_16_bits():
         first = arrays(Parts.of(plain).parameters, np.random.default_rng(0))
         for name in ("p.0.up", "p.1.down", "p.tokens"):
             moved = np.linalg.norm(state16[f"main.{name}"] - first[name])
-            assert np.linalg.norm(state[f"main.{name}"] - state16[f"main.{name}"]) < 0.6 * moved, name
+            assert np.linalg.norm(state[f"main.{name}"] - state16[f"main.{name}"]) < 0.75 * moved, name
 
 
 def test_what_is_in_8_bits_and_what_stays(cluster_of):
