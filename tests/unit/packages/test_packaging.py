@@ -39,7 +39,7 @@ def modules(package):
     return list(PACKAGES[package].rglob("*.py"))
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("room", ROOMS)
 def test_every_name_of_a_face_is_there(room):
     face = importlib.import_module(room)
@@ -48,7 +48,7 @@ def test_every_name_of_a_face_is_there(room):
         assert getattr(face, name) is not None
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("stub", STUBS, ids=lambda stub: str(stub.relative_to(ROOT)))
 def test_a_face_names_a_thing_where_it_is_defined_and_no_submodule(stub):
     folder = stub.parent
@@ -72,6 +72,7 @@ def test_modules_are_short():
     assert statistics.median(lengths) <= 150
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("old", "new"), MOVED.items())
 def test_a_path_that_documents_name_goes_on_working(old, new):
     module = importlib.import_module(new)
