@@ -170,6 +170,9 @@ def pictures() -> dict[str, str]:
     return {
         "ring": _circle("0123", "each sends to the next one"),
         "pieces": _pieces(4),
+        "devices": _devices(4),
+        "message": _message(),
+        "held": _held({"weights": 2, "gradients": 2, "Adam's state": 12}),
         "circle": _circle("012", "each waits for the next one"),
         "gpipe": Pipeline(4, 8, "gpipe").schedule._repr_html_(),
         "one_f_one_b": Pipeline(4, 8, "1f1b").schedule._repr_html_(),
@@ -193,6 +196,47 @@ def _circle(names: str, words: str) -> str:
     return (f'<svg viewBox="0 0 220 192" role="img" aria-label="{len(names)} ranks on a circle: {escape(words)}"><defs>'
             f'<marker id="{tip}" viewBox="0 0 8 8" refX="6" refY="4" markerWidth="6" markerHeight="6" orient="auto">'
             f'<path d="M0 0L8 4L0 8z" fill="currentColor" stroke="none"/></marker></defs>{"".join(parts)}</svg>')
+
+
+def _devices(size: int) -> str:
+    """The host above its devices; each has its memory, with other numbers in it."""
+    middle, parts = 60 + 70 * (size - 1), []
+    for rank in range(size):
+        x = 60 + 140 * rank
+        parts.append(f'<path d="M{middle} 44L{x} 84" stroke-dasharray="4 4"/><path d="M{x - 52} 84h104v92h-104z"/>'
+                     f'<text x="{x}" y="108">rank {rank}</text><path class="whole" d="M{x - 36} 122h72v40h-72z"/>'
+                     f'<text x="{x}" y="148">x = {rank * rank}</text>')
+    width = 2 * middle
+    return (f'<svg viewBox="0 0 {width} 192" role="img" aria-label="a host and {size} devices, each with memory of its own">'
+            f'<path d="M{middle - 60} 10h120v34h-120z"/><text x="{middle}" y="33">host</text>{"".join(parts)}</svg>')
+
+
+def _message() -> str:
+    """The seconds of a message over its bytes: flat at first, and then in proportion; both axes are logarithmic."""
+    alpha, beta = 1e-5, 1e9
+    points = [10 ** (1 + each / 8) for each in range(49)]
+    times = [alpha + n / beta for n in points]
+    places = [(60 + 62 * (math.log10(n) - 1), 140 - 40 * (math.log10(t) + 5)) for n, t in zip(points, times, strict=True)]
+    line = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
+    return ('<svg viewBox="0 0 480 192" role="img" aria-label="seconds of a message: the latency, then bytes by bandwidth">'
+            f'<path d="M60 10V160H440"/><path class="line" d="{line}"/><text x="140" y="128">latency α</text>'
+            '<text x="300" y="48">bytes / β</text><text x="370" y="184">bytes (both logarithmic)</text>'
+            '<text x="30" y="30">time</text></svg>')
+
+
+def _held(each: dict[str, int]) -> str:
+    """The bytes of a parameter, side by side."""
+    parts, x = [], 20
+    for number, (name, count) in enumerate(each.items()):
+        width = 32 * count
+        kind = ' class="whole"' if number % 2 else ' class="bar"'
+        middle, below = x + width / 2, 140 + 22 * (number % 2)
+        parts.append(f'<path{kind} d="M{x} 70h{width - 4}v46h{4 - width}z"/><text x="{middle}" y="58">{count}</text>'
+                     f'<text x="{middle}" y="{below}">{escape(name)}</text>')
+        x += width
+    words = f"{sum(each.values())} bytes a parameter"
+    return (f'<svg viewBox="0 0 {x + 20} 192" role="img" aria-label="{words}">{"".join(parts)}'
+            f'<text x="{(x + 20) / 2}" y="24">{words}</text></svg>')
 
 
 def _pieces(size: int) -> str:
@@ -275,7 +319,7 @@ h1,h2{line-height:1.2}ul{padding-left:1.2em}li{margin:.4em 0}a{color:inherit}
 .picture{max-width:34em;margin:.6em 0;overflow-x:auto}.picture>svg{display:block;width:auto;height:34vh;fill:none;
 stroke:currentColor;stroke-width:2}.picture>svg text{fill:currentColor;stroke:none;text-anchor:middle;
 font:17px system-ui,sans-serif}.picture .bar{fill:#2f6fd0;stroke:none}
-.picture .whole{fill:#2f6fd055}
+.picture .whole{fill:#2f6fd055}.picture .line{stroke:#2f6fd0;stroke-width:4}
 pre,code{font:.85em/1.4 ui-monospace,monospace}pre{overflow-x:auto}
 footer{position:fixed;left:0;right:0;bottom:0;display:flex;align-items:center;justify-content:flex-end;gap:.6em;
 padding:.3em 7vw;font-size:max(14px,.55em);background:Canvas}

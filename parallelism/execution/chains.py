@@ -95,6 +95,9 @@ def declared_cost(op: Op, seconds: Callable[[Op], float] | None = None) -> Decla
     cut = op.kind in ("all_slice", "relayout")  # only the part that is kept is read
     nbytes = number(2 * op.outputs[0].type.nbytes if cut else op.nbytes)
     dtypes = [value.type.dtype for value in (*op.outputs, *op.inputs)]
+    shape = product_shape(op) or attention_shape(op)
+    if product_shape(op):
+        dtypes.insert(0, op.inputs[0].type.dtype)  # that in which it multiplies
     floating = next(filter(is_floating, dtypes), None)
     flops = number(op.flops) if floating is not None else 0.0
     dtype = floating or dtypes[0]
@@ -107,7 +110,6 @@ def declared_cost(op: Op, seconds: Callable[[Op], float] | None = None) -> Decla
         own = op.operator.nbytes is not None or op.operator.op_nbytes is not None
         if other != dtype and not (own and is_floating(other)):
             others[other.name] += whole_number(value.type.nbytes)
-    shape = product_shape(op) or attention_shape(op)
     return DeclaredCost(
         flops,
         nbytes,

@@ -385,7 +385,7 @@ class DeviceProgram:
         dtypes = [
             value.type.dtype
             for op in ((product,) if product else reversed(ops))
-            for value in (*op.outputs, *op.inputs)
+            for value in ((*op.inputs, *op.outputs) if product else (*op.outputs, *op.inputs))
         ]
         dtype = next(filter(is_floating, dtypes), dtypes[0])
         seconds = None if self.seconds is None else sum(map(self.seconds, ops))

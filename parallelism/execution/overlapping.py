@@ -9,7 +9,7 @@ from parallelism.execution.device_program import runs_again
 from parallelism.ir import Function
 from parallelism.ir.core.regions import inside
 from parallelism.ir.passes import chained
-from parallelism.ir.passes.fusion import ELEMENTWISE, EPILOGUES
+from parallelism.ir.passes.fusion import ELEMENTWISE, EPILOGUES, PRODUCTS
 from parallelism.ir.passes.gradients import UPDATE
 from parallelism.ir.passes.overlapping import ASYNCHRONOUS, Order, overlapped
 from parallelism.layouts.localization import Localized
@@ -71,7 +71,7 @@ class _Products:
         for number, op in enumerate(self.ops):
             for value in op.inputs:
                 self._first_read.setdefault(value.name, number)
-            if op.kind in ("einsum", "matmul"):
+            if op.kind in PRODUCTS:
                 self._reads[number] = {self._whole(value.name) for value in op.inputs}
 
     def start(self, number: int) -> int | None:

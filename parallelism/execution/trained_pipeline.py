@@ -10,7 +10,7 @@ from parallelism.execution.step_updates import StepUpdates
 from parallelism.layouts.stages.laid_out_stages import laid_out_stages
 from parallelism.mesh import Mesh
 from parallelism.transforms import Overlap
-from parallelism.transforms.fusion import Fused
+from parallelism.transforms.overlap import Fused
 from parallelism.transforms.pipelines import Step
 
 

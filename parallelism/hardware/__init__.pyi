@@ -31,6 +31,7 @@ from .stacks import (
 from .validation import (
     NOTHING as NOTHING,
     Validation as Validation,
+    compared_in as compared_in,
     mfu_remark as mfu_remark,
     usual_error as usual_error,
     validation_json as validation_json,

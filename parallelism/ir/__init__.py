@@ -32,7 +32,6 @@ from parallelism.ir.core import (
 from parallelism.ir.operators import (  # noqa: F401
     activations,
     attention,
-    bits,
     cached_attention,
     collectives,
     context_attention,
@@ -45,6 +44,7 @@ from parallelism.ir.operators import (  # noqa: F401
     randomness,
     reductions,
     reshard_op as relayouts,
+    scaled_products,
     scatter,
     shapes,
     token_order,

@@ -30,7 +30,7 @@ from parallelism.planning.trained import BATCH, TrainedModel
 from parallelism.rarely_collected import rarely_collected
 from parallelism.training import Figures
 from parallelism.training.training_run import ADAM_W
-from parallelism.transforms import SGD, Adam, Parts
+from parallelism.transforms import SGD, Adam, MixedPrecision, Parts
 from parallelism.transforms.pipelines import warn_of_unused
 
 _log = logging.getLogger("parallelism")
@@ -70,6 +70,7 @@ def find_plan(
     optimizer: SGD | Adam | None = ...,
     gradients: npt.DTypeLike = ...,
     state: Mapping[str, npt.DTypeLike] | None = ...,
+    precision: MixedPrecision | None = ...,
     simulations: int | None = ...,
     progress: Progress | None = ...,
     strategies: None = ...,
@@ -89,6 +90,7 @@ def find_plan(
     optimizer: SGD | Adam | None = None,
     gradients: npt.DTypeLike = "float32",
     state: Mapping[str, npt.DTypeLike] | None = None,
+    precision: MixedPrecision | None = None,
     simulations: int | None = 8,
     progress: Progress | None = None,
     strategies: str | None = None,
@@ -107,7 +109,8 @@ def find_plan(
     ``fixed`` has one value, or a list, of any of `parallelism.planning.SETTINGS`: ``tp=8``, ``zero=[0, 1]``,
     ``schedule="gpipe"``; ``fsdp=64`` and ``hsdp="8x8"`` stand for several.  ``optimizer`` is AdamW unless another is
     given; ``gradients`` is the dtype in which gradients are added up, over microbatches and devices, where precision
-    is mixed; ``state`` has those in which ``main`` copies, and the ``mean`` and ``square`` of Adam, are kept.
+    is mixed; ``state`` has those in which ``main`` copies, and the ``mean`` and ``square`` of Adam, are kept.  A
+    ``precision`` says both, and which products are in float8.
 
     Every plan is timed as if nothing shared links, and as if no device or link were slower than others, which is a lower
     bound of its time.  Then plans are simulated fully
@@ -129,7 +132,7 @@ def find_plan(
     if strategies is not None:
         step = _step_of_auto(model, optimizer, strategies, batch, fixed)
         return auto_plans(step, found, devices=count, limit_bytes=int(limit), progress=progress)
-    task = Task(TrainedModel.of(model, optimizer, gradients, state), batch, found, count)
+    task = Task(TrainedModel.of(model, optimizer, gradients, state, precision), batch, found, count)
     possible = choices(task.model, count, batch, fixed)
     _check_microbatches(task.model)
     told = progress or logged
@@ -179,6 +182,7 @@ def find_plan(
             optimizer=optimizer,
             gradients=gradients,
             state=state,
+            precision=precision,
             progress=progress,
         ),
         known=known,

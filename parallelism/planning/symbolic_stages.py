@@ -46,7 +46,7 @@ Inside = Mapping[str, Extent]
 Split = tuple[Extent, tuple[str, ...]]
 """An extent, and the axes over whose devices it is divided."""
 
-PRODUCTS = "einsum", "matmul", "attention"
+PRODUCTS = "einsum", "matmul", "scaled_einsum", "attention"
 """Kinds of ops that are in no chain, and of which every block has one."""
 ALIKE = "F", "R"
 """The kinds of actions that do the same where gradients are added up and where they are not."""

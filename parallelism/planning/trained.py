@@ -50,6 +50,7 @@ class TrainedModel:
         optimizer: SGD | Adam,
         gradients: npt.DTypeLike = "float32",
         state: Mapping[str, npt.DTypeLike] | None = None,
+        precision: MixedPrecision | None = None,
     ) -> TrainedModel:
         """The step of a model: of a spec, of the name of a published one, or of the program of a loss.
 
@@ -58,20 +59,22 @@ class TrainedModel:
 
         A spec in a dtype of 16 bits is trained in mixed precision: its main copy and the state of the optimizer are in
         float32, and its ``gradients`` in the dtype that is given, as is the ``state`` whose dtypes are
-        (`parallelism.transforms.MixedPrecision`).  A program is trained in the dtypes that it has.
+        (`parallelism.transforms.MixedPrecision`).  ``precision`` says all of this at once, and which products are in
+        float8.  A program is trained in the dtypes that it has.
 
         ``TypeError`` for another kind of value; ``ValueError`` for a program without the symbol `BATCH`, or with
-        others; and for ``gradients`` in another dtype than float32, or ``state``, where precision is not mixed.
+        others; and for ``gradients`` in another dtype than float32, ``state`` or a ``precision``, where precision is not
+        mixed.
         """
         if isinstance(model, str):
             model = replace(transformer(model).padded(), dtype="bfloat16")
         if isinstance(model, TransformerSpec):
-            return cls._of_spec(model, optimizer, gradients, state or {})
+            return cls._of_spec(model, optimizer, gradients, state or {}, precision)
         if not isinstance(model, Function):
             raise TypeError(
                 f"a plan is for a TransformerSpec, its name, or a Function; got {type(model).__name__}"
             )
-        _check_dtypes(gradients, state, "a program")
+        _check_dtypes(gradients, state, precision, "a program")
         if model.symbols != {BATCH}:
             has = ", ".join(sorted(model.symbols)) or "no symbol"
             raise ValueError(
@@ -89,12 +92,18 @@ class TrainedModel:
         optimizer: SGD | Adam,
         gradients: npt.DTypeLike,
         state: Mapping[str, npt.DTypeLike],
+        precision: MixedPrecision | None,
     ) -> TrainedModel:
         dtype: Any = spec.dtype
         narrow = is_floating(dtype) and dtype.itemsize < 4
         wide = replace(spec, dtype="float32") if narrow else spec
         if not narrow:
-            _check_dtypes(gradients, state, f"a model in {dtype}")
+            _check_dtypes(gradients, state, precision, f"a model in {dtype}")
+        elif precision is None:
+            dtypes: Any = state
+            precision = MixedPrecision(dtype.name, gradients, **dtypes)
+        elif precision.dtype != dtype.name:
+            raise ValueError(f"{precision} is for a model in {precision.dtype}, got one in {dtype}")
         (rows,) = symbols(BATCH)
         regions = frozenset(replace(wide, layers=1).function(rows).regions)
         return cls(
@@ -104,7 +113,7 @@ class TrainedModel:
             spec.layers,
             _split_by_tp(spec),
             spec.sequence,
-            MixedPrecision(dtype.name, gradients, **state) if narrow else None,
+            precision,
             optimizer,
         )
 
@@ -140,6 +149,11 @@ class TrainedModel:
         return str(next(value.type.dtype for value in self.model.inputs))
 
     @property
+    def products(self) -> str:
+        """The dtype of most products: ``float8``, where those of the blocks are; else `dtype`."""
+        return "float8" if self.precision is not None and self.precision.products else self.dtype
+
+    @property
     def dtypes(self) -> str:
         """The dtype of products, and that of the main copies of weights where it is another."""
         if self.precision is None:
@@ -153,7 +167,8 @@ class TrainedModel:
             for name in ("mean", "square")
             if (kept := getattr(self.precision, name)) is not None
         )
-        return f"{self.dtype} with main copies in {main}{gradients}{moments and f', {moments}'}"
+        products = f", {self.precision.of_products}" if self.precision.products else ""
+        return f"{self.dtype}{products} with main copies in {main}{gradients}{moments and f', {moments}'}"
 
     @property
     def load(self) -> str:
@@ -212,8 +227,15 @@ class TrainedModel:
         return begins_of(self.layers_of(stages, balanced=balanced), self.prefix)
 
 
-def _check_dtypes(gradients: npt.DTypeLike, state: Mapping[str, npt.DTypeLike] | None, what: str) -> None:
-    """``ValueError`` for gradients or state in dtypes of their own where precision is not mixed."""
+def _check_dtypes(
+    gradients: npt.DTypeLike,
+    state: Mapping[str, npt.DTypeLike] | None,
+    precision: MixedPrecision | None,
+    what: str,
+) -> None:
+    """``ValueError`` for gradients or state in dtypes of their own, or a precision, where precision is not mixed."""
+    if precision is not None:
+        raise ValueError(f"{precision} is for a TransformerSpec whose dtype has 16 bits; got {what}")
     if state:
         raise ValueError(
             f"state={dict(state)} is for mixed precision, a TransformerSpec whose dtype has 16 bits; got {what}"

@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from parallelism.arrays import Array
+from parallelism.dtypes import is_floating
+from parallelism.ir.core import checked_dtype
 from parallelism.models import TransformerSpec
 from parallelism.models.inference.programs import kinds_of
 from parallelism.serving.engine import Engine, EngineSettings
@@ -82,6 +84,10 @@ def generate(
     engine = Engine(placement.spec, settings, requests)
     if weights_dtype is None and group is not None:
         raise ValueError(f"group={group} is for weights_dtype=, which is not given")
+    if cache_dtype is not None and not is_floating(checked_dtype(cache_dtype)):
+        raise ValueError(
+            f"cache_dtype must be floating-point, as float8_e4m3fn, since the cache has no scales; got {cache_dtype!r}"
+        )
     quantized = None if weights_dtype is None else QuantizedWeights(weights_dtype, group)
     served = ServedModel(placement, settings, cache_dtype=cache_dtype, quantized=quantized)
     if cluster is None:

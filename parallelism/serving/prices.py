@@ -93,7 +93,7 @@ PRECISIONS = {
     "int8": Precision("int8"),
     "int4": Precision("int8", bits=4),
 }
-PRODUCTS = ("einsum", "matmul")
+PRODUCTS = ("einsum", "matmul", "scaled_einsum")
 
 
 class _Kinds(NamedTuple):

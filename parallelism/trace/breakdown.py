@@ -80,7 +80,7 @@ PARTS = Split._fields
 _OTHER, _COMMUNICATION = map(PARTS.index, ("other", "communication"))
 STEP_PARTS = StepSplit._fields
 _STEP = {name: number for number, name in enumerate(STEP_PARTS)}
-_PRODUCTS = frozenset({"matmul", "einsum"})
+_PRODUCTS = frozenset({"matmul", "einsum", "scaled_einsum"})
 _ATTENTION = frozenset(
     {
         *("attention", "attention_gradient", "attention_weights", "softmax_gradient"),

@@ -102,6 +102,13 @@ class FlagValues:
     main_params_dtype: str | None = None
     exp_avg_dtype: str | None = None
     exp_avg_sq_dtype: str | None = None
+    fp8_format: str | None = None
+    fp8: str | None = None
+    fp8_recipe: str | None = None
+    fp8_param_gather: bool | None = None
+    first_last_layers_bf16: bool | None = None
+    num_layers_at_start_in_bf16: float | None = None
+    num_layers_at_end_in_bf16: float | None = None
     micro_batch_size: int | None = None
     global_batch_size: int | None = None
     optimizer: str | None = None

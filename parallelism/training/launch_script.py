@@ -1,7 +1,7 @@
 """`launch_words`: the words of flags in the text of a launch script, which is read and never run.
 
-A line is read as a shell reads it: quotes, backslashes, comments, arrays, plain assignments, ``$NAME`` and ``${NAME:-8}``.
-Whatever would have to run is refused, with its line: ``$(...)``, pipes, loops.
+A line is read as a shell reads it: quotes, backslashes, comments, arrays, plain assignments, ``$NAME``, ``${NAME:-8}``
+and ``$((8 * NODES))``.  Whatever would have to run is refused, with its line: ``$(...)``, pipes, loops.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from itertools import chain
 from typing import NamedTuple, NoReturn
 
 from parallelism.display.quantities import short_errors, shortened
+from parallelism.training.shell_arithmetic import arithmetic
 
 MOST_CHARACTERS = 4_000_000
 """More are not made of a script by replacing names: a name that has another twice, which has another twice, ..."""
@@ -23,6 +24,7 @@ UNSET = re.compile("\0([^\0]*)\0")
 """A name that has no value, where it stood in a word.  No text has zero bytes."""
 
 _NAME = re.compile(r"[A-Za-z_]\w*|[0-9]+", re.ASCII)
+_VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(\(?)", re.ASCII)
 _PLAIN = re.compile(r"[^ \t\n;'\"\\$`|&<>()#]+|#")
 _PLAIN_IN_BRACES = re.compile(r"[^ \t\n;'\"\\$`|&<>()}]+")
@@ -48,6 +50,7 @@ _RESERVED = (
     *("if", "then", "else", "elif", "fi", "for", "while", "until", "do", "done", "case", "esac"),
     *("function", "select", "time", "coproc", "[", "[[", "{", "}", "!"),
 )
+_PROGRAM_IN_TEXT = re.compile(r"\.py[ \t\n]")
 _LAUNCHER = re.compile(
     r"--(?:nproc|nnodes|node[-_]rank|master|rdzv|max[-_]restarts|local[-_]addr|standalone|tee|log[-_]dir)(?:[-_=]|$)"
 )
@@ -96,6 +99,8 @@ class _Reader:
         """A text is an array of one word."""
         self.read: set[str] = set()
         self.fields = _Fields()
+        self.assigned: str | None = None
+        """The name whose value is read."""
 
     @property
     def line(self) -> int:
@@ -150,7 +155,9 @@ class _Reader:
             self.at += 1
             value = self._array(line)
         else:
+            self.assigned = name
             value = [LaunchWord(" ".join(word.text for word in self._word("", splits=False)), line)]
+            self.assigned = None
         if name in self.given:
             return
         before = self.variables.get(name, []) if more else []
@@ -179,6 +186,9 @@ class _Reader:
     def _flags_of(self, words: list[LaunchWord]) -> list[LaunchWord] | None:
         """The flags of a command; None if it has none."""
         first = words[0].text
+        if (quoted := next((word for word in words if _PROGRAM_IN_TEXT.search(word.text)), None)) is not None:
+            # as in: srun sh -c "python pretrain_gpt.py --bf16"
+            words = [LaunchWord(each, quoted.line) for each in quoted.text.split()]
         program = next((place for place, word in enumerate(words) if word.text.endswith(".py")), None)
         if first in _RESERVED:
             self.refuse(f"{first} is a command of the shell, and nothing is run here", words[0].line)
@@ -244,7 +254,7 @@ class _Reader:
         elif character == "$":
             self._expanded(is_quoted=not splits)
         elif character == "`":
-            self.refuse("`...` is a command, and nothing is run here")
+            self._command("`")
         elif (plain := _PLAIN.match(self.text, self.at)) is not None:
             self.fields.add(plain[0])
             self.at = plain.end()
@@ -277,7 +287,7 @@ class _Reader:
             if character == "$":
                 self._expanded(is_quoted=True)
             elif character == "`":
-                self.refuse("`...` is a command, and nothing is run here")
+                self._command("`")
             elif character == "\\":
                 following = self.text[self.at + 1 : self.at + 2]
                 self.at += 2
@@ -297,9 +307,11 @@ class _Reader:
         """Reads ``$NAME`` or ``${NAME...}`` and adds its value."""
         self.at += 1
         following = self.text[self.at : self.at + 1]
-        if following == "(":
-            self.refuse("$(...) is a command, and nothing is run here")
-        if following == "{":
+        if self.text.startswith("((", self.at):
+            self._sum()
+        elif following == "(":
+            self._command("(")
+        elif following == "{":
             self._braced(is_quoted=is_quoted)
         elif following and following in "@*":
             self.at += 1  # the words behind a script, of which there are none
@@ -312,6 +324,48 @@ class _Reader:
             self.refuse(f"${following} is not read here")
         else:
             self.fields.add("$")
+
+    def _command(self, begin: str) -> None:
+        """Passes over a command whose result nobody reads, because the name that gets it was given a value."""
+        what = "`...`" if begin == "`" else "$(...)"
+        if self.assigned is None:
+            self.refuse(f"{what} is a command, and nothing is run here")
+        if self.assigned not in self.given:
+            name = self.assigned
+            self.refuse(f"{what} is a command, and nothing is run here; --set {name}=... says what {name} is")
+        end = _end_of_command(self.text, self.at + 1, begin)
+        if end < 0:
+            self.refuse(f"{what} is not closed")
+        self.at = end
+
+    def _sum(self) -> None:
+        """Reads ``$((...))`` and adds the number; where a name in it has no value, that name."""
+        line = self.line
+        self.at += 2
+        outer, self.fields, depth = self.fields, _Fields(), 0
+        while not (depth == 0 and self.text.startswith("))", self.at)):
+            if self.at >= len(self.text) or self.text[self.at] == "\n":
+                self.refuse("$((...)) is not closed on its line", line)
+            character = self.text[self.at]
+            name = _VARIABLE.match(self.text, self.at)
+            if character == "$":
+                self._expanded(is_quoted=True)
+            elif name is not None:
+                self.at = name.end()
+                self._add(self._value(name[0])[:1], is_quoted=True)
+            else:
+                depth += (character == "(") - (character == ")")
+                self.fields.add(character)
+                self.at += 1
+        self.at += 2
+        text, self.fields = self.fields.last, outer
+        if unset := UNSET.search(text):
+            self.fields.add(unset[0])
+            return
+        try:
+            self.fields.add(str(arithmetic(text)))
+        except ValueError as error:
+            self.refuse(f"$((...)) with {shortened(text, 40)} is not read here: {error}", line)
 
     def _braced(self, *, is_quoted: bool) -> None:
         line = self.line
@@ -386,6 +440,25 @@ class _Reader:
             for other in others:
                 self.fields.part()
                 self.fields.add(other)
+
+
+def _end_of_command(text: str, at: int, begin: str) -> int:
+    """The place behind a command that begins before ``at``; -1 if it has no end."""
+    if begin == "`":
+        return text.find("`", at) + 1 or -1
+    depth, quote = 1, ""
+    while at < len(text):
+        character = text[at]
+        at += 2 if character == "\\" and quote != "'" else 1
+        if quote:
+            quote = "" if character == quote else quote
+        elif character in "'\"":
+            quote = character
+        elif character in "()":
+            depth += 1 if character == "(" else -1
+            if depth == 0:
+                return at
+    return -1
 
 
 class _Fields:

@@ -256,6 +256,33 @@ OPTIONS: tuple[Option, ...] = (
         choices=("fp32", "fp16", "bf16"),
         unmodelled=("fp8",),
     ),
+    Option(
+        "fp8-format",
+        "strategy",
+        "products of the blocks are in float8: e4m3, or hybrid, whose gradients are in e5m2",
+        choices=("e4m3", "hybrid"),
+    ),
+    Option("fp8", "strategy", "as --fp8-format", choices=("e4m3", "hybrid")),
+    Option(
+        "fp8-recipe",
+        "strategy",
+        "how they are scaled (delayed); delayed and tensorwise are one scale for a tensor",
+        choices=("delayed", "tensorwise", "blockwise", "mxfp8"),
+    ),
+    Option(
+        "fp8-param-gather",
+        "strategy",
+        "weights of these products are there, and gathered, in float8 alone",
+        switch=True,
+    ),
+    Option(
+        "first-last-layers-bf16",
+        "strategy",
+        "the first and the last layer stay in 16 bits, or so many as the next flags say",
+        switch=True,
+    ),
+    Option("num-layers-at-start-in-bf16", "strategy", "of the first layers (1)", amount=True),
+    Option("num-layers-at-end-in-bf16", "strategy", "of the last layers (1)", amount=True),
     Option("micro-batch-size", "batch", "sequences of a microbatch (1)"),
     Option("global-batch-size", "batch", "sequences of a step (one microbatch for each replica)"),
     Option(

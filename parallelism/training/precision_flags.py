@@ -54,12 +54,57 @@ def state_of(flags: FlagValues) -> dict[str, str]:
     return found
 
 
+RECIPES = {"delayed": "tensor", "tensorwise": "tensor", "blockwise": "block", "mxfp8": "mx"}
+"""The recipes of products in float8, by the words of ``--fp8-recipe``."""
+_OF_FLOAT8 = ("fp8_param_gather", "first_last_layers_bf16")
+
+
+def products_of(flags: FlagValues) -> dict[str, Any]:
+    """What the flags say about products in float8, by the fields of `MixedPrecision`; empty if none is.
+
+    ``ValueError`` for flags that need others, or exclude each other.
+    """
+    said = {getattr(flags, name) for name in ("fp8", "fp8_format")} - {None}
+    if len(said) > 1:
+        raise ValueError(f"--fp8 {flags.fp8} and --fp8-format {flags.fp8_format} exclude each other")
+    if not said:
+        if alone := [name for name in _OF_FLOAT8 if getattr(flags, name)]:
+            raise ValueError(f"--{alone[0].replace('_', '-')} needs --fp8-format")
+        return {}
+    if flags.fp16 or flags.fp32:
+        raise ValueError(
+            f"--fp8-format needs weights in bfloat16; leave out {'--fp16' if flags.fp16 else '--fp32'}"
+        )
+    recipe = RECIPES[flags.fp8_recipe or "delayed"]
+    found: dict[str, Any] = {"products": _FORMATS[said.pop(), recipe == "tensor"], "recipe": recipe}
+    if flags.fp8_param_gather:
+        found["gathers"] = "float8"
+    if flags.first_last_layers_bf16:
+        for field, given in (
+            ("first_blocks", flags.num_layers_at_start_in_bf16),
+            ("last_blocks", flags.num_layers_at_end_in_bf16),
+        ):
+            found[field] = 1 if given is None else int(given)
+    return found
+
+
+_FORMATS = {
+    ("hybrid", True): "float8",
+    ("e4m3", True): "float8_e4m3fn",
+    ("hybrid", False): "float8_hybrid",
+    ("e4m3", False): "float8",
+}
+"""``products`` of `MixedPrecision`, by the word of ``--fp8-format`` and whether there is one scale for a tensor."""
+
+
 def precision_of(flags: FlagValues) -> MixedPrecision | None:
     """The precision that the flags say; None for float32 throughout.  ``ValueError`` as of the functions above."""
     gradients, state = gradients_of(flags), state_of(flags)
     if flags.fp32:
+        products_of(flags)
         return None
-    return MixedPrecision("float16" if flags.fp16 else "bfloat16", gradients, **state)
+    fields: dict[str, Any] = {**state, **products_of(flags)}
+    return MixedPrecision("float16" if flags.fp16 else "bfloat16", gradients, **fields)
 
 
 def precision_flags(precision: MixedPrecision | None) -> dict[str, Any]:
@@ -78,6 +123,24 @@ def precision_flags(precision: MixedPrecision | None) -> dict[str, Any]:
         "grad_reduce_in_bf16": precision.gradients == "bfloat16",
         "use_precision_aware_optimizer": True if state else None,
         **state,
+        **_flags_of_products(precision),
+    }
+
+
+def _flags_of_products(precision: MixedPrecision) -> dict[str, Any]:
+    """The flags of products in float8, by field."""
+    if precision.products is None:
+        return {}
+    is_tensor = precision.recipe == "tensor"
+    words = {products: word for (word, of_tensor), products in _FORMATS.items() if of_tensor == is_tensor}
+    at_ends = bool(precision.first_blocks or precision.last_blocks)
+    return {
+        "fp8_format": words.get(precision.products, "e4m3"),
+        "fp8_recipe": {recipe: word for word, recipe in RECIPES.items()}[precision.recipe],
+        "fp8_param_gather": precision.gathers == "float8" or None,
+        "first_last_layers_bf16": at_ends or None,
+        "num_layers_at_start_in_bf16": precision.first_blocks if at_ends else None,
+        "num_layers_at_end_in_bf16": precision.last_blocks if at_ends else None,
     }
 
 

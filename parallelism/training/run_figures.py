@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.hardware import Hardware, sized_hardware, validation_json
+from parallelism.hardware import Hardware, compared_in, sized_hardware, validation_json
 from parallelism.models import TransformerSpec
 from parallelism.rarely_collected import rarely_collected
 from parallelism.simulation import CannotFold, StepParts, simulate, step_parts
@@ -25,6 +25,7 @@ _PRODUCTS = frozenset(
         *(
             "matmul",
             "einsum",
+            "scaled_einsum",
             "attention",
             "attention_gradient",
             "context_attention",
@@ -193,7 +194,7 @@ class Figures:
             "strategy": str(self.run.strategy),
             "hardware": self.hardware.name,
             "stack": getattr(self.hardware, "stack", None),
-            "validation": validation_json(self.hardware.validation),
+            "validation": validation_json(compared_in(self.run.products, self.hardware.validation)),
         }
 
 

@@ -91,6 +91,12 @@ class TrainingRun:
             return str(self.model.dtype)
         return str(next(value.type.dtype for value in self.model.inputs))
 
+    @property
+    def products(self) -> str:
+        """The dtype of most products: ``float8``, where those of the blocks are; else `dtype`."""
+        narrow = [each for each in self.strategy.transforms if isinstance(each, MixedPrecision)]
+        return "float8" if narrow and narrow[0].products else self.dtype
+
     @cached_property
     def step(self) -> Step | Function:
         """The program of the step, maybe cut into a pipeline."""

@@ -1,8 +1,7 @@
 from .data import ContextParallel as ContextParallel, DataParallel as DataParallel
 from .experts import ExpertParallel as ExpertParallel
-from .fusion import Fused as Fused
 from .local_layers import LocalLayers as LocalLayers
-from .overlap import Overlap as Overlap
+from .overlap import Fused as Fused, Overlap as Overlap
 from .parts import Parts as Parts
 from .pipelines import (
     Pipeline as Pipeline,

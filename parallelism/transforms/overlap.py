@@ -1,4 +1,4 @@
-"""Overlap: devices compute while their collectives go on."""
+"""How devices run a program: they compute while their collectives go on, and chains of elementwise ops are one kernel."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ BUCKET_BYTES = 25 * 2**20
 """The default of PyTorch's DistributedDataParallel, ``bucket_cap_mb=25`` (Li et al., *PyTorch Distributed: Experiences
 on Accelerating Data Parallel Training*, 2020, arXiv:2006.15704, section 3.2)."""
 AHEAD = 1
+_FUSED = "fused"
 _SIZES = {"B": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30}
 _SIZE = re.compile(r"([0-9]+)(B|KB|MB|GB)")
 
@@ -106,3 +107,38 @@ class Overlap:
         parts = [f"{size // _SIZES[unit]}{unit}"] if size != BUCKET_BYTES else []
         parts += [f"ahead:{self.ahead}"] if self.ahead != AHEAD else []
         return word("overlap", value=",".join(parts) or None)
+
+
+@dataclass(frozen=True)
+class Fused:
+    """On each device chains of elementwise ops and row reductions run as one kernel (`parallelism.ir.passes.fusion`).
+
+    A chain, whose values in between have one user each, costs what it reads and what it writes for others, and has one
+    launch; no memory holds the values in between.  Its flops are those of its ops, and its results are the same.
+    Chains are found in the program of each device, so collectives end them.
+
+    The program stays as it is, op by op: an attribute of the function says how devices run it.  A hardware with
+    ``fused`` runs every program so.  ``ValueError`` for a program that is fused already.
+    """
+
+    phase: ClassVar[int] = 85
+
+    def __call__(self, function: Function) -> Function:
+        if not isinstance(function, Function):
+            raise TypeError(
+                f"a Function is transformed, got {type(function).__name__}; a Pipeline comes last"
+            )
+        if self.of(function) is not None:
+            raise ValueError(f"{self}: @{function.name} is fused already; a transform is applied once")
+        attributes = *function.attributes, (_FUSED, True)
+        if isinstance(function.source, Parts):  # not derived yet
+            return replace(function.source, attributes=frozen_attributes(attributes)).joined()
+        return replace(function, attributes=attributes)
+
+    @classmethod
+    def of(cls, function: Function) -> Fused | None:
+        """What the attributes of a function say; None if it is not fused."""
+        return cls() if dict(function.attributes).get(_FUSED) else None
+
+    def __str__(self) -> str:
+        return word("fused")

@@ -73,15 +73,15 @@ class Parts:
                 f"@{function.name}: its update reads %{min(v.name for v in inner)}, which its forward "
                 "computes; it may read parameters, gradients and the state of the optimizer alone"
             )
-        kept = {value.name.removeprefix(NEXT) for value in nexts}.difference(
-            value.name for value in parameters
-        )
-        state = tuple(value for value in function.inputs if value.name in kept)
-        others = tuple(value for value in function.inputs if value.name not in kept)
+        kept = {value.name.removeprefix(NEXT) for value in nexts}
+        used = {value for op in forward for value in op.inputs}.union(results, parameters)
+        state = tuple(value for value in function.inputs if value.name in kept and value not in used)
+        others = tuple(value for value in function.inputs if value not in state)
+        copies = tuple(value for value in others if value.name in kept and value not in parameters)
         return cls(
             function.name,
             Function(function.name, others, tuple(forward), tuple(results)),
-            Function(function.name, (*parameters, *grads, *state), tuple(update), tuple(nexts)),
+            Function(function.name, (*parameters, *copies, *grads, *state), tuple(update), tuple(nexts)),
             any(name.startswith(AGAIN) for name in known),
             function.attributes,
         )._plain()
@@ -95,10 +95,20 @@ class Parts:
         return tuple(value for value in self.forward.inputs if value.name in trained)
 
     @cached_property
+    def copies(self) -> tuple[Value, ...]:
+        """The inputs of the forward that the update makes of parameters, such as weights in 8 bits with their scales."""
+        if self.update is None:
+            return ()
+        nexts = {value.name for value in self.update.outputs}.difference(
+            f"{NEXT}{value.name}" for value in self.parameters
+        )
+        return tuple(value for value in self.forward.inputs if f"{NEXT}{value.name}" in nexts)
+
+    @cached_property
     def data(self) -> tuple[Value, ...]:
-        """The inputs of the forward that are not `parameters`: the batch."""
-        parameters = {*self.parameters}
-        return tuple(value for value in self.forward.inputs if value not in parameters)
+        """The inputs of the forward that are neither `parameters` nor `copies` of these: the batch."""
+        others = {*self.parameters, *self.copies}
+        return tuple(value for value in self.forward.inputs if value not in others)
 
     @cached_property
     def dealt(self) -> tuple[Value, ...]:
@@ -144,7 +154,7 @@ class Parts:
         """The inputs of the update that are the state of the optimizer."""
         if self.update is None:
             return ()
-        known = {*self.parameters, *self.gradients}
+        known = {*self.parameters, *self.copies, *self.gradients}
         names = {value.name for value in known}
         return tuple(value for value in self.update.inputs if value.name not in names)
 
@@ -233,7 +243,8 @@ class Parts:
     def _plainly(self, update: Function) -> Function:
         of = {value.name: value.layout for value in self.parameters}
         by_name = {value.name: value for value in update.inputs}
-        inputs = [*of, *(f"{GRADIENT}{name}" for name in of), *(value.name for value in self.state)]
+        copies = (value.name for value in self.copies)
+        inputs = [*of, *copies, *(f"{GRADIENT}{name}" for name in of), *(value.name for value in self.state)]
         new: dict[str, Value] = {}
         for name, value in by_name.items():
             owner = self.owner(value) if name not in of else None
@@ -256,7 +267,7 @@ class Parts:
         for value in self.gradients:
             given = None if value in waiting else layouts[value.name.removeprefix(GRADIENT)]
             layouts[value.name] = value.layout or given
-        for value in self.state:
+        for value in (*self.copies, *self.state):
             owner = self.owner(value)
             layouts[value.name] = value.layout or (layouts[owner] if owner else None)
         kept = {value.name: layouts[value.name.removeprefix(NEXT)] for value in self.update.outputs}

@@ -429,6 +429,6 @@ class Step:
         """The parameter that each input and output of the update belongs to, by name; None: all."""
         parts = self.parts
         own: dict[str, str | None] = {value.name: value.name for value in parts.parameters}
-        own |= {value.name: parts.owner(value) for value in parts.state}
+        own |= {value.name: parts.owner(value) for value in (*parts.copies, *parts.state)}
         own |= {f"{NEXT}{name}": owner for name, owner in own.items()}
         return own | {value.name: value.name.removeprefix(GRADIENT) for value in parts.gradients}

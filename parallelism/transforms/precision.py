@@ -13,15 +13,51 @@ import numpy.typing as npt
 from parallelism.dtypes import is_floating
 from parallelism.ir.core import Builder, Function, Op, TensorType, Value, checked_dtype, dtype_text
 from parallelism.ir.core.derived import renamed_value, with_values
+from parallelism.ir.operators.scaled_products import RECIPES
 from parallelism.ir.operators.vocabulary import FUSED_LOSS, READING_LOGITS
 from parallelism.layouts.localization.local_program import free_name
 from parallelism.layouts.propagation.annotation import laid_out
 from parallelism.transforms.parts import NEXT, UPDATE, Parts
+from parallelism.transforms.scaled_products import FORMATS, ScaledProducts
 from parallelism.transforms.training import MAIN, MEAN, SQUARE
 from parallelism.transforms.words import word
 
 STATE = {"main": MAIN, "mean": MEAN, "square": SQUARE}
 """The parts of the state that have dtypes of their own, and the prefixes of their names."""
+
+_GATHERS = "bfloat16", "float8"
+"""What ``gathers`` may be."""
+_OF_PRODUCTS = {
+    "products": "products",
+    "recipe": "recipe",
+    "gathers": "gathers",
+    "first": "first_blocks",
+    "last": "last_blocks",
+}
+"""The fields about products in float8, by their words in a text."""
+_WITHOUT_PRODUCTS: dict[str, Any] = {
+    "products": None,
+    "recipe": "tensor",
+    "gathers": "bfloat16",
+    "first_blocks": 0,
+    "last_blocks": 0,
+}
+"""These fields, where no product is in float8."""
+_WORDS = {"float8": "f8", "float8_e4m3fn": "f8e4m3fn", "float8_hybrid": "f8hybrid", "bfloat16": "bf16"}
+"""The words of values of these fields."""
+
+
+def fields_of_products(precision: MixedPrecision) -> dict[str, Any]:
+    """The fields about products in float8 that are not as without these."""
+    given = {name: getattr(precision, name) for name in _WITHOUT_PRODUCTS}
+    return {name: value for name, value in given.items() if value != _WITHOUT_PRODUCTS[name]}
+
+
+def _field(name: str, text: str) -> Any:
+    """The value of a field from its word."""
+    if name in ("first", "last"):
+        return int(text) if text.isdecimal() else text
+    return {word: value for value, word in _WORDS.items()}.get(text, text) if name in _OF_PRODUCTS else text
 
 
 @dataclass(frozen=True)
@@ -43,6 +79,13 @@ class MixedPrecision:
     squares in bfloat16 4 bytes less: 2 + 4 + 8 (DeepSeek-AI, *DeepSeek-V3 Technical Report*, 2024, arXiv:2412.19437, section
     3.3.3).
 
+    ``products="float8"``: the products of the blocks with their weights are in float8, with scales by the ``recipe``, and
+    nothing else is (`parallelism.transforms.scaled_products`).  Recipes are ``tensor``, a scale for each tensor;
+    ``block``, one for 1 x 128 elements of activations and 128 x 128 of weights; and ``mx``, one for 32
+    (`parallelism.ir.operators.scaled_products`).  Gradients of results are in e5m2 with ``tensor``, else in e4m3;
+    ``products="float8_e4m3fn"`` or ``"float8_hybrid"`` says e4m3, or e5m2, for all recipes.  ``gathers="float8"``: these
+    weights are there in float8 alone, and ZeRO gathers them so.  ``first_blocks`` and ``last_blocks`` stay in ``dtype``.
+
     ``ValueError`` for a program without an update, or with layouts on activations or state, and for a ``dtype`` that
     is not narrower than that of the parameters.
     """
@@ -52,9 +95,15 @@ class MixedPrecision:
     main: npt.DTypeLike | None = None
     mean: npt.DTypeLike | None = None
     square: npt.DTypeLike | None = None
+    products: str | None = None
+    recipe: str = "tensor"
+    gathers: str = "bfloat16"
+    first_blocks: int = 0
+    last_blocks: int = 0
     phase: ClassVar[int] = 5
 
     def __post_init__(self) -> None:
+        self._check_products()
         for name in ("dtype", "gradients", *STATE):
             if name in STATE and getattr(self, name) is None:
                 continue
@@ -63,21 +112,54 @@ class MixedPrecision:
                 raise ValueError(f"the {name} of MixedPrecision must be floating-point, got {dtype}")
             object.__setattr__(self, name, dtype.name)
 
+    def _check_products(self) -> None:
+        """``ValueError`` for words of products that do not exist, or that say nothing without products in float8."""
+        for name, known in (("products", (None, *FORMATS)), ("recipe", RECIPES), ("gathers", _GATHERS)):
+            given = getattr(self, name)
+            if given not in known:
+                wanted = ", ".join(map(str, known))
+                raise ValueError(f"{name} of MixedPrecision is one of {wanted}; got {given!r}")
+        for name in ("first_blocks", "last_blocks"):
+            given = getattr(self, name)
+            if type(given) is not int or given < 0:
+                raise ValueError(f"{name} of MixedPrecision must be a number of at least 0, got {given!r}")
+        if self.products is None and fields_of_products(self) != {}:
+            name, given = next(iter(fields_of_products(self).items()))
+            raise ValueError(f"{name}={given} of MixedPrecision needs products='float8'")
+
     @classmethod
     def parse(cls, text: str) -> MixedPrecision:
-        """From the value of its word: ``bf16``, ``bf16,f32``, ``bf16,mean:bf16,square:bf16``."""
+        """From the value of its word: ``bf16``, ``bf16,f32``, ``bf16,mean:bf16``, ``bf16,products:f8,recipe:block``."""
         plain = [part for part in text.split(",") if ":" not in part]
         named = [part.partition(":") for part in text.split(",") if ":" in part]
         if not 1 <= len(plain) <= 2:
             raise ValueError(f"precision is followed by one dtype, or by two with a comma, got {len(plain)}")
-        if wrong := [name for name, _, _ in named if name not in STATE]:
+        known = (*STATE, *_OF_PRODUCTS)
+        if wrong := [name for name, _, _ in named if name not in known]:
             raise ValueError(
-                f"behind the dtypes of precision stand {', '.join(STATE)}, as mean:bf16; got {wrong[0]!r}"
+                f"behind the dtypes of precision stand {', '.join(known)}, as mean:bf16; got {wrong[0]!r}"
             )
-        state: dict[str, Any] = {name: dtype for name, _, dtype in named}
-        if len(state) < len(named):
-            raise ValueError(f"precision names a part of the state twice: {text!r}")
-        return cls(*plain, **state)
+        fields: dict[str, Any] = {
+            _OF_PRODUCTS.get(name, name): _field(name, value) for name, _, value in named
+        }
+        if len(fields) < len(named):
+            raise ValueError(f"precision names a part of it twice: {text!r}")
+        fields |= zip(("dtype", "gradients"), plain, strict=False)
+        return cls(**fields)
+
+    @property
+    def of_products(self) -> str:
+        """What is said of products in float8: ``products of blocks in float8 (block)``."""
+        gathers = ", gathered in float8" if self.gathers == "float8" else ""
+        return f"products of blocks in {self.products} ({self.recipe}{gathers})"
+
+    @property
+    def steps(self) -> tuple[Any, ...]:
+        """The transforms that it consists of, which a `Strategy` applies in their phases."""
+        if self.products is None:
+            return (self,)
+        scaled = ScaledProducts(self.products, self.recipe, self.gathers, self.first_blocks, self.last_blocks)
+        return replace(self, **_WITHOUT_PRODUCTS), scaled
 
     def of_state(self, name: str, before: np.dtype[Any]) -> np.dtype[Any]:
         """The dtype in which an array of the optimizer's state is kept, by its name."""
@@ -115,7 +197,10 @@ class MixedPrecision:
                 f"got {' and '.join(sorted(map(str, wide)))}"
             )
         forward = _Narrowed(parts, narrow, wide.pop()).function()
-        return replace(parts, forward=forward, update=_on_main_copies(parts, forward, self)).joined()
+        narrowed = replace(parts, forward=forward, update=_on_main_copies(parts, forward, self)).joined()
+        for step in self.steps[1:]:
+            narrowed = step(narrowed)
+        return narrowed
 
     def __str__(self) -> str:
         texts = [dtype_text(checked_dtype(self.dtype)) or ""]
@@ -124,6 +209,10 @@ class MixedPrecision:
         for name in STATE:
             if getattr(self, name) is not None:
                 texts.append(f"{name}:{dtype_text(checked_dtype(getattr(self, name)))}")
+        words = {field: name for name, field in _OF_PRODUCTS.items()}
+        texts += [
+            f"{words[name]}:{_WORDS.get(given, given)}" for name, given in fields_of_products(self).items()
+        ]
         return word("precision", value=",".join(texts))
 
 

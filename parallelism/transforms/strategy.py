@@ -12,9 +12,8 @@ from parallelism.mesh import Mesh
 from parallelism.spelling import did_you_mean
 from parallelism.transforms.data import ContextParallel, DataParallel
 from parallelism.transforms.experts import ExpertParallel
-from parallelism.transforms.fusion import Fused
 from parallelism.transforms.local_layers import LocalLayers
-from parallelism.transforms.overlap import Overlap
+from parallelism.transforms.overlap import Fused, Overlap
 from parallelism.transforms.pipelines import Pipeline, Step
 from parallelism.transforms.precision import MixedPrecision
 from parallelism.transforms.recomputation import Recompute
@@ -75,7 +74,8 @@ class Strategy:
     def __call__(self, function: Function) -> Any:
         """The transformed program; with a pipeline, a `Step`.  ``ValueError`` of the transform that refuses it."""
         # Of one phase the last one is applied first: what is split over an axis later is split around it.
-        backwards = sorted(self.transforms, key=lambda each: -each.phase)
+        steps = [step for each in self.transforms for step in getattr(each, "steps", (each,))]
+        backwards = sorted(steps, key=lambda each: -each.phase)
         pipelines = [each for each in backwards if isinstance(each, Pipeline)]
         again = [each for each in backwards if pipelines and isinstance(each, Recompute)]
         order = [each for each in reversed(backwards) if each not in (*pipelines, *again)]
@@ -84,7 +84,7 @@ class Strategy:
             sizes = {id(each): each.size(function) for each in tensors}
             order.sort(key=lambda each: (each.phase, sizes.get(id(each), 0)))
         for transform in order:
-            function = transform(function)  # type: ignore[assignment]  # only a pipeline makes a Step
+            function = transform(function)  # only a pipeline makes a Step
         if len(pipelines) > 1:
             raise ValueError(f"a step is cut into one pipeline, got {' and '.join(map(str, pipelines))}")
         return Step(function, pipelines[0], tuple(again)).warned() if pipelines else function

@@ -118,7 +118,18 @@ def first_state(step: Function | Step, parameters: Mapping[str, Any]) -> dict[st
         else:
             shape = np.shape(parameters[owner]) if owner else value.type.shape
             first[value.name] = np.zeros(shape, value.type.dtype)
-    return first
+    return first | _first_copies(parts, first)
+
+
+def _first_copies(parts: Parts, first: Mapping[str, Array]) -> dict[str, Array]:
+    """What is quantized of parameters before the first step, made as the update makes it."""
+    found: dict[str, Array] = {}
+    for op in parts.update.ops if parts.update and parts.copies else ():
+        if op.kind != "quantize":
+            continue
+        made = op.operator.run([first[each.name.removeprefix(NEXT)] for each in op.inputs], op.attributes)
+        found |= {each.name.removeprefix(NEXT): array for each, array in zip(op.outputs, made, strict=True)}
+    return found
 
 
 def following(step: Function | Step, outputs: Sequence[Any]) -> dict[str, Any]:
@@ -151,7 +162,7 @@ def categories(step: Function | Step) -> dict[str, str]:
     parts = Parts.of(_whole(step))
     found = {value.name: "inputs" for value in parts.forward.inputs}
     for values, category in (
-        (parts.parameters, "weights"),
+        ((*parts.parameters, *parts.copies), "weights"),
         (parts.gradients, "gradients"),
         (parts.state, "optimizer"),
     ):

@@ -121,6 +121,8 @@ def is_differentiable(example):
     """Whether it takes floats, makes floats and at most bools besides, and has a derivative of its own."""
     op = example.op()
     made = {value.type.dtype.name for value in op.outputs}
+    if op.operator.passes_rounding:
+        return False
     return (any(t.dtype.kind == "f" for t in op.types) and made in ({"float64"}, {"float64", "bool"})
             and op.operator.derivative is not None and op.kind not in JOINED)
 

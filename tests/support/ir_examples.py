@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from parallelism.dtypes import as_dtype
 from parallelism.ir import Function, Op, TensorType, Value
 from parallelism.ir.core.table import meaning
 
@@ -340,5 +341,16 @@ for _shape in ((3, 2, 4), (1, 5, 1)):
     example("relayout", Ints(_shape, 9), **ALONE, step="permute", before="[tp, dp, None]", after="[dp, tp, None]",
             whole=_shape, shape=_shape, received=0)
 
+for _dtype, _recipe in (("float8_e4m3fn", "block"), ("float8_e5m2", "mx")):
+    for _kind, _scales in (("quantize", ()), ("requantize", ((3, 2, 1),))):
+        _how = {"dtype": as_dtype(_dtype), "recipe": _recipe}
+        example(_kind, (3, 4, 6), *_scales, grains=(1, 2, 3), blocks=(1, 2, 3), **_how)
+        example(_kind, (3, 4, 7), *_scales, grains=(3, 1, 7), blocks=(3, 1, 7), **_how)
+for _shape in ((3, 2), (1, 7), (0, 2)):
+    example("standing_for", _shape, _shape)
+_SCALED = {"dtype": F64, "backward": as_dtype("float8_e5m2"), "recipe": "tensor", "apart": "i"}
+example("scaled_einsum", (3, 4), (3, 2), (4, 5), (2, 1), equation="ij,jk->ik", **_SCALED)
+example("scaled_einsum", (3, 7, 4), (3, 7, 2), (3, 4, 6), (3, 2, 3), equation="ibj,ijk->ibk", **_SCALED)
+example("scaled_einsum", (1, 5), (1, 5), (3, 5), (3, 5), equation="ij,kj->ik", **_SCALED)
 example("saturate", (3, 2), dtype=I64)
 example("saturate", (1,), dtype=np.dtype(np.uint8))

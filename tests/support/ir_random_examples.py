@@ -7,6 +7,8 @@ from collections.abc import Callable
 import numpy as np
 from ir_examples import ALONE, BOOL, F64, I64, POSITIVE, Bools, Example, Ints, attention, of_cache
 
+from parallelism.dtypes import as_dtype
+
 EXTENTS = (1, 2, 3, 5, 7)
 BOOLEAN = ("logical_and", "logical_or", "logical_xor", "logical_not", "any", "all")
 INTEGER = ("bitwise_and", "bitwise_or", "bitwise_xor", "invert", "left_shift", "right_shift")
@@ -134,6 +136,34 @@ def _convert(kind, rng):
 @maker("widen")
 def _widen(kind, rng):
     return Example(kind, (extents(rng),), {"dtype": F64})
+
+
+@maker("quantize", "requantize")
+def _quantize(kind, rng):
+    parts = extents(rng, 1, 3)
+    grains = tuple(int(n) for n in rng.integers(1, 4, len(parts)))
+    shape = tuple(n * grain for n, grain in zip(parts, grains, strict=True))
+    before = tuple(n if rng.random() < 0.5 else 1 for n in shape)
+    return made(kind, *((shape,) if kind == "quantize" else (shape, before)), grains=grains, blocks=grains,
+                dtype=as_dtype("float8_e4m3fn"), recipe="block")
+
+
+@maker("standing_for")
+def _standing_for(kind, rng):
+    shape = extents(rng)
+    return made(kind, shape, shape)
+
+
+@maker("scaled_einsum")
+def _scaled_einsum(kind, rng):
+    parts = {letter: int(rng.integers(1, 4)) for letter in "ijk"}
+    whole = {letter: n * int(rng.integers(1, 3)) for letter, n in parts.items()}
+
+    def both(term):
+        return (tuple(of[letter] for letter in term) for of in (whole, parts))
+
+    return made(kind, *both("ij"), *both("jk"), equation="ij,jk->ik", dtype=np.dtype(np.float64), apart="",
+                backward=as_dtype("float8_e5m2"), recipe="tensor")
 
 
 @maker("saturate")

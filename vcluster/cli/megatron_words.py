@@ -335,6 +335,12 @@ def tell_all_devices(arguments: argparse.Namespace, devices: int) -> None:
         )
 
 
+def check_float8(hardware: Hardware, products: str) -> None:
+    """``ValueError`` if products are in float8 and the hardware has no rate for it."""
+    if products == "float8" and "float8" not in hardware.flops_per_second:
+        raise ValueError(f"{hardware.name} has no rate for float8; leave out --fp8-format")
+
+
 def check_rate(hardware: Hardware, dtype: str) -> None:
     """``ValueError`` if the hardware has no rate for the dtype that the flags give a model."""
     rated = [flag for name, flag in PRECISIONS.items() if name in hardware.flops_per_second]

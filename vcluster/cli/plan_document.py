@@ -10,7 +10,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from parallelism.hardware import Hardware, mfu_remark, usual_error, validation_json
+from parallelism.hardware import Hardware, compared_in, mfu_remark, usual_error, validation_json
 from parallelism.ir import Function
 from parallelism.models import TransformerSpec
 from parallelism.planning import SETTINGS, Plan, Plans
@@ -108,7 +108,7 @@ def document_of(
         "devices": plans.task.devices,
         "hardware": plans.task.hardware.name,
         "stack": plans.task.hardware.stack,
-        "validation": validation_json(plans.task.hardware.validation),
+        "validation": validation_json(compared_in(plans.task.model.products, plans.task.hardware.validation)),
         "memory_bytes": plans.memory,
         "reserve": plans.reserve.json(),
         "prefix": shlex.join(asked.prefix),
@@ -156,8 +156,8 @@ def _remarks(plans: Plans, best: Sequence[Plan]) -> list[str]:
     if not best:
         return []
     task, first = plans.task, best[0]
-    found = [mfu_remark(task.hardware.name, str(task.model.dtype), first.figures.mfu)]
-    error = usual_error(task.hardware.validation)
+    found = [mfu_remark(task.hardware.name, task.model.products, first.figures.mfu)]
+    error = usual_error(compared_in(task.model.products, task.hardware.validation))
     equal = [place for place, plan in enumerate(best) if plan.seconds <= first.seconds * (1 + error)]
     if len(equal) > 1:
         simplest = min(equal, key=lambda place: (*_parts_of_mesh(best[place]), place))

@@ -9,7 +9,7 @@ from typing import Any
 
 from parallelism.display import WIDTH, in_columns, progress
 from parallelism.display.quantities import count, seconds
-from parallelism.hardware import Hardware, mfu_remark, sized_hardware, validation_text
+from parallelism.hardware import Hardware, compared_in, mfu_remark, sized_hardware, validation_text
 from parallelism.mesh import Mesh
 from parallelism.models import TransformerSpec
 from parallelism.simulation import simulate
@@ -21,6 +21,7 @@ from parallelism.training.training_run import ADAM_W, precision_remark
 from parallelism.transforms import Strategy
 from vcluster.cli.command_line import WrongWords, accessing, mesh_of, writable
 from vcluster.cli.megatron_words import (
+    check_float8,
     check_rate,
     flags_of,
     hardware_and_devices,
@@ -89,6 +90,7 @@ def simulated_training(program: str, words: Sequence[str]) -> int:
         hardware = imperfections_of(arguments).on(_with_stack(arguments, hardware, run), devices)
         if arguments.strategy is None:
             check_rate(hardware, run.dtype)
+            check_float8(hardware, run.products)
         cache = cache_of(run.model, run.dtype) if arguments.cache else None
         with progress("simulating", alone=True):
             found = figures(run, hardware)
@@ -164,7 +166,7 @@ def told(found: Figures, name: str, tokens: str) -> str:
         speeds.insert(1, f"{count(found.tokens_per_second)} tokens/s")
     lines += [
         ", ".join(speeds),
-        *wrap(mfu_remark(found.hardware.name, run.dtype, found.mfu), WIDTH),
+        *wrap(mfu_remark(found.hardware.name, run.products, found.mfu), WIDTH),
         "",
         "the step by part, on the device that waits least for others",
         *_parts(found),
@@ -203,6 +205,7 @@ def _run(run: TrainingRun, hardware: Hardware) -> list[str]:
         f"{run.mesh.size} devices of {stacked}: {axes}; {run.batch} sequences, {run.microbatches} "
         f"microbatches of {run.microbatch}; {run.dtype}"
     )
+    text += "" if run.products == run.dtype else f", products of blocks in {run.products}"
     text += "" if run.optimizer == ADAM_W else f"; {optimizer_text(run.optimizer)}"
     slow = precision_remark(run.dtype, hardware)
     cut = ""
@@ -212,7 +215,7 @@ def _run(run: TrainingRun, hardware: Hardware) -> list[str]:
     return [
         *wrap(text, WIDTH),
         *wrap(slow, WIDTH),
-        *wrap(f"compared with {validation_text(hardware.validation)}", WIDTH),
+        *wrap(f"compared with {validation_text(compared_in(run.products, hardware.validation))}", WIDTH),
         *wrap(cut, WIDTH),
         *(
             line.replace(", ", ",")

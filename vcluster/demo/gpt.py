@@ -31,6 +31,7 @@ from vcluster.demo.training import (
     short,
     show_holders,
     stages_of,
+    taking_turns,
     train,
     write,
 )
@@ -148,7 +149,7 @@ def run_demo(arguments: argparse.Namespace, screen: Screen) -> None:
             replace(model, pipeline=Pipeline(1, 1)), job.optimizer, steps, job.batch, cluster, screen
         )
     screen.heading("Verdict")
-    _show_verdict(screen, trained, alone)
+    _show_verdict(screen, job, trained, alone)
     screen.heading("Bytes in the last step")
     _show_bytes(screen, job, trained.step)
     record = show_elsewhere(screen, trained.step, job.mesh, job.hardware)
@@ -202,7 +203,7 @@ def _show_holders(screen: Screen, job: Job, cluster: VirtualCluster) -> None:
     show_holders(screen, job.mesh, cluster, ("layers", "heads", "parameters"), cells)
 
 
-def _show_verdict(screen: Screen, trained: Trained, alone: Trained) -> None:
+def _show_verdict(screen: Screen, job: Job, trained: Trained, alone: Trained) -> None:
     first, last = trained.losses[0], trained.losses[-1]
     screen.line(
         f"  loss {short(first)} before the first step (a random guess among 256 has "
@@ -221,6 +222,9 @@ def _show_verdict(screen: Screen, trained: Trained, alone: Trained) -> None:
         f"       wall time: {trained.seconds / steps * 1e3:.0f} ms per step, "
         f"{alone.seconds / steps * 1e3:.0f} ms in one process"
     )
+    if reason := taking_turns(job.mesh.size, job.arguments.backend):
+        screen.line(f"       ({reason}, and wait for each other at every message:")
+        screen.line("       what is shown here is that the numbers are the same, not speed)")
 
 
 def _show_bytes(screen: Screen, job: Job, step: Trace) -> None:

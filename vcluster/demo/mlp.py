@@ -1,7 +1,6 @@
 """The mlp demo: a perceptron is trained as a pipeline and compared with the same training in one process."""
 
 import argparse
-import os
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -30,6 +29,7 @@ from vcluster.demo.training import (
     short,
     show_holders,
     stages_of,
+    taking_turns,
     train,
     write,
 )
@@ -208,17 +208,11 @@ def _show_timeline(screen: Screen, job: Job, trained: Trained) -> None:
     screen.line(f"  busy    {shares} ms by device")
     if schedule.ranks > 1 and max(busy) > 1.1 * min(busy):
         screen.line("          (the stages are unequal: the others wait for the busiest)")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     screen.line(
         f"  wall    {trained.step_seconds * 1e3:.1f} ms for this step, {trained.seconds:.2f} s for all "
         f"{len(trained.losses)}"
     )
-    if job.mesh.size > cores or job.arguments.backend == "thread":
-        reason = (
-            f"{job.mesh.size} devices take turns on {cores} core{'s' * (cores > 1)}"
-            if job.arguments.backend != "thread"
-            else "threads share one interpreter"
-        )
+    if reason := taking_turns(job.mesh.size, job.arguments.backend):
         screen.line(f"          ({reason}, so wall time shows no bubble)")
 
 

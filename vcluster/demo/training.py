@@ -143,6 +143,14 @@ def show_holders(
     )
 
 
+def taking_turns(devices: int, backend: str) -> str:
+    """Why devices cannot all compute at the same time on this machine; empty if they can."""
+    if backend == "thread":
+        return "threads share one interpreter"
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return f"{devices} devices take turns on {cores} core{'s' * (cores > 1)}" if devices > cores else ""
+
+
 def largest_difference(a: Sequence[Any], b: Sequence[Any]) -> float:
     """The largest absolute difference between the parameters of two models. NaN counts as infinite."""
     differences = [

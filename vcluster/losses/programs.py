@@ -38,12 +38,27 @@ def recorded(loss: Callable[..., Any], weights: Weights, length: int, only: int 
     types = {name: ir.TensorType("f64", weight.shape) for name, weight in weights.items()}
 
     def program(p: Any, tokens: Any, targets: Any, valid: Any) -> Any:
-        returned = loss(p, Batch(tokens, targets, valid))
-        terms = returned if isinstance(returned, tuple) else (returned,)
+        terms = _numbers(loss(p, Batch(tokens, targets, valid)))
         return (sum(terms[1:], terms[0]), *terms) if only is None else terms[only]
 
     whole, words = ir.TensorType("i64", (rows, length)), ir.TensorType("bool", (rows, length))
-    return ir.record(program, types, whole, whole, words, name=getattr(loss, "__name__", "loss"))
+    name = getattr(loss, "__name__", "")
+    return ir.record(program, types, whole, whole, words, name=name if name.isidentifier() else "loss")
+
+
+def _numbers(returned: Any) -> tuple[Any, ...]:
+    """The loss, or the loss and the auxiliary loss.  ``TypeError`` for anything else."""
+    terms = returned if isinstance(returned, tuple) else (returned,)
+    if len(terms) > 2 or any(np.ndim(each) or isinstance(each, Mapping) for each in terms):
+        told = " and ".join(_told(each) for each in terms)
+        raise TypeError(
+            f"a plain loss returns a number, or two: the loss and the auxiliary loss; it returned {told}"
+        )
+    return terms
+
+
+def _told(value: Any) -> str:
+    return f"an array of shape {np.shape(value)}" if hasattr(value, "shape") else type(value).__name__
 
 
 def with_gradients(reference: Callable[..., Any], weights: Weights) -> Reference:
@@ -56,7 +71,7 @@ def with_gradients(reference: Callable[..., Any], weights: Weights) -> Reference
             returned = reference(values, batch)
             if isinstance(returned, Mapping):
                 return returned
-            count = len(returned) if isinstance(returned, tuple) else 1
+            count = len(_numbers(returned))
             alone = [recorded(reference, weights, shape[1], number) for number in range(count)]
             names = [f"{PARAMETERS}{name}" for name in weights]
             programs[shape] = [

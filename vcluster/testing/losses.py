@@ -92,12 +92,18 @@ def check_loss(
     """
     __tracebackhide__ = True
     weights = {"w": Weight((vocabulary,))} if weights is None else weights
+    for name, weight in weights.items():
+        if not isinstance(weight, Weight):
+            raise TypeError(
+                f"the weight {name!r} must be a Weight, as Weight({weight!r}), got {type(weight).__name__}"
+            )
     split = None if strategy is None else SplitLoss(train_step, strategy, weights, clip)
     balanced: Balanced = auxiliary or ("microbatch" if split is None else "batch")
     right = with_gradients(reference, weights)
     cases = 0
     found = _Findings(rtol)
-    for mesh in _meshes(meshes, ("dp", "tp") if split is None else split.axes):
+    used = AXES if split is None else split.axes
+    for mesh in _meshes(meshes, ("dp", "tp") if split is None else split.axes, used):
         with VirtualCluster(mesh, backend=backend) as cluster:
             number = None if split is None else split.microbatches
             for case in drawn_cases(mesh, weights, vocabulary, clip, balanced, seed, number):
@@ -110,10 +116,16 @@ def check_loss(
     return cases
 
 
-def _meshes(meshes: Iterable[Mapping[str, int]] | None, axes: Sequence[str]) -> Iterator[Mesh]:
-    for sizes in _usual_meshes(axes) if meshes is None else meshes:
+def _meshes(
+    meshes: Iterable[Mapping[str, int]] | None, usual: Sequence[str], used: Sequence[str]
+) -> Iterator[Mesh]:
+    for sizes in _usual_meshes(usual) if meshes is None else meshes:
         if unknown := set(sizes) - set(AXES):
             raise ValueError(f"check_loss splits over {', '.join(AXES)}, got an axis {sorted(unknown)[0]!r}")
+        if idle := [axis for axis, size in sizes.items() if size > 1 and axis not in used]:
+            raise ValueError(
+                f"the strategy splits nothing over {idle[0]!r}, of which the mesh {dict(sizes)} has {sizes[idle[0]]}"
+            )
         yield Mesh(**{axis: sizes.get(axis, 1) for axis in AXES})
 
 
@@ -146,6 +158,11 @@ def _outputs(cluster: VirtualCluster, case: LossCase, step: Any) -> list[Terms]:
     given = [case.given(rank) for rank in range(cluster.size)]
     weights, microbatches = (PerDevice(list(each)) for each in zip(*given, strict=True))
     outputs: list[Terms] = cluster.run(step, weights, microbatches).outputs
+    for rank, terms in enumerate(outputs):
+        if not isinstance(terms, Mapping):
+            raise TypeError(
+                f"train_step must return a dict of terms, got {type(terms).__name__} from rank {rank}"
+            )
     return outputs
 
 

@@ -74,6 +74,8 @@ class Operator:
     gradient: Literal["passes", "stops", "starts"] = "passes"
     """Whether gradients pass from output to inputs.  ``"stops"``: no gradient reaches the inputs through it.
     ``"starts"``: the inputs have gradients, whatever follows the output, which has none."""
+    passes_rounding: bool = False
+    """Whether the gradients of its inputs and outputs in 8 bits have a wider dtype, that of the results of products."""
     bits: bool = False
     """Whether it is an operator on the bits of numbers: those of a narrow float are not computed in float32."""
     lays: Callable[..., TensorSharding] | None = None

@@ -21,6 +21,12 @@ from parallelism.ir.core import (
 )
 from parallelism.ir.tracing import apply
 
+FACTORS = {
+    "einsum": (True, True),
+    "matmul": (True, True),
+    "scaled_einsum": (True, False, True, False),
+}
+"""Operators of products of two matrices: for each input whether it is a factor, rather than the scales of one."""
 _EQUATION = re.compile(r"[a-zA-Z]*(,[a-zA-Z]*)*->[a-zA-Z]*")
 
 
@@ -32,10 +38,16 @@ def _flops(rule: Rule, **_: Any) -> Extent:
 
 def product_shape(op: Op) -> tuple[Extent, Extent, Extent, Extent] | None:
     """The (count, m, n, k) of an op that consists of products of two matrices: m x k with k x n; None for others."""
-    if op.kind not in ("einsum", "matmul") or len(op.inputs) != 2:
+    factors = FACTORS.get(op.kind)
+    if factors is None or len(op.inputs) != len(factors):
         return None
     rule = op.rule
-    (a, b), out = ({letter for dim in term for letter in dim} for term in rule.inputs), rule.outputs[0]
+    a, b = (
+        {letter for dim in rule.inputs[place] for letter in dim}
+        for place, is_factor in enumerate(factors)
+        if is_factor
+    )
+    out = rule.outputs[0]
     kept = {letter for dim in out for letter in dim}
     if not (a & b) - kept:
         return None
@@ -119,8 +131,13 @@ def _terms(a: TensorType, b: TensorType) -> tuple[str, str, str]:
     return f"{left}mk", f"{right}kn", f"{names}mn"
 
 
+def matmul_equation(a: TensorType, b: TensorType) -> str:
+    """The product of two matrices, or of stacks of them, as an equation; a dim that is broadcast is written 1."""
+    return "{},{}->{}".format(*_terms(a, b))
+
+
 def _matmul_rule(a: TensorType, b: TensorType) -> Rule:
-    return rule("{},{}->{}".format(*_terms(a, b)), [a.shape, b.shape])
+    return rule(matmul_equation(a, b), [a.shape, b.shape])
 
 
 def _matmul_derivative(g: Any, y: Any, a: Any, b: Any) -> list[Any]:

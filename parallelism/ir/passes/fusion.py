@@ -16,7 +16,7 @@ from itertools import chain
 from parallelism.ir.core import Extent, Function, Op, Value
 
 _MOVING = frozenset(("all_slice", "relayout", "reshard"))
-PRODUCTS = frozenset(("einsum", "matmul"))
+PRODUCTS = frozenset(("einsum", "matmul", "scaled_einsum"))
 """Operators of products of matrices."""
 _APART = PRODUCTS | _MOVING
 """Operators that are in no chain, whatever their rules are."""

@@ -75,6 +75,7 @@ class _Backward:
         self._regions: dict[Value, str | None] = {}
         """The region of the op that reads a value first: its gradient is complete there."""
         self._complete: dict[Value, Value] = {}
+        self.rounded = rounded_values(function)
 
     def needs(self, op: Op) -> bool:
         """Whether a gradient passes through an op, or starts there."""
@@ -97,7 +98,7 @@ class _Backward:
             parts = derivative(g, y, *inputs, **dict(op.attributes))
             for value, part in zip(op.inputs, parts, strict=True):
                 if part is not None and value in self.depends:
-                    _accumulate(self.grads, value, part)
+                    _accumulate(self.grads, value, part, keeps_dtype=value in self.rounded)
                     self._regions[value] = op.region
 
     def _gradient(self, value: Value) -> Traced | None:
@@ -179,8 +180,15 @@ def _first_read(function: Function, chosen: Sequence[Value]) -> dict[int, list[V
     return read
 
 
-def _accumulate(grads: dict[Value, Traced], value: Value, part: Any) -> None:
-    fitted = _fitted(part, value.type)
+def rounded_values(function: Function) -> set[Value]:
+    """The values in 8 bits whose gradients have a wider dtype."""
+    ops = [op for op in function.ops if op.operator.passes_rounding]
+    around = {value for op in ops for value in (*op.inputs, *op.outputs)}
+    return {value for value in around if is_floating(value.type.dtype) and value.type.dtype.itemsize == 1}
+
+
+def _accumulate(grads: dict[Value, Traced], value: Value, part: Any, *, keeps_dtype: bool = False) -> None:
+    fitted = _fitted(part, TensorType(part.dtype, value.type.shape) if keeps_dtype else value.type)
     grads[value] = grads[value] + fitted if value in grads else fitted
 
 

@@ -11,6 +11,7 @@ from parallelism.dtypes import is_floating
 from parallelism.ir import Function, Op, Value
 from parallelism.ir.core.derived import specialized_ops
 from parallelism.ir.passes import Form, Renaming
+from parallelism.ir.passes.gradients import rounded_values
 from parallelism.layouts.stages.backwards import Rewriting, needed_ops, with_backward
 from parallelism.layouts.stages.beginnings import by_rows
 from parallelism.layouts.stages.cuts import balanced, begun_by
@@ -125,6 +126,7 @@ class _Program:
         self.defined = {value: place for place, op in enumerate(self.chain) for value in op.outputs}
         self.used = {value: place for place, op in enumerate(self.chain) for value in op.inputs}
         self.used.update(dict.fromkeys(function.outputs, len(self.chain)))
+        self.rounded = rounded_values(function)
         self.stages: dict[Form, StageFunctions] = {}
         """The first stage of each form; others of the form are this one under other names."""
 
@@ -161,7 +163,13 @@ class _Program:
             nbytes = sizes_of[value.type] * (1 + (value in self.learning))
             changes[defined + 1] += nbytes
             changes[self.used.get(value, defined) + 1] -= nbytes
-        return balanced(self._costs(cost, needed), stages, [*accumulate(changes)][: len(self.chain)])
+        sent = [*accumulate(changes)][: len(self.chain)]
+        places = [place for place in range(len(self.chain)) if self.rounded.isdisjoint(self.alive[place])]
+        ends = [*places[1:], len(self.chain)]
+        costs = self._costs(cost, needed)
+        grouped = [sum(costs[start:end]) for start, end in zip(places, ends, strict=True)]
+        cuts = balanced(grouped, stages, [sent[place] for place in places])
+        return tuple(places[cut] for cut in cuts)
 
     def _costs(self, cost: Cost, numbers: Mapping[str, int]) -> list[Any]:
         """The costs of the ops of the chain.  Flops are counted once for ops that differ in names alone."""
@@ -177,6 +185,11 @@ class _Program:
     def stage(self, number: int, start: int, end: int, *, recompute: bool) -> StageFunctions:
         """The functions of the ops of the chain from ``start`` to ``end``."""
         received, last = self.crossing(start), end == len(self.chain)
+        if rounded := self.rounded.intersection(received):
+            raise ValueError(
+                f"stage {number} of @{self.function.name} begins between {next(iter(rounded))}, which is in 8 bits, and its "
+                f"product; a stage begins before an operand is quantized: {self.chain[start]}"
+            )
         sent = self.function.outputs if last else self.crossing(end)
         own = sorted((*self.places[start:end], *self.repeated))
         ops = needed_ops([self.function.ops[place] for place in own], sent)

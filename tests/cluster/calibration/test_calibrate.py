@@ -71,6 +71,7 @@ def test_every_family_is_measured_and_every_other_case_is_held_out(cases):
     assert half == [(0, 1, 0)]
 
 
+@pytest.mark.slow
 def test_a_case_is_one_repetition_without_its_barriers(cases):
     for case in cases:
         assert not case.trace.count("barrier")

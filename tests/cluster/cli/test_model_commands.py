@@ -449,7 +449,7 @@ def wrong_files(tmp_path_factory):
     return folder
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize(("words", "message"), WRONG, ids=[" ".join(words) for words, _ in WRONG])
 def test_what_is_wrong_is_one_line_and_status_2(command, wrong_files, monkeypatch, words, message):
     monkeypatch.chdir(wrong_files)

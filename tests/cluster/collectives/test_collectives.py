@@ -694,6 +694,7 @@ def test_an_op_cannot_write_into_somebodys_value(cluster_of, transport, elements
         cluster.run(lambda device: device.all_reduce(np.ones(elements), op=write_into_terms))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("transport", ["shared_memory", "queue"])
 def test_an_op_that_changes_shape_or_dtype_is_refused(cluster_of, transport):
     cluster = cluster_of(Mesh(devices=3), "process", transport)

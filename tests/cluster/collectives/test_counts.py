@@ -126,7 +126,7 @@ def test_a_small_repeated_collective_calls_few_functions_and_no_more_of_them_for
         assert max(numbers) - min(numbers) <= 3, what  # of more than two the last to come does what serves all
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.slow_for("4")
 @pytest.mark.parametrize("devices", [2, 4])
 @pytest.mark.parametrize("memory", ["private", "shared"])
@@ -317,7 +317,7 @@ def count_bytes(device, elements, memory):
     return found, device.endpoint.peers.can_be_read(range(device.size))
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [2, 4])
 def test_large_collectives_look_at_each_byte_once_and_write_each_byte_once(cluster_of, devices):
     whole, part = 8 * LARGE, 8 * LARGE // devices
@@ -399,7 +399,7 @@ def test_temporary_arrays_of_a_kernel_fault_no_page_in_again(cluster_of):
     assert cluster.run(count_faults)[0] < 32
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", ["private", "shared"])
 def test_repeated_large_collectives_allocate_two_pieces_at_most_and_use_their_results_again(cluster_of, memory):
     for found in cluster_of(Mesh(devices=4)).run(count_memory, memory):

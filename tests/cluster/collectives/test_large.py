@@ -185,6 +185,7 @@ def of_any_dtype(device, dtype):
     return device.all_reduce(x), device.all_reduce(x, op=lambda a, b: np.where(a < b, a, b)), device.all_reduce(x[::2])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", [np.float32, np.int8, np.complex128, np.uint16, ">i8"])
 def test_any_dtype_and_op_and_input(cluster_of, dtype):
     run = cluster_of(Mesh(devices=3), "process", "shared_memory").run(of_any_dtype, np.dtype(dtype))

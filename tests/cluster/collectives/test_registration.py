@@ -136,7 +136,7 @@ def check(outputs, elements):
         np.testing.assert_array_equal(found["bruck"], np.concatenate(blocks))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(("options", "before"), [
     pytest.param(options, before, id=f"{'before' if before else 'after'}-{'-'.join(options.values())}",
                  marks=[pytest.mark.slow] * ((options, before) not in BY_DAY))
@@ -257,6 +257,7 @@ def test_a_kind_that_is_incomplete_or_contradicts_itself_is_refused(changed, why
     assert not KINDS.outside
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("changed", "why"), [
     ({"name": ""}, "name must be an identifier"),
     ({"name": "torus"}, "stands for prices that depend on the hardware"),

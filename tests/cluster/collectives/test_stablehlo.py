@@ -36,6 +36,7 @@ def collective(device, x, op, groups, attributes):
     raise AssertionError(op)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example["op"])
 def test_the_examples_of_the_specification(cluster_of, example):
     replicas, partitions = example["num_replicas"], example["num_partitions"]

@@ -210,6 +210,7 @@ def test_a_gpt_with_wrong_numbers_or_bytes_is_exit_status_1(capsys, monkeypatch)
     assert " NO  largest difference from the losses of one process" in out
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("short_lines")
 def test_a_gpt_that_runs_away_is_exit_status_1(capsys):
     status, out = here(capsys, f"gpt --pp 2 {SMALL_GPT} --steps 4 --learning-rate 9 --backend thread")
@@ -490,7 +491,7 @@ def test_mlp_says_what_a_step_would_take_elsewhere(capsys, tmp_path, monkeypatch
     assert status == 0 and "axes that leave a node none\n" in out and "priced as              bfloat16" in out
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled(6, 1)
 @pytest.mark.slow_for("attention")
 @pytest.mark.parametrize(("words", "leaving"), [
     ("matmul --policy outer --dp 3 --tp 4", "dp (over infiniband)"), ("ffn --dp 2 --tp 2", "none"),

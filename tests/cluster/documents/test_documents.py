@@ -161,6 +161,18 @@ def test_what_fails_in_the_readme_fails_as_it_says(title, tmp_path, monkeypatch)
     assert said.replace(f"{tmp_path}/", "").endswith(told)
 
 
+COMMAND = re.compile(r"^```sh\npython (-m vcluster plan [^\n]*)\n```\n\n```text\n(.*?)^```\n", re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("command", "told"), COMMAND.findall((ROOT / "docs" / "which-split.md").read_text(encoding="utf-8")),
+                         ids=["small", "nodes", "pcie", "large"])
+def test_a_rule_of_thumb_is_answered_as_the_page_says(command, told):
+    done = subprocess.run([sys.executable, *command.split()], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert told and in_order(told, done.stdout)
+
+
 @pytest.mark.slow
 def test_the_plan_of_the_readme_is_what_its_command_prints():
     command, told = section("Plan")
@@ -168,7 +180,7 @@ def test_the_plan_of_the_readme_is_what_its_command_prints():
     assert in_order(told, done.stdout)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(("steps", "passes"), [(2, False), (1, True)])
 def test_the_verdict_of_the_readme_is_that_of_a_ring_with_a_step_too_few(steps, passes):
     def ring(device: Any, x: Any) -> Any:

@@ -130,7 +130,7 @@ def test_a_doubled_message_arrives_twice_and_is_left_over(pair):
         assert pair.run(reads_one_more)[1] == [0, 1, 1, 2, 3]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("operation", "came"), [(1, [1, 0, 2, 3]), (3, [0, 1, 3, 2]), (4, [0, 1, 2, 3])])
 @pytest.mark.parametrize("method", ["send", "isend"])
 @pytest.mark.parametrize("overwrites", [True, False])
@@ -197,6 +197,7 @@ def test_a_full_channel_shows_who_counted_on_room(pair):
 # -- bits --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", ["<i8", ">i4", "<f4", "bool", "u1"])
 def test_a_bit_of_a_collectives_input_is_flipped_and_the_kernels_array_is_left(pair, dtype):
     def kernel(device):

@@ -35,7 +35,7 @@ def explained(cluster, kind, error, program, *args, tmp_path):
     return caught.value, found
 
 
-@pytest.mark.sampled(45)
+@pytest.mark.sampled(90)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_dump_of_a_planted_mistake_is_explained_as_its_error(cluster_of, shape, kind, tmp_path):

@@ -79,7 +79,7 @@ def test_the_order_inside_a_group_is_that_of_the_text():
     assert {event.group for event in simulate(program, "dgx-a100").filter(kind="collective")} == {(1, 0), (2, 3)}
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("rows", [[[0, 3], [2, 1]], [[3, 1, 2, 0]]], ids=str)
 @pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "collective_broadcast"])
 def test_collectives_of_ranks_that_lie_along_no_axes_are_simulated_as_they_run(kind, rows):

@@ -70,7 +70,7 @@ def check(cluster, row, schedule):
     assert trace.makespan_seconds == pytest.approx(expected.makespan * MILLISECOND, rel=1e-12)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.slow_for("zero_bubble_h1")
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_run_under_measured_times_has_the_printed_bubble(cluster_of, schedule):

@@ -126,6 +126,7 @@ def test_a_function_of_this_module_runs_with_its_arguments(seen):
     assert seen["computed"] == 31.0
 
 
+@pytest.mark.sampled(2)
 def test_the_process_is_a_named_daemon_without_standard_input_that_ignores_interrupts(seen):
     assert seen["process"] == ("asked", True, True, b"", Path(os.devnull).stat().st_rdev)
 
@@ -242,7 +243,7 @@ def test_a_start_looks_at_no_other_process(start_method, monkeypatch):
     assert looked and not {each.pid for each in started} & {*looked}
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.slow_for("spawn")
 def test_no_descriptor_stays_open(start_method):
     ask(int, start_method=start_method)
@@ -254,7 +255,7 @@ def test_no_descriptor_stays_open(start_method):
     assert psutil.Process().num_fds() == before
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.slow_for("spawn")
 def test_global_random_numbers_differ_between_processes(start_method):
     np.random.seed(5)  # noqa: NPY002

@@ -81,6 +81,7 @@ def test_methods_read_the_globals_of_their_module_after_runs(cluster_of, monkeyp
         assert Scaled.scale is method
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("backend", "options"), BACKENDS, ids=str)
 def test_devices_get_the_changed_attributes_of_a_class(cluster_of, monkeypatch, backend, options):
     cluster = cluster_of(Mesh(devices=2), backend, **options)

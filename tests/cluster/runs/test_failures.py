@@ -1014,7 +1014,7 @@ def held_nbytes(cluster):
     return shared_nbytes() + sum(own)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.slow
 @pytest.mark.slow_for("queue")
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("kind", RUNTIMES[:3], ids="-".join)

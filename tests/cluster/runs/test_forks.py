@@ -46,7 +46,7 @@ def cluster(request, cluster_of):
     return cluster_of(MESH, request.param)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.slow
 def test_a_fork_of_the_host_is_told_that_the_cluster_is_not_its_own_and_may_make_one(cluster):
     channel = cluster.channel(0)
     assert "make a new cluster here" in in_a_fork(lambda: cluster.run(lambda device: device.rank))
@@ -179,7 +179,7 @@ ENDS = {
 
 
 @pytest.mark.slow_for("spawn")
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("start_method", START_METHODS)
 def test_the_end_of_a_device_is_seen_though_a_child_of_its_own_lives(start_method, end, tmp_path):
@@ -218,7 +218,7 @@ def inheritable(device):
     return [fd for fd in open_ones if fd > 2 and (DESCRIPTORS / str(fd)).exists() and os.get_inheritable(fd)]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.slow_for("spawn")
 @pytest.mark.skipif(not DESCRIPTORS.is_dir(), reason="a list of open descriptors")
 @pytest.mark.parametrize("start_method", START_METHODS)

@@ -59,7 +59,7 @@ MISMATCHES = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.slow_for(*(f"process-{what}" for what in MISMATCHES if what not in ("shape", "kind", "pairs")))
 @pytest.mark.parametrize("what", MISMATCHES)
 def test_members_that_call_different_things_are_told_what_each_called(cluster, what):

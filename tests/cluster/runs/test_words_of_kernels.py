@@ -41,7 +41,7 @@ def cluster(request: pytest.FixtureRequest) -> Any:
         yield made
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("name", KERNELS)
 def test_the_error_says_what_to_write(cluster: VirtualCluster, name: str) -> None:
     kernel, told = KERNELS[name]

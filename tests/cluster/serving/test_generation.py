@@ -28,7 +28,7 @@ def expected_of(spec, prompts=PROMPTS, count=NEW):
     return parameters, np.array([greedy(spec, parameters, prompt, count) for prompt in prompts])
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SERVED)
 def test_one_process_generates_what_it_does_without_a_cache(name):
     parameters, expected = expected_of(SERVED[name])
@@ -156,6 +156,19 @@ def test_sampled_tokens_are_the_same_on_any_mesh():
             assert_array_equal(models.generate(spec, parameters, PROMPTS, NEW, cluster, **options, **more), alone)
 
 
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "bfloat16"])
+def test_a_cache_of_few_bits_gives_the_same_tokens_on_a_mesh(dtype):
+    spec = SERVED["deepseek-v3"]
+    parameters = parameters_of(spec)
+    alone = models.generate(spec, parameters, PROMPTS, NEW, cache_dtype=dtype)
+    with VirtualCluster(Mesh(pp=2, ep=2), backend="thread") as cluster:
+        found = models.generate(spec, parameters, PROMPTS, NEW, cluster, cache_dtype=dtype, runs=(runs := []))
+    assert_array_equal(found, alone)
+    kept = -(-len(PROMPTS) // 2) * spec.cache_bytes(16, dtype)  # a page of 16 tokens for each request of a replica
+    assert sum(runs[0].trace.peak_bytes(rank, "cache") for rank in (0, 2)) == kept
+
+
+@pytest.mark.slow
 def test_stop_tokens_end_answers():
     spec = SERVED["gpt2"]
     parameters, expected = expected_of(spec)

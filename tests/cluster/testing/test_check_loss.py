@@ -125,7 +125,7 @@ def named(mistake, form, meshes, seed):
     assert words in found
 
 
-@pytest.mark.sampled(108)
+@pytest.mark.slow
 @pytest.mark.parametrize("mistake", MISTAKES)
 @pytest.mark.parametrize("seed", [0, 7])
 def test_a_usual_mistake_is_named(mistake, seed):
@@ -158,7 +158,7 @@ def test_usual_mistakes_are_named_on_splits_that_no_message_was_written_for(mist
     named(mistake, form, [mesh], seed)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("mistake", ["norm of own pieces", "norm counts replicated", "norm of all ranks"])
 def test_clipping_by_a_wrong_norm_is_named_where_the_norm_is_not_returned(mistake):
     def step(device, weights, microbatches):
@@ -178,7 +178,7 @@ def test_the_right_value_is_never_shown():
     assert re.fullmatch(r"on dp=2, 1 microbatch, \d+ and \d+ valid tokens: the loss differs from that of one device", text)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("change", "words"), [
     (lambda terms: terms.pop("grad.1.gain"), "ranks 0 and 1 returned no 'grad.1.gain'"),
     (lambda terms: terms.pop("loss"), "ranks 0 and 1 returned no 'loss'"),

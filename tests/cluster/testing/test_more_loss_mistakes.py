@@ -157,7 +157,7 @@ class WrongStep(Step):
         return self.kind(self, device, weights).terms(microbatches)
 
 
-@pytest.mark.sampled(16)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", Wrong.__subclasses__())
 def test_a_less_usual_mistake_is_named(kind):
     text = told(WrongStep(kind), kind.form.loss, kind.form.weights, meshes=kind.meshes, seed=3)
@@ -233,14 +233,14 @@ SHAPES = {"embedding": Weight((7, 4)), "head": Weight((7, 4))}
 SPLITS = {"dp tp": None, "dp cp": [{"dp": 2, "cp": 2}], "dp zero=3": [{"dp": 3}], "tp dp pp 1f1b:2": [{"pp": 2, "dp": 2}]}
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", SPLITS)
 def test_a_right_loss_passes_split_by_a_strategy(strategy):
     cases = check_loss(right, right, SHAPES, strategy=strategy, meshes=SPLITS[strategy], clip=0.1)
     assert cases == (18 if SPLITS[strategy] is None else 3)  # by default six meshes
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.slow
 @pytest.mark.parametrize(("loss", "words"), [
     (over_all, "padding counts as tokens: the sum is divided by the number of all of them"),
     (without_mask, "the mask is not applied: padding has a loss, too"),
@@ -263,6 +263,7 @@ class Twice:
         return ir.parse(str(function).replace(rate, rate.replace("1.0", "2.0")))
 
 
+@pytest.mark.slow
 def test_a_mistake_of_a_transform_is_seen():
     strategy = Strategy(DataParallel(), Twice())
     text = told(right, right, SHAPES, strategy=strategy, meshes=[{"dp": 2}, {"dp": 3}])
@@ -284,6 +285,7 @@ def test_a_recorded_program_and_experts_are_split_by_a_strategy():
     assert check_loss(form.loss, form.loss, form.whole_weights, strategy="dp ep", meshes=[{"ep": 3, "dp": 2}]) == 3
 
 
+@pytest.mark.slow
 def test_the_auxiliary_loss_of_microbatches_is_not_that_of_a_batch():
     form = EXPERTS
     text = told(form.loss, form.loss, form.whole_weights, strategy="dp", meshes=[{"dp": 2}], auxiliary="microbatch")
@@ -291,7 +293,28 @@ def test_the_auxiliary_loss_of_microbatches_is_not_that_of_a_batch():
     assert words in text
 
 
+@pytest.mark.parametrize(("loss", "match"), [
+    (lambda weights, batch: {"loss": right(weights, batch)}, "a plain loss returns a number, or two: .*; it returned dict"),
+    (masked, r"it returned an array of shape \("),
+    (lambda weights, batch: (right(weights, batch),) * 3, r"it returned .* and .* and "),
+])
+def test_a_plain_loss_returns_numbers(loss, match):
+    for given in ((loss, right), (right, loss)):
+        if given == (right, loss) and "dict" in match:
+            continue  # of a reference these are the terms
+        with pytest.raises(TypeError, match=match):
+            check_loss(*given, SHAPES, strategy="dp", meshes=[{"dp": 2}])
+
+
+def test_a_step_returns_terms_and_weights_are_weights():
+    with pytest.raises(TypeError, match="train_step must return a dict of terms, got float from rank 0"):
+        check_loss(lambda *given: 1.0, right, SHAPES, meshes=[{"dp": 2}])
+    with pytest.raises(TypeError, match=r"the weight 'head' must be a Weight, as Weight\(\(7, 4\)\), got tuple"):
+        check_loss(right, right, {"head": (7, 4)}, strategy="dp")
+
+
 @pytest.mark.parametrize(("given", "match"), [
+    ({"strategy": "dp", "meshes": [{"dp": 2, "tp": 2}]}, "the strategy splits nothing over 'tp', of which the mesh .* has 2"),
     ({"strategy": "dp:x"}, "check_loss splits over dp, cp, ep, pp, tp; the strategy dp:x splits over 'x'"),
     ({"strategy": "dp", "weights": {"w": Weight((7,), "[tp]")}},
      "the strategy says where the weight 'w' lies, so its layout and stages are not given"),

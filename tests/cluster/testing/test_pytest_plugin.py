@@ -268,7 +268,7 @@ def test_it(device):
 """
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.slow
 def test_a_failing_assert_tells_the_values_the_rank_and_the_others_and_leaves_no_process_or_thread(session, backend):
     before = set(leaks.running_processes()), threading.active_count()
     result = session(FAILING, backend)
@@ -614,6 +614,7 @@ def test_pdb_on_threads_sees_the_variables_of_the_rank(session):
     printed_at_once(result)
 
 
+@pytest.mark.slow
 def test_the_plugin_is_registered_and_loads_no_numpy(pytester):
     pytester.makepyfile(
         """

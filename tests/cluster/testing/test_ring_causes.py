@@ -90,6 +90,7 @@ EVEN = [{"S": 4, "T": 4, "D": 3, "E": 2, "M": 4, "K": 4, "N": 3}]
 ON = [{"sp": 1}, {"sp": 2}, {"sp": 4}]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("kernel", "reference", "layouts"), [
     (ring_attention(), attention, ATTENTION), (gathered_causal(offset=True), causal, SELF),
     (ring_product(), np.matmul, PRODUCT), (ring_gather(), np.copy, GATHER),
@@ -98,6 +99,7 @@ def test_right_rings_pass(kernel: Any, reference: Any, layouts: str) -> None:
     assert check_kernel(kernel, reference, layouts, meshes=ON, sizes=EVEN) == 3
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("kernel", "reference", "layouts", "cause"), [
     (ring_product(sign=-1), np.matmul, PRODUCT, OTHER_WAY), (ring_gather(sign=-1), np.copy, GATHER, OTHER_WAY),
     (ring_product(steps=-1), np.matmul, PRODUCT, TOO_FEW), (ring_gather(steps=-1), np.copy, GATHER, TOO_FEW),
@@ -129,6 +131,7 @@ def test_a_rank_that_holds_no_rows_is_named() -> None:
         check_kernel(lambda device, x: x + 1, np.copy, "M_sp -> M_sp", meshes=[{"sp": 3}], sizes=[{"M": 1}])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "float16", np.int8])
 def test_a_dtype_may_be_a_narrow_float(dtype: Any) -> None:
     def gather(device: Any, x: Any) -> Any:

@@ -88,6 +88,7 @@ def fails(device, times):
         raise ValueError("on purpose")
 
 
+@pytest.mark.slow
 def test_errors_after_a_long_record_are_told_as_ever(cluster_of):
     cluster = cluster_of(Mesh(devices=2), "process", "shared_memory")
     with pytest.raises(UndeliveredMessageError, match=r"rank 0 sent a message to rank 1 \(tag 9\) at .*test_long_rec"):

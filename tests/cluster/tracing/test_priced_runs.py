@@ -57,6 +57,7 @@ def modelled():
         return quietly(cluster.run(kernel))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_modelled_runs_are_the_same_to_the_last_bit(cluster_of, modelled, kind):
     cluster = cluster_of(Mesh(dp=2, tp=2), *kind, **ON)
@@ -85,6 +86,7 @@ def joined_by_one_port():
     return Hardware("nodes", {"float64": 1e12}, 1e9, 1e12, links, HostLink(1e-6, 1e9))
 
 
+@pytest.mark.slow
 def test_collectives_and_messages_share_links_in_a_run_as_in_its_record_priced_again(cluster_of):
     cluster = cluster_of(Mesh(dp=2, tp=3), "thread", hardware=joined_by_one_port(), compute="modelled")
     shared = quietly(cluster.run(crowd))

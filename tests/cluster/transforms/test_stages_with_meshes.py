@@ -105,6 +105,7 @@ def test_overlap_on_other_meshes_changes_no_bit_and_no_byte(cluster_of):
     assert {event.name for event in after if event.kind == "wait"} >= {"all_reduce", "all_gather"}
 
 
+@pytest.mark.slow
 def test_every_device_gets_its_block_of_what_is_sent_once(cluster_of):
     # 6 rows of 8 numbers in 2 microbatches go from 2 devices to 3, split by rows: each number crosses once each way.
     pipeline = Pipeline(microbatches=2, begin=["layer.1"], meshes=[Mesh(dp=2), Mesh(dp=3)])

@@ -105,6 +105,7 @@ def test_loss_gradients_and_clipped_norm_are_those_of_the_whole_batch(cluster_of
     assert_simulated(simulated(step, mesh, rows), run.trace)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("text", ["dp=2 zero=1", "pp=2 1f1b:2 dp=2 zero=1", "pp=1 1f1b:3", "tp=2 sp"])
 def test_a_batch_of_padding_alone_changes_nothing(cluster_of, text):
     step, mesh = placed(text, 0.5, 6)

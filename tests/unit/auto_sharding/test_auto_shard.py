@@ -94,7 +94,7 @@ def test_random_programs(seed):
     check(auto_shard(random_program(np.random.default_rng(seed), most=8), LARGE, "dgx-h100"))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.slow
 @pytest.mark.slow_for("transformer", "mixture")
 @pytest.mark.timeout(400)     # a crowded machine is slow, not wrong
 @pytest.mark.parametrize("name", MODELS)

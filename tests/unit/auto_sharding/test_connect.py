@@ -57,7 +57,7 @@ def test_axes_must_be_those_of_the_mesh():
         connect(TensorSharding("z", None, None), TensorSharding("x", None, None), TYPE, MESH, "dgx-h100")
 
 
-@pytest.mark.sampled(9, 4)
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [10, pytest.param(200, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("shape", [(1024, 512, 3), (64, 32, 16, 8), (4, 128, 8)])
 @pytest.mark.parametrize("mesh", [MESH, Mesh(x=2, y=2, z=2), Mesh(x=2, y=8)])

@@ -59,6 +59,7 @@ def check_all(seed, most):
     return True
 
 
+@pytest.mark.slow
 def test_the_least_of_all_choices_that_fit():
     assert sum(check_all(seed, 2) for seed in range(2, 5)) >= 1
 
@@ -171,6 +172,7 @@ def test_the_error_names_what_is_held():
         auto_shard(step, PAIR, "dgx-h100", limit_bytes=0)
 
 
+@pytest.mark.slow
 def test_why_within_the_limit():
     """What another layout costs counts only choices that fit: with the weights whole, none does."""
     step = train_step(models.mlp((64, 64), 16, "f8"), SGD(0.1, momentum=0.9))

@@ -61,6 +61,7 @@ def test_no_slower_than_with_merged_axes_and_no_faster_than_the_least(seed):
     assert found.simulate(link_sharing=False, fold=True).makespan_seconds == pytest.approx(found.seconds, rel=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("always")
 def test_given_layouts_stay_where_axes_cannot_be_joined():
     builder = ir.Builder()

@@ -134,7 +134,7 @@ def oracle(operation: str, inputs: list[Array]) -> list[Array]:
 SIZES = [(1, 4), (2, 8), (3, 8), (3, 7000), (4, 4), (5, 4 * 70_001)]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("operation", "size", "nbytes"),
     [

@@ -16,6 +16,7 @@ from vcluster.cli.command_line import serve
 MEASURED = json.loads(FOUND.read_text())
 
 
+@pytest.mark.slow
 def test_every_published_setting_is_a_run() -> None:
     found = {setting.name: setting for setting in settings()}
     assert len(found) == 22

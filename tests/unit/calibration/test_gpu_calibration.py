@@ -114,6 +114,7 @@ def test_the_fit_finds_the_constants_of_each_kernel(measured):
         assert kernels["multiply+add+divide+sqrt+..."].launches == 0
 
 
+@pytest.mark.slow
 def test_the_file_is_a_stack_whose_every_number_says_that_it_was_measured_on_what_and_when(measured):
     found, path = measured
     told = tomllib.loads(path.read_text())

@@ -237,6 +237,7 @@ def test_tfloat32_is_left_as_it_was(clock):
     assert torch.backends.cuda.matmul.allow_tf32 == kept
 
 
+@pytest.mark.slow
 def test_what_has_no_gradient_is_timed_forward_alone(clock):
     row = elementwise_row(clock, {"op": "wide_cast", "rows": 3, "width": 5, "dtype": "bfloat16"})
     assert row["forward_seconds"] > 0 and not any(name.startswith("backward") for name in row)

@@ -101,6 +101,7 @@ LIKE_1F1B = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", MISTAKES | LIKE_1F1B)
 def test_a_usual_mistake_is_named(name):
     mine, words = (MISTAKES | LIKE_1F1B)[name]

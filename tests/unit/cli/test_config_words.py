@@ -51,6 +51,7 @@ def test_a_repository_names_the_model(capsys: pytest.CaptureFixture[str]) -> Non
     assert json.loads(found[0][1])["seconds"] == json.loads(found[1][1])["seconds"]
 
 
+@pytest.mark.slow
 def test_what_the_reader_has_to_say_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"model_type": "llava", "text_config": SMALL | {"num_nextn_predict_layers": 2}}))

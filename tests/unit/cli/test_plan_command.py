@@ -242,6 +242,7 @@ def test_the_lines_that_are_printed_are_commands_of_a_shell(file: Path) -> None:
     assert words_of(lines) == shlex.split(command)
 
 
+@pytest.mark.slow
 def test_a_plan_that_no_flags_say_has_a_strategy_as_its_command(capsys: pytest.CaptureFixture[str]) -> None:
     words = [*SMALL, *ON, "--fix", "zero=2", "--fix", "pp=2", "--fix", "tp=1", "--fix", "order=dp pp cp tp", "--json"]
     plan, = json.loads(said(capsys, "plan", *words)[1])["plans"]
@@ -272,6 +273,7 @@ def test_a_program_in_a_file_is_planned(
     assert again == {name: value for name, value in plan.items() if name not in ("microbatch", "command")}
 
 
+@pytest.mark.slow
 def test_other_symbols_of_a_program_have_sizes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "loss.mlir"
     rows, inner = ir.symbols("B S")

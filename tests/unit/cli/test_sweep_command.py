@@ -196,7 +196,7 @@ WRONG = {
 }
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("flag", WRONG)
 def test_wrong_words_of_a_sweep_are_one_line(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     for value in WRONG[flag]:

@@ -95,6 +95,7 @@ def test_the_text_has_80_columns_and_a_page_is_written(capsys: pytest.CaptureFix
         assert word in out, word
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("words", "tokens"), [
     ("gpt2", "vocabulary 50304 (padded from 50257)"),
     ("gpt2 --vocab-size 256", "vocabulary 256"),

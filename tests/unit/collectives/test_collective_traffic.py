@@ -114,7 +114,7 @@ def test_calls_with_a_root_and_barriers(kind, size, root, n):
     agree(calls_of(kind, size, root % size, n, 3))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("kind", [
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "scatter", "gather",

@@ -154,6 +154,7 @@ def test_uneven_trees_and_brucks_blocks_by_hand():
     assert seconds == 3 * A + (3 + 2 + 2) * 16 * B          # blocks 1 3 5; blocks 2 3; blocks 4 5
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("collective", ["broadcast", "reduce"])
 @pytest.mark.parametrize("g", [2, 3, 8, 33])
 @pytest.mark.parametrize("nbytes", [0, 1, 1000, 2**22])

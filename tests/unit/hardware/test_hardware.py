@@ -317,6 +317,7 @@ def test_what_a_fault_leaves_is_shared_by_all_that_meet_it():
     assert other.bytes_per_second == 300e9
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("extents", [(1,), (5,), (2, 3), (3, 1, 4), (4, 4)])
 def test_a_torus_is_gone_through_dim_by_dim_the_shorter_way(extents):
     told = hardware(links=(Link("ici", extents, 1.0, 1e9, "torus"),))
@@ -382,7 +383,7 @@ def test_a_file_says_what_the_value_says(tmp_path):
     assert Hardware.of(str(tmp_path / "ours.json")) == expected
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("told", [
     *map(Hardware.preset, Hardware.presets()),
     hardware(placement=(3, 1), title="</script> & co", sources={"name": "a 'choice'"}, faults=[LinkFault(target=0)],
@@ -393,6 +394,7 @@ def test_what_is_saved_is_loaded(tmp_path, told):
     assert Hardware.load(tmp_path / "saved.json") == told
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("old", "new", "words"), [
     ("latency_seconds = 25e-6", "latency_seconds = '25 us'",
      r"links\[1\].latency_seconds must be a number of seconds, at least 0; got '25 us'"),

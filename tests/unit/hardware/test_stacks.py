@@ -12,6 +12,7 @@ from parallelism.hardware import (
     HardwareFileError,
     Software,
     Validation,
+    compared_in,
     fitted_on,
     mfu_remark,
     on_stack,
@@ -79,6 +80,7 @@ def test_a_stack_says_what_its_seconds_were_compared_with_on_its_own_hardware():
         "8 layers of zero-bubble-2023, held out: 6.5% in the mean")
     for name in ("h200-node+megatron-a100", "dgx-h100+megatron-h100", "dgx-a100"):
         assert Hardware.preset(name).validation == ()
+    assert compared_in("bfloat16", told) == told and compared_in("float8", told) == ()
     assert validation_json(()) == {"compared": [], "text": "nothing: errors of 10 to 30 % are usual"}
 
 

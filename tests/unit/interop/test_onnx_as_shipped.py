@@ -72,7 +72,7 @@ def meant(made, given):
     return ReferenceEvaluator(made).run(None, given)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize(("opset", "made", "tensors"), OLD, ids=[f"{each[1].op_type}-{each[0]}" for each in OLD])
 def test_old_forms_of_operators_mean_what_they_meant(opset, made, tensors):
     x = X[:, :1] if made.input[0] == "one" else X

@@ -242,7 +242,7 @@ def test_a_tensor_on_one_device_alone_is_read_as_any_other(text):
 # -- what is said ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.sampled(4, 1)
 @pytest.mark.slow_for("an op")      # of a dialect that is not known, so that a child process reads it first
 @pytest.mark.parametrize("text", [
     "module { " + "a" * 50_000 + " }", "a" * 50_000,

@@ -66,7 +66,7 @@ CALLS = {
 }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(12)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call_is_recorded_and_gives_the_numbers_of_numpy(name):

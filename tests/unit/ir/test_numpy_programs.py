@@ -143,6 +143,7 @@ NAMED = [transposed_and_reshaped, in_columns, by_steps, in_the_order_of, of_nobo
          at_a_number, on_the_diagonal, dtypes, sums, of_16_bits, of_bools, into]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("program", NAMED, ids=lambda program: program.__name__)
 def test_numpy_copies_sees_and_converts(program):
     x = np.array([[1.5, 0.5, 3], [2, 0, 1]])

@@ -59,7 +59,7 @@ def test_a_face_names_a_thing_where_it_is_defined_and_no_submodule(stub):
                 assert not same or stub.name != "__init__.pyi", f"{alias.name} is a module of {folder} too"
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_room_has_at_most_twenty_modules(room):
     folder = ROOT.joinpath(*room.split("."))

@@ -47,6 +47,7 @@ def test_gradients_are_the_central_differences_of_the_loss(activation, loss):
                 assert gradient[i] == pytest.approx((losses[0] - losses[1]) / 2e-6, abs=1e-7)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("optimizer", [SGD(0.1), SGD(0.1, momentum=0.9), Adam(0.01)])
 @pytest.mark.parametrize(("microbatches", "replicas"), [(3, 1), (9, 1), (1, 2), (2, 3)])
 def test_parts_of_the_batch_add_up_to_the_batch_over_several_steps(optimizer, microbatches, replicas):

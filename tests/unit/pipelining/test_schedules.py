@@ -34,7 +34,7 @@ def schedule_of(name, ranks, count, chunks=None):
     return Pipeline(ranks * chunks, count, name, chunks).schedule
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("key", PUBLISHED)
 def test_order_times_and_live_activations_are_the_published_ones(key):
     name, ranks, count, chunks = re.fullmatch(r"(.+?)_P(\d+)_M(\d+)(?:_V(\d))?", key).groups()
@@ -54,7 +54,7 @@ def test_picture_in_the_docstring_is_the_schedule(name):
     assert sum(result.attempted for result in results) == 1 and not sum(result.failed for result in results)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.slow_for("all")
 @pytest.mark.parametrize(
     ("sizes", "counts"), [((1, 2, 4), (1, 3, 6)), (range(1, 7), range(1, 11))], ids=["few", "all"])

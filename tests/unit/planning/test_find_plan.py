@@ -70,6 +70,7 @@ def test_memory_by_category(plans: Plans) -> None:
     assert sum(first.values()) >= plan.peak_bytes or sum(last.values()) >= plan.peak_bytes
 
 
+@pytest.mark.slow
 def test_hardware_without_float64_trains_under_adam() -> None:
     narrow = replace(SPEC, dtype="bfloat16")
     plan = find_plan(narrow, hardware="tpu-v4", devices=1, batch=2, microbatch=2, recompute="none", zero=0).best
@@ -100,6 +101,7 @@ def test_why_not(plans: Plans) -> None:
         best.why_not(zeros=2)
 
 
+@pytest.mark.slow
 def test_why_not_what_was_not_searched(plans: Plans) -> None:
     sooner = Task.simulate(plans.task, plans.best.settings | {"pp": 1, "dp": 2, "zero": 0, "overlap": True})
     longer = sooner.makespan_seconds - plans.best.seconds
@@ -196,6 +198,7 @@ def test_ways_to_see_whole_sequences_are_a_setting() -> None:
     assert small.mesh == found["a2a+p2p", 1].mesh and small.step
 
 
+@pytest.mark.slow
 def test_stages_may_have_one_layer_fewer() -> None:
     spec = replace(SPEC, layers=3)
     plan, = find_plan(spec, hardware="dgx-h100", devices=2, batch=4, pp=2, schedule="1f1b", balanced=False, **FEW)
@@ -260,7 +263,7 @@ def test_sequence_parallelism_goes_with_tp_where_it_divides_the_sequence(model, 
         (1, 0), (2, 0), (4, 0), *((tp, 1) for tp in fits)}
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.slow
 @pytest.mark.parametrize("fixed", [
     {"pp": 1, "tp": 1}, {"pp": 2, "tp": 1}, {"pp": 1, "tp": 2}, {"pp": 2, "tp": 2, "recompute": "full"}])
 def test_plans_that_differ_in_zero_1_or_2_are_one_program(fixed: dict[str, Any]) -> None:

@@ -283,6 +283,7 @@ def test_zero_may_split_unevenly(hardware: str, settings: dict[str, Any]) -> Non
     assert_as_simulated(table, possible, 0)
 
 
+@pytest.mark.slow
 def test_parts_of_one_element_have_no_price_where_ops_are_chained() -> None:
     spec = models.TransformerSpec(layers=1, width=6, heads=2, vocabulary=26, sequence=4, dtype="bfloat16", **FEW)
     table, _ = uneven_replicas("dgx-a100:1+megatron-a100", spec, devices=6, pp=1, tp=1, zero=1)
@@ -436,6 +437,7 @@ def test_formulas_are_evaluated_at_once() -> None:
             0, 7, b * 3 * 2**40 + 5, b * 96 // tp, max(b, 4 * tp), -b, b * -(-7 // tp) * 3 + 1]
 
 
+@pytest.mark.slow
 def test_uneven_parts_have_no_price() -> None:
     spec = models.TransformerSpec(layers=2, width=12, heads=3, vocabulary=24, sequence=6, dtype="bfloat16", **FEW)
     steps = steps_of(spec)

@@ -111,6 +111,7 @@ def test_the_page_has_the_bytes_and_seconds_of_python(tables: dict[str, Any]) ->
         assert shown[0] == shown[1] and shown[2] == shown[3], setting
 
 
+@pytest.mark.slow
 @needs_node
 def test_the_page_times_schedules_as_python_does(tables: dict[str, Any]) -> None:
     draw, settings, cases = random.Random(7), [], []

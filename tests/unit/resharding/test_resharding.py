@@ -467,6 +467,7 @@ def test_axes_that_stay_together_count_as_one_where_there_are_many(source, targe
     assert max(plan.peak_bytes) <= bound
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=2)
 def test_plans_on_many_axes_do_what_they_say(data):

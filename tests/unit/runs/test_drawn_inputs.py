@@ -20,7 +20,7 @@ def ints(*shape: int, dtype: str = "i32") -> TensorType:
     return TensorType(dtype, shape)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("how", ["rows", "columns", "einsum", "turned"])
 def test_sixty_products_of_a_width_neither_overflow_nor_vanish(how: str) -> None:
     def product(x: Any, w: Any) -> Any:

@@ -7,7 +7,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from served_models import SERVED, parameters_of
 
-from parallelism import Mesh, models, simulate
+from parallelism import Mesh, ir, models, simulate
 from parallelism.dtypes import as_dtype
 from parallelism.models.inference import Part
 from parallelism.serving import EngineSettings, ServedModel
@@ -57,6 +57,20 @@ def test_products_of_blocks_are_narrow_and_nothing_else_is():
     assert layouts["p.0.qkv"].short() == layouts["p.0.qkv.scale"].short() == "[None, tp]"
 
 
+@pytest.mark.parametrize("name", ["gpt2", "deepseek-v3"])
+def test_any_program_of_inference_can_have_narrow_weights(name):
+    spec, rng = SERVED[name], np.random.default_rng(2)
+    parameters, chosen, decode = parameters_of(spec), QuantizedWeights("int4", 5), SERVED[name].decode(2, 6)
+    cache = [rng.normal(size=value.type.shape) for value in decode.inputs if value.name.startswith("cache.")]
+    narrow, others = chosen.arrays(parameters), [*cache, np.array([[3], [4]]), np.array([2, 5])]
+    program = chosen.program(decode)
+    weights = [narrow[value.name.removeprefix("p.")] for value in program.inputs if value.name.startswith("p.")]
+    found = ir.interpret(program, [*weights, *others]).outputs
+    usual = ir.interpret(decode, [*chosen.dequantized(parameters).values(), *others]).outputs
+    for mine, whole in zip(found, usual, strict=True):
+        assert_array_equal(mine, whole)
+
+
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
 def test_a_device_holds_the_bytes_of_narrow_weights_and_scales(dtype):
     settings = EngineSettings(batch=2, chunk=4, page_tokens=4, pages={"full": 3})
@@ -72,6 +86,7 @@ def test_a_device_holds_the_bytes_of_narrow_weights_and_scales(dtype):
     assert trace.peak_bytes(1, "weights") < 0.6 * usual.peak_bytes(1, "weights")
 
 
+@pytest.mark.slow
 def test_one_process_generates_as_with_the_weights_that_were_rounded():
     spec, prompts = SERVED["deepseek-v3"], [[1, 2, 3], [4]]
     parameters = parameters_of(spec)
@@ -87,6 +102,7 @@ def test_one_process_generates_as_with_the_weights_that_were_rounded():
     ({"weights_dtype": "uint8"}, "weights_dtype must be one of signed numbers in 8 or fewer bits, .*, got 'uint8'"),
     ({"weights_dtype": "int5"}, "weights_dtype must be one of 8 or fewer bits, as int8, got 'int5'"),
     ({"weights_dtype": "int4", "group": 0}, "group must be an integer of at least 1, or None, got 0"),
+    ({"cache_dtype": "int8"}, "cache_dtype must be floating-point, as float8_e4m3fn, .*; got 'int8'"),
     ({"group": 4}, "group=4 is for weights_dtype=, which is not given"),
 ])
 def test_what_is_wrong_is_told(given, message):

@@ -289,7 +289,7 @@ def test_what_cannot_be_folded_there_is_refused_or_simulated_whole():
     assert chosen == folded and chosen.on(torus) == simulate(step, torus, mesh=mesh, batch=16)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["mlp", "residual"])
 def test_a_program_with_uneven_pieces_is_folded_or_refused_where_links_are_shared(model):
     """Some groups have no member that calls a collective in this way: they are not asked what they move."""

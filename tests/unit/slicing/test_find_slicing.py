@@ -78,6 +78,7 @@ def test_every_slicing_is_nearly_as_it_was_timed_and_weighed(found, every):
             first += mesh.size
 
 
+@pytest.mark.slow
 def test_the_first_timeline_is_the_least_of_all_slicings():
     plans = find_slicing(uneven(), **ASKED, optimizer=SGD(0.1), simulations=0)
     _, costs, _ = search._priced(plans.task)
@@ -87,6 +88,7 @@ def test_the_first_timeline_is_the_least_of_all_slicings():
     assert min(clock.plan(each).timeline_seconds for each in every) == plans.best.timeline_seconds
 
 
+@pytest.mark.slow
 def test_less_memory_leads_to_stages_that_hold_less(found):
     limit = found.best.peak_bytes - 1
     smaller = find_slicing(uneven(), **ASKED, optimizer=SGD(0.1), simulations=1, memory=limit)

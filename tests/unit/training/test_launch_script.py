@@ -12,6 +12,7 @@ from hypothesis import given, settings, strategies as st
 
 from parallelism.training import ARGUMENTS, OPTIONS, UNCHANGING, launch_flags
 from parallelism.training.launch_script import launch_words
+from parallelism.training.shell_arithmetic import arithmetic
 
 BASH = shutil.which("bash")
 
@@ -73,6 +74,8 @@ def test_classes_say_what_changes_time_or_memory(name: str, kind: str) -> None:
     ("--pipeline-model-parallel-layout=Et*2|(tt|)*5t|tmL --b", ["--pipeline-model-parallel-layout=Et*2|(tt|)*5t|tmL", "--b"]),
     ("\ufeff--a\r\n--b 1\r\n", ["--a", "--b", "1"]),
     ("--a \"x\\\"\\$y\\z\" a\\\nb", ["--a", 'x"$y\\z', "ab"]),
+    ("G=8\nN=4\nW=$(($G*N + 2))\n--a $W --b $((W / 5))x \"$(( -(W-1) % 4 ))\"", ["--a", "34", "--b", "6x", "-1"]),
+    ("O=\" \\\n --x 1\"\nR=\"python -u d/run.py $@ $O\"\nsrun -l \\\n --output=x sh -c \"$R\"", ["--x", "1"]),
     ("", []), ("#", []), ("A=1", []), ("--a $", ["--a", "$"]),
 ])
 def test_words_are_those_of_a_shell(text: str, expected: list[str]) -> None:
@@ -84,11 +87,42 @@ def test_given_names_win_and_the_names_that_are_read_are_told() -> None:
     assert [word.text for word in found.words] == ["--tp", "2", "--pp", "4", "--dp", "3"]
     assert found.names == {"TP", "PP", "DP"}
     assert [word.line for word in found.words] == [3] * 6
+    assert launch_words("--a $((X * Y))", {"X": "3"}).words[1].text == "\0Y\0"       # it has no value
 
 
+def test_a_command_is_passed_over_where_a_value_is_given_for_its_name() -> None:
+    text = "N=$(nproc --all \"$(x ')')\")/2\nD=\"`date +'%d'` $(pwd)\"\n--n $N --d \"$D\""
+    assert [word.text for word in launch_words(text, {"N": "8", "D": "1"}).words] == ["--n", "8", "--d", "1"]
+    for broken in ("N=$(nproc", "N=`nproc", "N=$(a '", "N=$(a (b)"):
+        with pytest.raises(ValueError, match="is not closed"):
+            launch_words(broken, {"N": "8"})
+    with pytest.raises(ValueError, match=r"line 2: .* is a command, and nothing is run here"):
+        launch_words("N=1\n--a $(nproc)", {"N": "8"})
+
+
+@pytest.mark.skipif(BASH is None, reason="needs bash")
+@settings(max_examples=60, deadline=None)
+@given(st.text("0123456789+-*/%() ", min_size=1, max_size=14))
+def test_random_sums_are_those_of_bash(text: str) -> None:
+    try:
+        ours = arithmetic(text)
+    except ValueError:
+        return
+    done = subprocess.run([str(BASH), "-c", f"echo $(({text}))"], capture_output=True, text=True)
+    # Two signs that touch are another operator in a shell.
+    assert done.stdout == f"{ours}\n" or re.search(r"\+\+|--|\*\*", text)
+
+
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("text", "error"), [
     ("--a 1\n--b $(nproc)", "line 2: $(...) is a command, and nothing is run here"),
-    ("A=$((2*3))", "line 1: $(...) is a command"),
+    ("A=1\nB=$(nproc)", "line 2: $(...) is a command, and nothing is run here; --set B=... says what B is"),
+    ("B=`pwd`/x", "line 1: `...` is a command, and nothing is run here; --set B=... says what B is"),
+    ("A=$((2**3))", "line 1: $((...)) with '2**3' is not read here: a number is missing"),
+    ("A=$((2<<3))", "$((...)) with '2<<3' is not read here: it has integers, + - * / % and parentheses only"),
+    ("A=$((1/0))", "it divides by 0"), ("A=$((9223372036854775807+1))", "numbers are decimal, and have 64 bits"),
+    ("A=$((2", "line 1: $((...)) is not closed on its line"), ("A=$((x$(y)))", "$(...) is a command"),
+    ("A=$((" + "(" * 21 + "1" + ")" * 21 + "))", "more than 20 parentheses lie in each other"),
     ("--a `date`", "line 1: `...` is a command"),
     ("--a \"`date`\"", "line 1: `...` is a command"),
     ("\n\nrun.py --a 1 | tee log", "line 3: a pipe | joins commands"),

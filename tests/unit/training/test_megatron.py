@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from itertools import pairwise
 from typing import Any
@@ -292,6 +293,38 @@ def test_state_in_16_bits_takes_fewer_bytes(flags: dict[str, Any], text: str, nb
 ])
 def test_state_in_16_bits_that_cannot_be(flags: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
+        MegatronFlags(**SMALL, **flags).run(1)
+
+
+FLOAT8: dict[str, Any] = {"fp8_format": "hybrid"}
+
+
+@pytest.mark.parametrize(("flags", "text"), [
+    (FLOAT8, "products:f8"), ({"fp8": "e4m3"}, "products:f8e4m3fn"), (FLOAT8 | {"fp8_recipe": "delayed"}, "products:f8"),
+    (FLOAT8 | {"fp8_recipe": "blockwise"}, "products:f8hybrid,recipe:block"),
+    ({"fp8_format": "e4m3", "fp8_recipe": "mxfp8", "fp8_param_gather": True}, "products:f8,recipe:mx,gathers:f8"),
+    (FLOAT8 | {"first_last_layers_bf16": True}, "products:f8,first:1,last:1"),
+    (FLOAT8 | {"first_last_layers_bf16": True, "num_layers_at_start_in_bf16": 0, "num_layers_at_end_in_bf16": 2},
+     "products:f8,last:2"),
+    ({"fp8_recipe": "mxfp8"}, ""),
+])
+def test_products_in_float8(flags: dict[str, Any], text: str) -> None:
+    run = MegatronFlags(**SMALL, **flags).run(1)
+    assert str(run.strategy) == f"precision=bf16{text and f',{text}'} pp 1f1b:1"
+    again = MegatronFlags.of(run)
+    assert again is not None and again.run(1, run.model) == run
+
+
+@pytest.mark.parametrize(("flags", "message"), [
+    ({"fp8_param_gather": True}, "--fp8-param-gather needs --fp8-format"),
+    ({"first_last_layers_bf16": True}, "--first-last-layers-bf16 needs --fp8-format"),
+    (FLOAT8 | {"fp16": True}, "--fp8-format needs weights in bfloat16; leave out --fp16"),
+    (FLOAT8 | {"fp32": True}, "--fp8-format needs weights in bfloat16; leave out --fp32"),
+    (FLOAT8 | {"fp8": "e4m3"}, "--fp8 e4m3 and --fp8-format hybrid exclude each other"),
+    (FLOAT8 | {"fp8_recipe": "custom"}, "--fp8-recipe must be one of delayed, tensorwise, blockwise, mxfp8, got 'custom'"),
+])
+def test_flags_of_float8_that_cannot_be(flags: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         MegatronFlags(**SMALL, **flags).run(1)
 
 

@@ -190,6 +190,7 @@ def test_runs_that_differ_in_their_pipelines_alone_share_the_split_step() -> Non
     assert run_of("interleaved").step.function is not one.step.function
 
 
+@pytest.mark.slow
 def test_where_equal_devices_share_links_all_are_simulated() -> None:
     hardware = Hardware.preset("dgx-a100:2")
     inner, outer = hardware.links

@@ -47,7 +47,7 @@ def test_experts_are_split_and_a_step_trains_as_alone(text):
     check("mixture", 6, text)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("text", "axes"), [
     ("ep", {"e": "ep"}), ("ep tp", {"e": "ep", "f": "tp"}), ("ep tp@moe.*", {"e": "ep", "f": "tp"}),

@@ -80,6 +80,7 @@ def test_what_zero_splits_of_a_weight_is_no_dim_of_experts(order):
     check_order(order)
 
 
+@pytest.mark.slow
 @settings(max_examples=6)
 @given(orders())
 def test_any_order_gives_the_same_program_or_a_refusal_that_says_why(order):

@@ -311,7 +311,7 @@ def test_a_message_that_is_stacked_starts_no_collective_before_it_is_there():
     assert trace.count("reduce_scatter") + trace.count("all_reduce") > 0
 
 
-@pytest.mark.sampled(12, 2)
+@pytest.mark.sampled(24, 2)
 @pytest.mark.parametrize("text", [
     "dp=4 zero=3 overlap", "dp=2 tp=2 zero=2 overlap=1KB", "dp=2 overlap=300B", "dp=3 zero=1 overlap=1B",
     "dp=2 tp=2 sp overlap=200B,ahead:2", "dp=2 zero=3 precision=bf16 overlap=1KB,ahead:0"])

@@ -111,7 +111,7 @@ def test_zero_in_a_pipeline_moves_and_holds_the_same_for_any_number_of_microbatc
         assert moved == {"reduce_scatter": whole // 2, "all_gather": whole // 2}
 
 
-@pytest.mark.sampled(4, 1)
+@pytest.mark.slow
 @pytest.mark.parametrize("zero", ["zero=1", ""])
 @pytest.mark.parametrize("text", ["pp=1 1f1b:3", "pp=2 1f1b:3"])
 def test_gradients_are_summed_over_replicas_and_over_context_at_once(text, zero):
@@ -203,6 +203,7 @@ def test_zero_3_in_a_pipeline_gathers_parameters_twice_for_each_microbatch(micro
             "reduce_scatter": microbatches * sum(sizes.values()) // 2}
 
 
+@pytest.mark.slow
 def test_replicas_lie_on_the_axes_of_rows_that_split_no_parameter():
     for text, replicas, inside, groups in (
         ("pp=2 dp:data=2 1f1b:2", ("data",), (), {("data",)}),
@@ -250,6 +251,7 @@ def product_of_norms():
 STEP = model_step("gpt", B, Adam())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("build", "error", "message"), [
     (lambda: Pipeline()(MODELS["gpt"](B)), ValueError, "pp 1f1b:1: @transformer has no optimizer"),
     (lambda: Pipeline()(model_step("gpt", 4, SGD(1))), ValueError, "has no symbol B for the rows"),
@@ -280,7 +282,7 @@ def test_a_pipeline_that_does_not_fit_is_refused(build, error, message):
         build()
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("text", "units", "blocks"), [
     ("recompute=block.*.attention.core", 34, (2, 2)), ("recompute=block.*", 2, (2, 2)),
     ("recompute=block.2", 2, (0, 1)),

@@ -134,6 +134,7 @@ def test_tensor_parallelism_looks_at_each_dim_once_in_programs_of_any_depth(monk
         assert len(looked) <= 2 * depth + 3
 
 
+@pytest.mark.slow
 def test_stages_that_differ_in_names_alone_have_one_update(calls):
     localized = calls(step_updates, "localize")
     strategy, mesh = Strategy.parse_on_mesh("dp=2 zero=1 tp=2 pp@block.1,block.2,block.3=4 1f1b:8")

@@ -203,6 +203,7 @@ def test_parts_may_have_different_sizes_and_some_may_be_unused(sizes):
         assert_trains_as_numpy(loss, shapes, step, Mesh(tp=devices))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("parts", "reason"), [
     (lambda y: (y[:, ::3], y[:, 1::3], y[:, 2::3]), "the slice behind it needs its result whole"),
     (lambda y: (y[:, :12], y[:, 12:24], y[:, 20:32] + y[:, 24:]), "the slice behind it needs its result whole"),

@@ -58,6 +58,7 @@ def test_it_lists_each_product_with_its_line_its_weight_and_how_that_is_split_or
         assert f"%{row.weight}" in str(report) and row.how in str(report)
 
 
+@pytest.mark.slow
 def test_it_is_the_same_before_and_after_the_strategy_was_applied():
     for model, text in [("gpt", "dp tp sp zero=3"), ("llama", "tp"), ("mixture", "dp tp ep"), ("viewed", "dp tp sp zero=1")]:
         strategy, step = Strategy.parse(text), model_step(model, 4, Adam())

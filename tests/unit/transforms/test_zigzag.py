@@ -33,6 +33,7 @@ def dealt(localized, rank):
     return [op.operator.run([], op.attributes) for op in ops]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("text", ["cp=4", "ring=4", "ring=2 ulysses:h=2", "cp:x=2 cp=2"])
 def test_each_device_has_tokens_from_both_ends(text):
     """Rank r of n has pieces r and 2n - 1 - r of 2n: arXiv:2407.21783, section 3.3.2.  With all_to_alls those of a ring
@@ -61,6 +62,7 @@ def test_all_devices_have_as_many_scores_in_every_step_of_a_ring():
         assert op.flops == 2 * 2 * 2 * 4 * 4 * scores.pop()      # two products of rows x heads x features
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("text", "more"), [
     ("cp=3", {"positions": "learned", "hidden_dropout": 0.3, "attention_dropout": 0.3}), ("ring=4", {"positions": "rotary"}),
     ("cp=5", {"positions": "alibi"}), ("cp=7 tp=2 sp", {"window": 5, "positions": "rotary"}),

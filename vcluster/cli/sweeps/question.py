@@ -14,12 +14,12 @@ from parallelism.models import TransformerSpec
 from parallelism.planning import SETTINGS
 from parallelism.planning.dealing import spelled_out
 from parallelism.training import OPTIONS, MegatronFlags
-from parallelism.training.precision_flags import STATE, state_of
+from parallelism.training.precision_flags import STATE, precision_of, products_of, state_of
 from parallelism.training.state_sharding import StateSharding
 from parallelism.training.training_run import ADAM_W, ROWS
 from parallelism.transforms import SGD, Adam
 from vcluster.cli.command_line import WrongWords
-from vcluster.cli.megatron_words import check_rate, flags_of, is_model, named_model
+from vcluster.cli.megatron_words import check_float8, check_rate, flags_of, is_model, named_model
 from vcluster.cli.plan_document import Asked
 from vcluster.cli.program_files import loss_of_rows, optimizer_of, program_in, sizes_of
 from vcluster.cli.sweeps.imperfect_words import imperfections_of, words_of_faults
@@ -36,6 +36,13 @@ _DTYPES = (
     "main_grads_dtype",
     "use_precision_aware_optimizer",
     *STATE.values(),
+    "fp8",
+    "fp8_format",
+    "fp8_recipe",
+    "fp8_param_gather",
+    "first_last_layers_bf16",
+    "num_layers_at_start_in_bf16",
+    "num_layers_at_end_in_bf16",
 )
 """The flags about dtypes."""
 _OTHER = (
@@ -95,8 +102,7 @@ class Search:
             "memory": arguments.memory,
             "reserve": arguments.reserve,
             "optimizer": optimizer,
-            "gradients": flags.gradients,
-            "state": state_of(flags),
+            **dtypes_of(flags),
             "simulations": arguments.simulations,
             **fixed,
         }
@@ -106,6 +112,15 @@ class Search:
         """``ValueError`` if the hardware has no rate for the dtype of the model."""
         if isinstance(self.model, TransformerSpec):
             check_rate(hardware, str(self.model.dtype))
+            precision = self.options.get("precision")
+            check_float8(hardware, "float8" if precision is not None else "")
+
+
+def dtypes_of(flags: MegatronFlags) -> dict[str, Any]:
+    """What the flags say about dtypes, as arguments of `find_plan`."""
+    if products_of(flags):
+        return {"precision": precision_of(flags)}
+    return {"gradients": flags.gradients, "state": state_of(flags)}
 
 
 def optimizer_and_flags(arguments: argparse.Namespace) -> tuple[SGD | Adam, MegatronFlags]:

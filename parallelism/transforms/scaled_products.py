@@ -1,0 +1,298 @@
+"""Products of the blocks in float8 with scales: what `MixedPrecision` does with ``products``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from parallelism.dtypes import as_dtype
+from parallelism.ir.core import Builder, Expression, Function, Op, Value, frozen_attributes
+from parallelism.ir.core.table import meaning
+from parallelism.ir.operators.contractions import matmul_equation
+from parallelism.ir.operators.scaled_products import RECIPES, ProductTerms, scaling_of
+from parallelism.layouts.propagation.annotation import laid_out
+from parallelism.transforms.dims import dims_of, layout
+from parallelism.transforms.parts import NEXT, UPDATE, Parts
+from parallelism.transforms.products import product_of
+
+FORWARD = "float8_e4m3fn"
+"""The format of weights and activations."""
+COPY, SCALES = "float8.", "scales."
+"""The prefixes of the names of a weight's copy in float8, and of its scales."""
+FORMATS = {"float8": None, "float8_e4m3fn": FORWARD, "float8_hybrid": "float8_e5m2"}
+"""What ``products`` may be, and the format of gradients; None: that of the recipe."""
+_OUTSIDE = frozenset(("router", "gate"))
+"""Regions of a block whose products decide where tokens go: they stay in 16 bits."""
+
+
+@dataclass(frozen=True)
+class ScaledProducts:
+    """The products of the blocks with their weights are in float8, with scales by a `Recipe`.
+
+    Blocks are the regions with a number, ``block.0``; in a program without such regions all products but the last one
+    belong to them.  The head, embeddings, norms, attention and the router stay as they are.  Of a weight there is a copy
+    in float8, with its scales, which the update makes once a step.  A weight that is split over the devices of a batch
+    (ZeRO 3) is gathered first and then quantized, in each pass.  With ``gathers="float8"`` weights are there in float8
+    alone, rounded from their main copies, and so are gathered, by the update or in each pass.
+
+    ``first`` and ``last`` blocks stay in 16 bits.
+    """
+
+    products: str
+    recipe: str
+    gathers: str = "bfloat16"
+    first: int = 0
+    last: int = 0
+    phase: ClassVar[int] = 55
+
+    def __call__(self, function: Function) -> Function:
+        parts = Parts.of(function)
+        chosen = [*self._chosen(parts)]
+        if not chosen:
+            raise ValueError(
+                f"{self}: @{function.name} has no product of a weight inside of a block, so nothing is in float8"
+            )
+        return _Scaled(self, parts, chosen).parts().joined()
+
+    @property
+    def backward(self) -> np.dtype[Any]:
+        """The format of the gradients of results."""
+        return as_dtype(FORMATS[self.products] or RECIPES[self.recipe].backward)
+
+    def _chosen(self, parts: Parts) -> Iterator[ScaledProduct]:
+        """The products that are scaled."""
+        found = [product for op in parts.forward.ops if (product := ScaledProduct.of(op, parts)) is not None]
+        blocks = sorted({product.block for product in found if product.block is not None})
+        if not blocks:
+            yield from found[:-1]
+            return
+        inside = {*blocks[self.first : len(blocks) - self.last]}
+        for product in found:
+            if product.block in inside and _OUTSIDE.isdisjoint((product.op.region or "").split(".")):
+                yield product
+
+    def __str__(self) -> str:
+        return f"products in {self.products} by the recipe {self.recipe}"
+
+
+class ScaledProduct(NamedTuple):
+    """A product of an activation with a weight."""
+
+    op: Op
+    x: Value
+    weight: Value
+    """The weight, or a view of it."""
+    is_parameter: bool
+    """Whether it is the weight itself."""
+    terms: ProductTerms
+    """The letters of ``x``, of the weight, and of the result."""
+    apart: str
+    """The letters of rows of the batch, and of experts: see `scaling_of`."""
+
+    @classmethod
+    def of(cls, op: Op, parts: Parts) -> ScaledProduct | None:
+        """None if the op is no product of one activation with one weight."""
+        if op.kind not in ("einsum", "matmul") or len(op.inputs) != 2:
+            return None
+        product = product_of(op, parts.views)
+        equation = matmul_equation(*op.types) if op.kind == "matmul" else op["equation"]
+        if product is None or "1" in equation or not product.letters:
+            return None
+        terms, (x, weight) = ProductTerms.of(equation), op.inputs
+        if product.operand is x:
+            terms, x, weight = ProductTerms(terms.b, terms.a, terms.result), weight, x
+        shared = {*terms.a} & {*terms.b} & {*terms.result}
+        rows = {
+            letter
+            for dim, (letter, extent) in enumerate(zip(terms.a, x.type.shape, strict=True))
+            if isinstance(extent, Expression) or parts.classes.of(x, dim) == parts.rows
+        }
+        apart = "".join(letter for letter in terms.a if letter in shared | (rows - {*terms.b}))
+        return cls(op, x, weight, weight is product.weight, terms, apart)
+
+    @property
+    def block(self) -> int | None:
+        """The number of its block."""
+        return next((int(each) for each in (self.op.region or "").split(".") if each.isdecimal()), None)
+
+
+class _Scaled:
+    """The parts of a step, with products in float8."""
+
+    def __init__(self, how: ScaledProducts, before: Parts, products: list[ScaledProduct]) -> None:
+        self.how, self.before = how, before
+        self.products = {product.op: product for product in products}
+        self.builder = Builder()
+        self.values: dict[Value, Value] = {}
+        self.kept: dict[Any, tuple[Value, Value]] = {}
+        """What is quantized already, by value, grains and blocks."""
+        self.gathered: dict[str, Any] = {}
+        """The layouts of weights that are gathered before they are quantized, by the names of the results."""
+        self.first: dict[Value, ScaledProduct] = {}
+        """By weight of which the update makes a copy in float8, the first product that uses it."""
+        for product in products:
+            if product.is_parameter and self._has_copy(product.weight):
+                self.first.setdefault(product.weight, product)
+        self.narrow = {
+            weight for weight in self.first if how.gathers == "float8" and self._is_only_scaled(weight)
+        }
+        """The weights that are there in float8 alone."""
+        self.copies: dict[Value, tuple[Value, Value]] = {}
+        """By weight: it in float8, and its scales."""
+
+    def parts(self) -> Parts:
+        """The parts."""
+        forward = self.before.forward
+        for value in forward.inputs:
+            if value not in self.narrow:
+                self.values[value] = self.builder.input(value.name, value.type, value.layout)
+        for weight in self.first:
+            self.copies[weight] = self._copy(weight)
+        for op in forward.ops:
+            with self.builder.region(op.region, op.line):
+                product = self.products.get(op)
+                if product is not None:
+                    outputs: Sequence[Value] = [self._scaled(product)]
+                else:
+                    inputs = [self.values[value] for value in op.inputs]
+                    outputs = self.builder.emit(op.kind, inputs, dict(op.attributes))
+            self.values.update(zip(op.outputs, outputs, strict=True))
+        made = self.builder.function(forward.name, [self.values[value] for value in forward.outputs])
+        layouts = {new.name: old.layout for old, new in self.values.items() if old.layout is not None}
+        layouts |= {
+            value.name: value.layout for both in self.copies.values() for value in both if value.layout
+        }
+        return replace(self.before, forward=laid_out(made, layouts | self.gathered), update=self._update())
+
+    @cached_property
+    def _of_batch(self) -> set[str]:
+        """The axes that split the rows of the batch."""
+        data = self.before.data
+        return {axis for value in data for axes in dims_of(value) for axis in axes}
+
+    def _has_copy(self, weight: Value) -> bool:
+        """Whether the update makes a copy of a weight: unless it is gathered for each pass in 16 bits."""
+        if self.before.update is None:
+            return False
+        return self.how.gathers == "float8" or not self._is_gathered(weight)
+
+    def _is_gathered(self, weight: Value) -> bool:
+        """Whether a weight is split over devices of the batch, and not because these have experts of their own."""
+        split = any(axis in self._of_batch for axes in dims_of(weight) for axis in axes)
+        own = (product for product in self.products.values() if product.weight == weight)
+        return split and not any({*each.terms.a} & {*each.terms.b} & {*each.terms.result} for each in own)
+
+    def _is_only_scaled(self, weight: Value) -> bool:
+        """Whether all that reads a weight are products that take it with the same scales."""
+        readers = [op for op in self.before.forward.ops if weight in op.inputs]
+        hows = [self._how(self.products[op], weight=True) for op in readers if op in self.products]
+        return len(hows) == len(readers) and all(how == hows[0] for how in hows)
+
+    def _how(self, product: ScaledProduct, *, weight: bool) -> dict[str, Any]:
+        """The attributes with which an operand is quantized."""
+        term, value = (product.terms.b, product.weight) if weight else (product.terms.a, product.x)
+        grains, blocks = scaling_of(
+            term, value.type.shape, product.terms.contracted, self.how.recipe, product.apart, weight=weight
+        )
+        return {"grains": grains, "blocks": blocks, "dtype": as_dtype(FORWARD), "recipe": self.how.recipe}
+
+    def _copy(self, weight: Value) -> tuple[Value, Value]:
+        """The inputs for a weight in float8 and for its scales."""
+        attributes = frozen_attributes(self._how(self.first[weight], weight=True))
+        types = meaning("quantize", (weight.type,), attributes).outputs
+        names = weight.name if weight in self.narrow else f"{COPY}{weight.name}", f"{SCALES}{weight.name}"
+        copy, scales = (
+            self.builder.input(name, type, weight.layout) for name, type in zip(names, types, strict=True)
+        )
+        if weight in self.narrow:
+            self.values[weight] = copy
+        return copy, scales
+
+    def _scaled(self, product: ScaledProduct) -> Value:
+        (result,) = self.builder.emit(
+            "scaled_einsum",
+            [*self._quantized(product, weight=False), *self._of_weight(product)],
+            {
+                "apart": product.apart,
+                "backward": self.how.backward,
+                "dtype": product.op.outputs[0].type.dtype,
+                "equation": f"{product.terms.a},{product.terms.b}->{product.terms.result}",
+                "recipe": self.how.recipe,
+            },
+        )
+        return result
+
+    def _of_weight(self, product: ScaledProduct) -> tuple[Value, Value]:
+        """The weight of a product, and its scales."""
+        weight = product.weight
+        first = self.first.get(weight)
+        if first is None or self._how(product, weight=True) != self._how(first, weight=True):
+            return self._quantized(product, weight=True)
+        if weight in self.narrow:
+            return self.copies[weight]
+        if weight not in self.kept:
+            copy, scales = self.copies[weight]
+            (stands,) = self.builder.emit("standing_for", [copy, self.values[weight]], {})
+            self.kept[weight] = stands, scales
+        return self.kept[weight]
+
+    def _quantized(self, product: ScaledProduct, *, weight: bool) -> tuple[Value, Value]:
+        value = product.weight if weight else product.x
+        how = self._how(product, weight=weight)
+        key = value, how["grains"], how["blocks"]
+        if key not in self.kept:
+            q, scales = self.builder.emit("quantize", [self.values[value]], how)
+            self.kept[key] = q, scales
+            if weight and product.is_parameter and self._is_gathered(value):
+                dims = [tuple(axis for axis in axes if axis not in self._of_batch) for axes in dims_of(value)]
+                self.gathered[q.name] = self.gathered[scales.name] = layout(dims)
+        return self.kept[key]
+
+    # -- the update ----------------------------------------------------------------------------------------------------
+
+    def _update(self) -> Function | None:
+        """The update, which also makes the copies."""
+        update = self.before.update
+        if update is None or not self.copies:
+            return update
+        nexts = {value.name: value for value in update.outputs}
+        new: dict[str, Value] = {}
+        """The values that are not those of before, by name."""
+        ops: list[Op] = []
+        copies: list[Value] = []
+        for weight, (copy, scales) in self.copies.items():
+            outputs = tuple(Value(f"{NEXT}{value.name}", value.type) for value in (copy, scales))
+            before = nexts[f"{NEXT}{weight.name}"]
+            if weight in self.narrow:
+                before = self._rounded_from(update, before)
+                new |= {weight.name: Value(weight.name, copy.type), outputs[0].name: outputs[0]}
+            else:
+                copies.append(Value(copy.name, copy.type))
+            copies.append(Value(scales.name, scales.type))
+            attributes = frozen_attributes(self._how(self.first[weight], weight=True))
+            ops.append(Op("quantize", (before,), attributes, outputs, UPDATE))
+        made = {value.name: value for op in ops for value in op.outputs}
+        kept = [op for op in update.ops if made.keys().isdisjoint(value.name for value in op.outputs)]
+        count = len(self.before.parameters)
+        inputs = [new.get(value.name, value) for value in update.inputs]
+        outputs = tuple(made.pop(value.name, value) for value in update.outputs)
+        return Function(
+            update.name,
+            (*inputs[:count], *copies, *inputs[count:]),
+            (*kept, *ops),
+            (*outputs, *made.values()),
+        )
+
+    @staticmethod
+    def _rounded_from(update: Function, value: Value) -> Value:
+        """What a weight is rounded from."""
+        (op,) = (op for op in update.ops if value in op.outputs)
+        if op.kind != "convert":
+            raise ValueError(
+                f"the update makes {value} by {op.kind}; a weight in float8 is rounded from its main copy"
+            )
+        return op.inputs[0]

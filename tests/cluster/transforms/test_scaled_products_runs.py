@@ -1,0 +1,168 @@
+"""Steps whose products are in float8, on devices: the numbers of the whole, and the events of their simulation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from trained_runs import ON, B, assert_simulated, in_turn, simulated, trained_on
+from transformed import VOCABULARY, arrays, interpreted, model_step, trained
+
+from parallelism import Mesh, ir, models
+from parallelism.execution import operation_on
+from parallelism.simulation import simulate
+from parallelism.transforms import SGD, Adam, MixedPrecision, Parts, Strategy, first_state, train_step
+
+FLOAT8 = "precision=bf16,products:f8"
+RECIPES = ("tensor", "block", "mx")
+WIDER = models.TransformerSpec(
+    layers=2, width=64, heads=4, key_value_heads=2, feed_forward=96, vocabulary=VOCABULARY, sequence=8, activation="swiglu",
+    norm="rms", positions="rotary", biases=False, tied=False)
+"""Its tensors are split where scales are, over 2 devices and over 4."""
+
+
+def in_float8(text, recipe="tensor", more=""):
+    return f"{text} {FLOAT8},recipe:{recipe}{more}"
+
+
+def wider_step(rows, rule):
+    return train_step(WIDER.function(rows), rule)
+
+
+CASES = [
+    ("gpt", 4, in_float8("dp=2")), ("llama", 4, in_float8("dp=2 tp=2 zero=1", "block")),
+    ("gpt", 3, in_float8("tp=2 sp", "mx")), ("llama", 4, in_float8("dp=2 tp=2 sp zero=1", "block", ",gathers:f8")),
+    ("gpt", 4, in_float8("dp=2 zero=3", "block")), ("llama", 4, in_float8("dp=2 zero=3", "mx", ",gathers:f8")),
+    ("llama", 6, in_float8("pp=2 1f1b:3 tp=2 sp")), ("gpt", 7, in_float8("pp=2 zb_h1:3 dp=2 zero=1", "block")),
+    ("gpt", 4, in_float8("dp=2 recompute=block.*", "mx")), ("gpt", 4, in_float8("dp=2 zero=2 overlap=1KB")),
+    ("mixtral", 4, in_float8("dp=2 ep=2", "block")), ("deepseek", 3, in_float8("tp=2", "mx")), ("gpt", 3, in_float8("cp=2")),
+    ("llama", 4, in_float8("pp=2 interleaved_1f1b:2x2", "block")), ("mlp", 6, in_float8("dp=3")),
+]
+
+
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize(("model", "rows", "text", "backend"), in_turn(CASES), ids=[f"{m}-{t}" for m, _, t in CASES])
+def test_a_step_in_float8_runs_as_it_is_simulated_and_near_the_step_alone(cluster_of, model, rows, text, backend):
+    strategy, mesh = Strategy.parse_on_mesh(text.replace("interleaved_1f1b:2x2", "interleaved_1f1b:2x1"))
+    assert Strategy.parse(str(strategy)) == strategy
+    alone = model_step(model, rows, SGD(0.1))
+    step = strategy(model_step(model, B, SGD(0.1)) if strategy.pipeline else alone)
+    steps = 1 if model in ("mixtral", "deepseek") else 2        # rounding may choose other experts
+    (losses, state), trace = trained_on(cluster_of(mesh, backend, compute="modelled", **ON), step, alone, steps)
+    assert_simulated(simulated(step, mesh, rows), trace)
+    precision = next(each for each in strategy.transforms if isinstance(each, MixedPrecision))
+    wanted, expected = interpreted(precision(alone), like=alone, steps=steps)
+    np.testing.assert_allclose(losses, wanted, rtol=2e-2)
+    for value in Parts.of(alone).parameters if model != "deepseek" else ():
+        found, near = (each[f"main.{value.name}"].astype(float) for each in (state, expected))
+        np.testing.assert_allclose(found, near, atol=0.02, err_msg=value.name)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize(("text", "backend"), [("pp=2 1f1b:1", "process"), ("pp=2 gpipe:1 recompute=block.*", "thread")])
+def test_where_no_block_is_cut_every_bit_is_that_of_the_step_alone(cluster_of, text, backend, recipe):
+    strategy, mesh = Strategy.parse_on_mesh(in_float8(text, recipe))
+    alone = Strategy.parse(f"{FLOAT8},recipe:{recipe}")(wider_step(3, Adam(0.01)))
+    step = strategy(wider_step(B, Adam(0.01)))
+    (losses, state), _ = trained_on(cluster_of(mesh, backend, compute="modelled", **ON), step, wider_step(3, Adam(0.01)))
+    wanted, expected = trained(alone, lambda given: ir.interpret(alone, given).outputs, like=wider_step(3, Adam(0.01)))
+    np.testing.assert_array_equal(losses, wanted)
+    assert {"float8.p.0.up", "scales.p.0.up", "main.p.0.up"} <= state.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_array_equal(state[name], array, err_msg=name)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_rows_of_devices_have_scales_of_their_own_so_their_losses_are_those_of_the_whole(cluster_of, recipe):
+    strategy, mesh = Strategy.parse_on_mesh(in_float8("dp=3", recipe))
+    plain = wider_step(6, SGD(0.1))
+    step = strategy(plain)
+    (losses, _), _ = trained_on(cluster_of(mesh, "thread", compute="modelled", **ON), step, plain, steps=1)
+    wanted, _ = interpreted(Strategy.parse(f"{FLOAT8},recipe:{recipe}")(plain), like=plain, steps=1)
+    np.testing.assert_allclose(losses, wanted, rtol=1e-6)
+
+
+def test_a_step_in_float8_is_within_the_rounding_of_that_in_16_bits():
+    plain = wider_step(4, SGD(0.1))
+    losses16, state16 = interpreted(Strategy.parse("precision=bf16")(plain), like=plain, steps=3)
+    for recipe in RECIPES:
+        losses, state = interpreted(Strategy.parse(f"{FLOAT8},recipe:{recipe}")(plain), like=plain, steps=3)
+        np.testing.assert_allclose(losses, losses16, rtol=2.0**-4)
+        first = arrays(Parts.of(plain).parameters, np.random.default_rng(0))
+        for name in ("p.0.up", "p.1.down", "p.tokens"):
+            moved = np.linalg.norm(state16[f"main.{name}"] - first[name])
+            assert np.linalg.norm(state[f"main.{name}"] - state16[f"main.{name}"]) < 0.6 * moved, name
+
+
+def test_what_is_in_8_bits_and_what_stays(cluster_of):
+    step = Strategy.parse(f"{FLOAT8},recipe:block")(wider_step(4, Adam(0.01)))
+    scaled = [op.region for op in step.ops if op.kind == "scaled_einsum" and not op.region.startswith("gradient")]
+    assert scaled[:len(scaled) // 2] == [f"block.0.{place}" for place in (
+        "attention.qkv", "attention.out", "feed_forward.up", "feed_forward.up", "feed_forward.down")]
+    plain = [op for op in step.ops if op.kind in ("einsum", "matmul")]
+    assert {op.region for op in plain} == {"head", "gradient.head"}
+    routed = Strategy.parse(FLOAT8)(model_step("mixtral", 4, Adam(0.01)))
+    assert {op.region for op in routed.ops if op.kind in ("einsum", "matmul")} >= {"head", "block.0.feed_forward.router"}
+    names = {value.name for value in Parts.of(routed).copies}
+    assert {"float8.p.0.expert_up", "scales.p.0.expert_down"} <= names
+    assert not any("router" in name for name in names)
+
+
+def test_the_first_and_the_last_blocks_may_stay_in_16_bits():
+    plain = train_step(replace(WIDER, layers=4).function(2), SGD(0.1))
+    step = Strategy.parse(f"{FLOAT8},first:1,last:2")(plain)
+    scaled = {op.region for op in step.ops if op.kind == "scaled_einsum" and op.region.startswith("block")}
+    assert {region.split(".")[1] for region in scaled} == {"1"}
+    with pytest.raises(ValueError, match="no product of a weight inside of a block"):
+        Strategy.parse(f"{FLOAT8},first:3,last:2")(plain)
+
+
+LARGE = replace(WIDER, width=1024, heads=8, key_value_heads=8, feed_forward=2048, sequence=512)
+OF_BLOCKS = 2 * (4 * 1024 * 1024 + 3 * 1024 * 2048)
+"""The weights of products in the blocks."""
+
+
+def bytes_of_weights(words):
+    parts = Parts.of(Strategy.parse(words)(train_step(LARGE.function(2), SGD(0.1))))
+    return sum(value.type.nbytes for value in (*parts.parameters, *parts.copies))
+
+
+@pytest.mark.parametrize(("recipe", "scales"), [("block", 4 / (128 * 128)), ("mx", 1 / 32)])
+def test_bytes_of_weights(recipe, scales):
+    plain = bytes_of_weights("precision=bf16")
+    assert bytes_of_weights(f"{FLOAT8},recipe:{recipe}") - plain == OF_BLOCKS * (1 + scales)
+    assert bytes_of_weights(f"{FLOAT8},recipe:{recipe},gathers:f8") - plain == OF_BLOCKS * (1 + scales - 2)
+
+
+def test_bytes_that_zero_gathers():
+    def gathered(words):
+        trace = simulate(Strategy.parse(words)(train_step(LARGE.function(2), SGD(0.1))), "dgx-h100", mesh=Mesh(dp=2))
+        return sum(event.bytes_received for event in trace if event.name == "all_gather" and event.rank == 0)
+
+    for zero, passes in ((1, 1), (3, 2)):       # by the update; in the forward and in the backward
+        narrow, wide = (gathered(f"dp zero={zero} precision=bf16{more}") for more in (
+            ",products:f8,recipe:block,gathers:f8", ""))
+        assert wide - narrow == passes * OF_BLOCKS * (2 - 1 - 4 / (128 * 128)) / 2
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    ("precision=bf16,products:f16", "products of MixedPrecision is one of"),
+    ("precision=bf16,recipe:block", "needs products"), (f"{FLOAT8},gathers:f32", "gathers of MixedPrecision"),
+    (f"{FLOAT8},recipe:rows", "recipe of MixedPrecision is one of tensor, block, mx"),
+    (f"{FLOAT8},first:x", "first_blocks"), (f"{FLOAT8},products:f8", "twice"),
+    ("precision=bf16,scales:f8", "behind the dtypes of precision stand"),
+])
+def test_wrong_words_are_refused_in_one_line(words, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        Strategy.parse(words)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_operation_of_a_step_in_float8_takes_the_state_of_its_first_step():
+    step = Strategy.parse(in_float8("dp"))(wider_step(4, Adam(0.01)))
+    parameters = {value.name: np.full(value.type.shape, 0.25) for value in Parts.of(step).parameters}
+    first = first_state(step, parameters)
+    np.testing.assert_array_equal(first["float8.p.0.up"].astype(float), np.full((64, 96), 448.0))
+    np.testing.assert_array_equal(first["scales.p.0.up"], np.full((16, 16), np.float32(0.25 / 448)))
+    assert operation_on(step, Mesh(dp=2)) is not None

@@ -1,0 +1,72 @@
+"""Plans whose products are in float8: each row is its simulation, and the best one is that of all simulations."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from parallelism import models
+from parallelism.ir import symbol
+from parallelism.planning import Plans, find_plan
+from parallelism.transforms import MixedPrecision
+
+SPEC = replace(models.TransformerSpec(
+    layers=2, width=64, heads=4, key_value_heads=2, feed_forward=128, vocabulary=128, sequence=32, activation="swiglu",
+    norm="rms", positions="rotary", biases=False, tied=False), dtype="bfloat16")
+ROUTED = replace(SPEC, experts=models.Experts(count=4, chosen=2, width=48, load=2.0))
+
+
+def planned(spec: models.TransformerSpec, hardware: str = "dgx-h100", devices: int = 2, **given: Any) -> Plans:
+    how = {name: given.pop(name) for name in ("recipe", "gathers", "first_blocks") if name in given}
+    precision = MixedPrecision("bfloat16", products="float8", **how)
+    return find_plan(spec, hardware=hardware, devices=devices, batch=8, precision=precision, simulations=None, **given)
+
+
+PLAIN = {"recompute": "none", "microbatch": 2, "schedule": "1f1b"}
+
+
+@pytest.mark.slow_for("megatron", "routed", "context", "block")
+@pytest.mark.parametrize(("spec", "hardware", "given"), [
+    pytest.param(SPEC, "dgx-h100", PLAIN | {"recipe": "block"}, id="block"),
+    pytest.param(SPEC, "dgx-h100", PLAIN | {"recipe": "mx", "gathers": "float8", "zero": [1, 2], "dp": 2}, id="gathers"),
+    pytest.param(SPEC, "dgx-h100", PLAIN | {"recipe": "tensor", "cp": 2, "pp": 1, "devices": 4}, id="context"),
+    pytest.param(SPEC, "dgx-h100+megatron-core-h100", PLAIN | {"recipe": "tensor"}, id="megatron"),
+    pytest.param(ROUTED, "dgx-h100", PLAIN | {"recipe": "block", "ep": 2, "pp": 1, "zero": 1, "devices": 4}, id="routed"),
+])
+def test_each_row_is_its_simulation_and_the_first_is_the_best(
+    spec: models.TransformerSpec, hardware: str, given: dict[str, Any]
+) -> None:
+    plans = planned(spec, hardware, **given)
+    assert len(plans) > 1 and not plans.one_by_one
+    seconds = []
+    for plan in plans:
+        trace = plan.simulate(link_sharing=False)
+        assert plan.bound_seconds == pytest.approx(trace.makespan_seconds, rel=1e-9)
+        assert plan.peak_bytes == max(trace.peaks().values())
+        seconds.append(plan.simulate().makespan_seconds)
+    assert plans.best.seconds == min(seconds)
+
+
+def test_a_plan_in_float8_says_so_and_takes_less_time_for_its_products() -> None:
+    large = replace(SPEC, width=2048, heads=16, key_value_heads=16, feed_forward=8192, sequence=1024)
+    fixed = {"pp": 1, "dp": 2, "tp": 2, "zero": 1, "recompute": "none", "microbatch": 1}
+    narrow = planned(large, devices=4, recipe="block", **fixed).best
+    wide = find_plan(large, hardware="dgx-h100", devices=4, batch=8, **fixed).best
+    assert "precision=bf16,products:f8,recipe:block" in str(narrow.strategy)
+    assert narrow.task.model.dtypes == "bfloat16, products of blocks in float8 (block) with main copies in float32"
+    parts = [plan.figures.parts for plan in (narrow, wide)]
+    assert parts[0]["products"] < 0.75 * parts[1]["products"]
+    assert parts[0]["elementwise"] > parts[1]["elementwise"]
+    assert narrow.figures.memory[0]["activations"] < wide.figures.memory[0]["activations"]
+
+
+@pytest.mark.parametrize(("model", "message"), [
+    (replace(SPEC, dtype="float32"), "is for a TransformerSpec whose dtype has 16 bits; got a model in float32"),
+    (replace(SPEC, dtype="float16"), "is for a model in bfloat16, got one in float16"),
+    (models.mlp((6, 4), symbol("B")), "whose dtype has 16 bits; got a program"),
+])
+def test_a_precision_that_does_not_fit_is_refused(model: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        planned(model)
