@@ -20,6 +20,7 @@ from parallelism.simulation.event_classes import members
 from parallelism.simulation.folding import same_prices
 from parallelism.timeline import Pricing, roles_of
 from parallelism.training.sequence_split import HEADS_AXIS
+from parallelism.transforms.words import REPLICA
 
 Floats = npt.NDArray[np.float64]
 Along = tuple[tuple[int, int], ...]
@@ -43,7 +44,7 @@ class MeshOnHardware:
     @cached_property
     def inside(self) -> Along:
         """How the groups along the axes lie that are inside a stage, or of replicas: equal for equal prices."""
-        return tuple(self._axes.get(axis, (1, 1)) for axis in ("dp", "cp", HEADS_AXIS, "ep", "tp"))
+        return tuple(self._axes.get(axis, (1, 1)) for axis in (REPLICA, "dp", "cp", HEADS_AXIS, "ep", "tp"))
 
     @cached_property
     def lines(self) -> Along:

@@ -211,6 +211,7 @@ class PlanCosts:
             registered=self._registered(s),
             experts=self._of_experts(s),
             sequences=self._of_sequences(s),
+            instances=s["instances"],
         )
 
     def devices(self, row: int) -> list[tuple[StageCosts, int, int]]:
@@ -282,7 +283,7 @@ class PlanCosts:
             ends,
             shape.is_v_shaped,
             *shape._replace(schedule="", microbatches=0),
-            *(s[name] for name in ("dp", "cp", "ep", "tp", "sp", "zero")),
+            *(s[name] for name in ("dp", "instances", "cp", "ep", "tp", "sp", "zero")),
             self._of_sequences(s),
             *self._registered(s),
         )
@@ -345,7 +346,10 @@ class PlanCosts:
     def layout(self, row: int) -> MeshOnHardware:
         """The mesh of a plan."""
         s = self.settings(row)
-        key = *(s[name] for name in ("pp", "dp", "cp", "ep", "tp", "order")), self._of_sequences(s)
+        key = (
+            *(s[name] for name in ("pp", "dp", "instances", "cp", "ep", "tp", "order")),
+            self._of_sequences(s),
+        )
         if key not in self._layouts:
             self._layouts[key] = MeshOnHardware(self.task.mesh(s))
         return self._layouts[key]

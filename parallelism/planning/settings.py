@@ -444,7 +444,7 @@ SETTINGS = SettingTable(
         words=lambda given: f"instances={given['instances']}" if given["instances"] > 1 else "",
         place_in_text=31,
         flag="num_distributed_optimizer_instances",
-        from_pieces=lambda instances: instances == 1,
+        from_pieces=always,
     ),
     Setting(
         "overlap",

@@ -33,6 +33,7 @@ from parallelism.planning.symbolic_stages import Inside, Split, SymbolicStage
 from parallelism.planning.trained import BATCH, TrainedModel
 from parallelism.training.sequence_split import SequenceSplit
 from parallelism.transforms import Parts, Pipeline, Recompute, Step, Strategy
+from parallelism.transforms.words import REPLICA
 
 
 class Pattern(NamedTuple):
@@ -56,6 +57,8 @@ class Pattern(NamedTuple):
     """``split`` over several devices; ``alone``: these are all that share the batch, and ZeRO is over them alone."""
     sequences: SequenceSplit = SequenceSplit()
     """How the sequences are dealt to the ``cp`` devices."""
+    instances: int = 1
+    """So many groups of replicas hold each what ZeRO splits."""
 
     @property
     def of_sequences(self) -> dict[str, int]:
@@ -224,7 +227,7 @@ class TwoBlockSteps:
         """What stages hold, and the ends of stages with one block and with two."""
         zero = self.zero(pattern.zero, sp=pattern.sp, cp=pattern.cp, ep=bool(pattern.experts))
         stages = self._pieces(pattern._replace(zero=zero), 1)
-        replicas = inside_of(dp=0 if replicated else 1)
+        replicas = _replicas_of(pattern, replicated=replicated)
         labels = _labels(pattern, 1)
         # What is updated has the blocks of a first stage; those of the others are as the last of them.
         others = self.model.first_alike
@@ -249,7 +252,7 @@ class TwoBlockSteps:
         of_context = not replicated and pattern.cp > 1  # then these are the replicas that ZeRO splits over
         splits_state = self._splits_state(pattern) and not of_context
         step = self._step(pattern, 2, replicated=replicated or splits_state)
-        replicas = inside_of(dp=0 if replicated else 1)
+        replicas = _replicas_of(pattern, replicated=replicated)
         return Updates(step, layouts, pending, self._inside(pattern), replicas, self.fused)
 
     @staticmethod
@@ -305,6 +308,7 @@ class TwoBlockSteps:
             self.model,
             {
                 "dp": several[replicated],
+                "instances": pattern.instances,
                 "cp": pattern.cp,
                 "exchange": pattern.sequences,
                 "ep": several[bool(pattern.experts)],
@@ -332,7 +336,19 @@ class TwoBlockSteps:
 
 def _numbers_of_ends(pattern: Pattern, tp: int, dp: int, ep: int) -> dict[str, int]:
     """The numbers for the symbols of an end."""
-    return {BATCH: ep, "tp": tp, **pattern.of_sequences, "ep": ep, "dp": dp}
+    return {
+        BATCH: ep,
+        "tp": tp,
+        **pattern.of_sequences,
+        "ep": ep,
+        "dp": dp // pattern.instances,
+        REPLICA: pattern.instances,
+    }
+
+
+def _replicas_of(pattern: Pattern, *, replicated: bool) -> Inside:
+    """The axes of the replicas, of which ``dp`` has any number of devices."""
+    return inside_of(**{REPLICA: pattern.instances, "dp": 0 if replicated else 1})
 
 
 def _labels(pattern: Pattern, blocks: int) -> tuple[tuple[int, int], ...]:

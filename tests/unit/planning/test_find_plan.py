@@ -170,7 +170,9 @@ def test_words_of_fully_sharded_data_parallelism_stand_for_several_settings() ->
     late = only(hsdp="2x4", overlap=False)
     assert late.seconds > hsdp.seconds and not late.settings["overlap"]
     first = only(dp=8, zero=1, instances=4)
-    assert str(first) == "dp:replica=4 dp=2 zero=1 pp=1 1f1b:1" and first.seconds == first.simulate().makespan_seconds
+    assert str(first) == "dp:replica=4 dp=2 zero=1 pp=1 1f1b:1"
+    assert first.seconds == pytest.approx(first.simulate().makespan_seconds, rel=1e-12)
+    assert first.figures.seconds == first.simulate().makespan_seconds
     assert "with hsdp=2x4 " in fsdp.why_not(hsdp="2x4")
 
 

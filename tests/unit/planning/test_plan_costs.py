@@ -206,6 +206,27 @@ def test_a_plan_from_pieces_is_the_simulated_one_with_constants_of_kernels(setti
     assert seconds[0] < seconds[1]
 
 
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("settings", [
+    {"pp": 2, "dp": 4, "instances": 2, "zero": 1, "tp": 2, "sp": True}, {"pp": 2, "dp": 8, "instances": 2, "zero": 2},
+    {"pp": 1, "dp": 8, "instances": 4, "zero": 1}, {"pp": 1, "dp": 4, "instances": 2, "zero": 1, "cp": 2},
+])
+def test_a_plan_from_pieces_is_the_simulated_one_with_several_instances_of_the_optimizer(settings: dict[str, Any]) -> None:
+    """Gradients are reduce-scattered inside of each instance, and all-reduced over them."""
+    devices = prod(settings.get(axis, 1) for axis in ("pp", "dp", "tp", "cp"))
+    spec = models.TransformerSpec(layers=4, width=48, heads=8, vocabulary=96, sequence=24, dtype="bfloat16")
+    hardware = Hardware.preset("dgx-h100:2").placed(range(devices))
+    fixed = {name: value for name, value in (PLAIN | {"tp": 1, "microbatch": 2} | settings).items() if name != "dp"}
+    task = Task(TrainedModel.of(spec, ADAM_W), 48, hardware, devices)
+    seconds = []
+    for instances in (1, settings["instances"]):
+        table, possible = table_of(task, **fixed | {"instances": instances})
+        assert len(possible) == 1
+        assert_as_simulated(table, possible, 0)
+        seconds.append(table.seconds([0])[0])
+    assert seconds[0] != seconds[1]
+
+
 @pytest.mark.sampled(16)
 @pytest.mark.parametrize("exchange", ["p2p", "a2a", "a2a+p2p"])
 @pytest.mark.parametrize(("stack", "settings"), [
