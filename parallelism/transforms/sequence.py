@@ -51,6 +51,13 @@ class SequenceParallel:
         layouts = {
             value.name: layout(dims_of(value)) for value in inputs - parameters if value.layout is None
         }
+        # Nor do those that were picked of it: a split of them would have the table of a lookup gathered.
+        picked = [op.outputs[0] for op in parts.forward.ops if op.kind == "arranged"]
+        layouts |= {
+            value.name: layout([given.get(classes.of(value, dim), ()) for dim in range(value.type.ndim)])
+            for value in picked
+            if value.layout is None
+        }
         between = 0
         for value, inside, open_dims, of_weight in products:
             if value.layout is not None or value in inputs or value.name in layouts:

@@ -10,11 +10,26 @@ from importlib.resources import files
 from typing import Any
 
 from parallelism.hardware import Hardware
+from parallelism.models import TransformerSpec, transformer
 from parallelism.training import MegatronFlags, TrainingRun, figures
 from parallelism.training.strategy_run import strategy_run
 from parallelism.transforms import Strategy
 
 _FEW_LAYERS = (2, 4)
+NAMED = {
+    "grok1-314b": "grok1-314b",
+    "qwen3_30b_a3b": "qwen3-30b-a3b",
+    "qwen3_235b_a22b": "qwen3-235b-a22b",
+    "gpt-oss-120b": "gpt-oss-120b",
+    "deepseekv3": "deepseek-v3",
+}
+"""The models with experts, by what the sources call them: their names here, from which a row has all but its depth."""
+_FLOAT8: dict[str, dict[str, Any]] = {
+    "bf16": {},
+    "fp8": {"fp8_format": "hybrid"},
+    "fp8-cs": {"fp8_format": "hybrid", "fp8_recipe": "tensorwise"},
+}
+"""Flags by what a row says of its precision."""
 _ACTIVATIONS = {"gelu": {}, "swiglu": {"swiglu": True}, "relu2": {"squared_relu": True}}
 
 
@@ -46,22 +61,32 @@ class PublishedRun:
         split = [f"{axis}={self.columns[axis]}" for axis in ("tp", "pp", "cp") if self.columns[axis] != "1"]
         return " ".join([f"{told}, {self._whole('gbs')} x" if split else told, *split])
 
+    @property
+    def named(self) -> str | None:
+        """The name of the model, if it has one here."""
+        return NAMED.get(self.columns["model"])
+
     @cached_property
     def model_flags(self) -> dict[str, Any]:
         """The model and the batch as flags of Megatron-LM."""
         row = self.columns
-        flags: dict[str, Any] = {
+        batch: dict[str, Any] = {
             "num_layers": self._whole("layers"),
+            "seq_length": self._whole("seq"),
+            "micro_batch_size": self._whole("mbs"),
+            "global_batch_size": self._whole("gbs"),
+        }
+        if self.named is not None:
+            return batch
+        flags: dict[str, Any] = {
+            **batch,
             "hidden_size": self._whole("width"),
             "ffn_hidden_size": self._whole("ffn"),
             "num_attention_heads": self._whole("heads"),
-            "seq_length": self._whole("seq"),
             "vocab_size": self._whole("vocab"),
             "attention_backend": "flash",
             "attention_dropout": 0.0,
             "hidden_dropout": 0.0,
-            "micro_batch_size": self._whole("mbs"),
-            "global_batch_size": self._whole("gbs"),
             **_ACTIVATIONS[row["act"]],
         }
         if row["kv"] != row["heads"]:
@@ -89,6 +114,7 @@ class PublishedRun:
         # A policy of recomputation other than a whole block computes less again.
         again = "" if row["recompute"] == "none" else "recompute=block.*"
         precision = "precision=bf16,bf16" if row["mp_mode"] == "PURE" else "precision=bf16"
+        precision += ",products:f8" if row["precision"] != "bf16" else ""
         count = self._whole("gbs") // devices // self._whole("mbs")
         return " ".join(f"{precision} {split} {again} pp=1 1f1b:{count}".split())
 
@@ -103,6 +129,7 @@ class PublishedRun:
             "tensor_model_parallel_size": self._whole("tp"),
             "pipeline_model_parallel_size": self._whole("pp"),
             "context_parallel_size": self._whole("cp"),
+            "expert_model_parallel_size": self._whole("ep") if row["ep"] != "1" else None,
             "sequence_parallel": row["tp"] != "1" or None,
             "cp_comm_type": "p2p" if row["cp"] != "1" else None,
             "num_virtual_stages_per_pipeline_rank": self._whole("vp") if row["vp"] != "1" else None,
@@ -110,14 +137,14 @@ class PublishedRun:
             "overlap_grad_reduce": row["dp_overlap"] == "True" or None,
             "recompute_granularity": "selective" if row["recompute"] == "selective" else None,
         }
-        return MegatronFlags(**self.model_flags, **split)
+        return MegatronFlags(**self.model_flags, **split, **_FLOAT8[row["precision"]])
 
     @property
     def words(self) -> tuple[str, ...]:
         """The run as the words behind ``python -m vcluster simulate``."""
         told = ("--strategy", self.strategy) if self.strategy is not None else ()
         where = ("--hardware", self.columns["hw"], "--devices", str(self.devices))
-        return ("gpt", *self.flags.words(), *told, *where)
+        return (self.named or "gpt", *self.flags.words(), *told, *where)
 
     @cached_property
     def run(self) -> TrainingRun:
@@ -127,15 +154,20 @@ class PublishedRun:
     @cached_property
     def flops(self) -> float:
         """The model's floating-point operations of a step, of one device."""
-        spec = self.flags.spec()
+        spec = self.flags.spec(self._spec)
         return spec.flops(self._whole("gbs") * spec.sequence) / self.devices
 
     def of_layers(self, layers: int) -> TrainingRun:
         """The same step of a model with another number of layers."""
         flags = MegatronFlags(**{**self.flags.given(), "num_layers": layers})
         if self.strategy is None:
-            return flags.run(self.devices)
+            return flags.run(self.devices, self._spec)
         return strategy_run(flags, *Strategy.parse_on_mesh(self.strategy))
+
+    @property
+    def _spec(self) -> TransformerSpec | None:
+        """The model by its name; None where the row has its figures."""
+        return None if self.named is None else transformer(self.named)
 
     def _whole(self, name: str) -> int:
         return int(self.columns[name] or 0)

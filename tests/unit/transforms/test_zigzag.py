@@ -131,3 +131,12 @@ def test_positions_are_plain_along_other_dims_and_before_the_devices_are_known()
     rows, tokens = part_of(order, (3, 4), (2, 3))
     assert (rows, tokens.tolist()) == (slice(3, 5), [2, 3, 8])
     assert part_of("", (3, 4), (2, 3)) == [slice(3, 5), slice(4, 7)]
+
+
+def test_a_table_that_is_split_is_not_gathered_for_tokens_that_were_dealt():
+    """Under sequence parallelism the rows that were looked up are reduce-scattered, as where tokens keep their order."""
+    strategy, mesh = Strategy.parse_on_mesh("ring=2 tp=2 sp")
+    spec = models.TransformerSpec(layers=1, width=16, heads=4, vocabulary=10, sequence=8, positions="rotary", tied=False)
+    program = localize(strategy(train_step(spec.function(3), SGD(0.1))), mesh).program()
+    moved = [op.kind for op in program.ops if op.operator.received is not None and op.region == "embedding"]
+    assert any(op.kind == "arranged" for op in program.ops) and moved == ["reduce_scatter"]
