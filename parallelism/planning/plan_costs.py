@@ -157,7 +157,8 @@ class PlanCosts:
         )
         key = "actions", pattern, s["microbatch"], s["tp"], s["ep"]
         if key not in self._costs:
-            self._costs[key] = StageCosts(self.steps.actions(pattern, s["microbatch"], s["tp"], s["ep"]))
+            events = self.steps.actions(pattern, s["microbatch"], s["tp"], s["ep"])
+            self._costs[key] = self._costs.setdefault(id(events), StageCosts(events))  # it keeps them alive
         return self._costs[key]
 
     def _zero_of_actions(self, settings: Mapping[str, Any], shape: Shape) -> int:

@@ -152,9 +152,7 @@ class Events:
 
     def size(self, section: Any, name: str) -> int:
         """The number of the event of a section that has this name; 0 if there is none."""
-        events, kinds = self.symbolic.sections[section], self.symbolic.kinds
-        named = (event for event in range(events.start, events.stop) if kinds[event].name == name)
-        event = next(named, None)
+        event = self.symbolic.named(section).get(name)
         return 0 if event is None else int(self.values[self.symbolic.index[event, 0]])
 
 
@@ -187,6 +185,12 @@ class SymbolicEvents:
         padded = np.array([each + [0] * (most - len(each)) for each in index], np.int64).reshape(-1, most)
         return cls(tuple(kinds), slices, Formulas(tuple(number)), padded, np.array(again, np.bool_))
 
+    @property
+    def made_of(self) -> Any:
+        """All that they are: events for which this is equal are the same."""
+        sections = tuple([(name, events.start, events.stop) for name, events in self.sections.items()])
+        return self.kinds, sections, self.formulas.extents, self.index.tobytes(), self.repeated.tobytes()
+
     def at(self, numbers: Mapping[str, int]) -> Events:
         """The events with these numbers for the symbols."""
         return Events(self, self.formulas.at(numbers))
@@ -195,6 +199,12 @@ class SymbolicEvents:
     def are(self, what: str) -> Bools:
         """By event, whether it is of this sort."""
         return np.array([kind.what == what for kind in self.kinds], np.bool_)
+
+    @memoized
+    def named(self, section: Any) -> Mapping[str | None, int]:
+        """The first event of a section with each name."""
+        events = self.sections[section]
+        return {self.kinds[event].name: event for event in reversed(range(events.start, events.stop))}
 
     @memoized
     def runs(self, section: Any) -> list[Run]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate, compress
 from math import prod
@@ -71,7 +72,8 @@ def two_block_steps(model: TrainedModel, *, fused: bool | str, overlapping: bool
     return TwoBlockSteps(model, fused=fused, overlapping=overlapping)
 
 
-class ConditionalEvents(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class ConditionalEvents:
     """Events with two conditions: extents that must divide evenly, and extents whose parts must have more than one
     element."""
 
@@ -89,6 +91,11 @@ class ConditionalEvents(NamedTuple):
                 return False
         return True
 
+    @memoized
+    def known_at(self, numbers: tuple[tuple[str, int], ...]) -> Events:
+        """`at` these numbers, once for all patterns that have these events."""
+        return self.at(**dict(numbers))
+
     def at(self, **numbers: int) -> Events:
         """The events for these numbers.  `Unpriceable` if parts are uneven, or have one element."""
         for extent, axes in (*self.splits, *self.several):
@@ -104,7 +111,8 @@ class ConditionalEvents(NamedTuple):
 Sections = Mapping[Any, Sequence[Event]]
 
 
-class LaidOut(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class LaidOut:
     """Events by section, with the conditions of `ConditionalEvents`."""
 
     sections: Sections
@@ -138,7 +146,7 @@ class TwoBlockSteps:
     def actions(self, pattern: Pattern, rows: int, tp: int, ep: int = 1) -> Events:
         """The actions of stages, for so many rows on each of the ``ep`` devices that share a microbatch."""
         numbers = {BATCH: rows * ep, "tp": tp, **pattern.of_sequences, "ep": ep}
-        return self._actions(pattern).at(**numbers)
+        return self._actions(pattern).known_at(tuple(numbers.items()))
 
     @memoized
     def ends(self, pattern: Pattern, tp: int, dp: int, ep: int = 1) -> Events:
@@ -164,14 +172,26 @@ class TwoBlockSteps:
         with _unpriceable():
             own = self._action_sections(pattern, 1)
             middle = self._action_sections(pattern._replace(in_stages=True), 1)
-            if pattern.split:
-                two = self._action_sections(pattern, 2).sections
-            else:
-                two = dict(_of_two_blocks(own.sections, middle.sections, first=self.model.first_alike))
-            return ConditionalEvents(
-                SymbolicEvents.of({**own.sections, **two}.items(), first=self.model.first_alike),
-                own.splits | middle.splits,
-            )
+            two = self._action_sections(pattern, 2) if pattern.split else None
+            return self._events_of_actions(own, middle, two)
+
+    @memoized
+    def _events_of_actions(self, own: LaidOut, middle: LaidOut, two: LaidOut | None) -> ConditionalEvents:
+        """The events of stages with one block, and with ``two``: None, if a second block does what it does in the
+        ``middle``."""
+        first = self.model.first_alike
+        further = (
+            dict(_of_two_blocks(own.sections, middle.sections, first=first)) if two is None else two.sections
+        )
+        found = ConditionalEvents(
+            SymbolicEvents.of({**own.sections, **further}.items(), first=first), own.splits | middle.splits
+        )
+        return self._known_events.setdefault((found.events.made_of, found.splits), found)
+
+    @cached_property
+    def _known_events(self) -> dict[Any, ConditionalEvents]:
+        """The different events of actions, by what they are made of."""
+        return {}
 
     @memoized
     def _ends(self, pattern: Pattern, replicated: bool) -> ConditionalEvents:

@@ -473,6 +473,7 @@ def test_run_takes_the_rows_of_the_arrays_that_it_is_given(command, tmp_path, st
     assert status == 2 and "--size must give a value for B, as B=64" in err
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("words", "told"), [
     ("show m.mlir --rank 3", None), ("show plain.mlir --rank 3", "--rank is about one device of a mesh"),
     ("show plain.mlir --hardware dgx-h100", "--hardware is about one device of a mesh"),

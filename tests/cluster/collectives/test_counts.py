@@ -156,7 +156,7 @@ def just_above_inline(device):
     return functions, len(waits)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [2, 4])
 def test_one_element_more_than_a_slot_takes_needs_one_rendezvous_too(cluster_of, devices):
     cluster = cluster_of(Mesh(devices=devices))

@@ -243,6 +243,7 @@ def test_the_gpt_of_the_issue_learns_on_eight_processes():
     assert float(re.search(r"(\S+) before the last", run.stdout)[1]) < 4
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "words",
     [
@@ -269,7 +270,7 @@ def test_the_program_that_serves_wrong_words_ends_so(capsys, monkeypatch):
     assert (ended.value.code, out, err.count("\n")) == (2, "", 1)
 
 
-@pytest.mark.sampled(6, 1)
+@pytest.mark.sampled(18, 1)
 @pytest.mark.parametrize("devices", [1, 3, 4])
 @pytest.mark.parametrize("kind", COLLECTIVES)
 def test_every_collective_runs_as_it_is_explained(capsys, kind, devices):
@@ -424,7 +425,7 @@ def test_attention_with_wrong_numbers_is_exit_status_1(capsys, monkeypatch):
     assert out.count(" NO ") == 1
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "words",
     [("[x, None]", "[None, x]"), ("[x, y]", "[y, x]", "--mesh", "x=2,y=3", "--shape", "7,5"),

@@ -116,7 +116,7 @@ def test_there_are_blocks_and_examples_to_run():
     assert len(EXAMPLES) >= 2
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.stem)
 def test_links_within_the_repository_lead_somewhere(path):
     for target in re.findall(r"\]\(([^)#]+)", path.read_text(encoding="utf-8")):

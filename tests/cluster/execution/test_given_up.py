@@ -62,7 +62,7 @@ def test_software_with_buffers_of_gradients_adds_those_of_a_single_microbatch_to
     assert found[0][0] == found[1][0]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("rule", [SGD(0.5), SGD(0.5, 0.5)], ids=["sgd", "momentum"])
 @pytest.mark.parametrize("text", ["pp=1 1f1b:1 dp=2", "pp=1 1f1b:1 dp=3 zero=1"])
 def test_weights_whose_gradients_are_one_array_train_as_alone(cluster_of, text, rule):

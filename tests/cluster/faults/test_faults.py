@@ -243,6 +243,7 @@ def test_the_seed_chooses_and_chooses_the_same_again(pair):
 # -- where they cannot be ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("fault", "called"), [
     (faults.Drop(rank=0, operation=1), "this operation is barrier"),
     (faults.FlipBit(rank=0, operation=1), "barrier has none"),
@@ -342,6 +343,7 @@ def test_marks_are_planted_together(pair):
         assert pair.run(summing, 1).outputs == [[0], [0]]
 
 
+@pytest.mark.slow
 def test_messages_go_through_queues_too(cluster_of):
     cluster = cluster_of(Mesh(x=2), "process", "queue")
     with faults.plant(cluster, faults.Reorder(rank=0, operation=2), faults.FlipBit(rank=0, operation=4, bit=3)):

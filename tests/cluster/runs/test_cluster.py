@@ -150,6 +150,7 @@ def test_restart_gives_fresh_devices_and_opens_a_closed_cluster(kind):
         assert cluster.run(lambda device: device.all_reduce(device.rank)).outputs == [1, 1]
 
 
+@pytest.mark.slow
 def test_closing_from_another_thread_ends_the_run():
     with VirtualCluster(2) as cluster:
         pids = cluster.pids()
@@ -291,7 +292,7 @@ def test_axes_do_not_mix_with_a_mesh():
         VirtualCluster()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("error", "options", "words"),
     [

@@ -241,7 +241,7 @@ def test_causes_notes_and_groups_come_along(cluster):
     check_works(cluster)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit, OperationCancelled, ClusterError])
 def test_any_exception_is_a_failure_of_the_device(cluster, kind):
     def kernel(device):
@@ -659,7 +659,7 @@ def test_messages_nobody_received_are_an_error_that_names_the_line(cluster):
     check_works(cluster)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.slow
 @pytest.mark.parametrize("peer", [in_pure_python, in_sleep], ids=lambda peer: peer.__name__)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_that_takes_longer_than_the_deadline_is_broken_off(kind, peer):
@@ -961,7 +961,6 @@ def semaphores(monkeypatch):
     return lambda: [name for name in names if Path("/dev/shm", f"sem.{name.lstrip('/')}").exists()]
 
 
-@pytest.mark.sampled(6)
 @pytest.mark.parametrize("kind", RUNTIMES, ids="-".join)
 def test_clusters_leave_nothing_behind(kind, semaphores):
     def once(i):

@@ -49,7 +49,7 @@ def threads():
         yield cluster
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("habit", HABITS)
 def test_a_habit_is_answered_by_the_right_call(threads, habit):
     kernel, answer = HABITS[habit]

@@ -89,7 +89,7 @@ def raises(how):
     raise (Evil if how == "state" else Worded)(how)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("how", ["state", "frozen", "text", "name"])
 def test_an_exception_that_raises_when_it_is_read_is_a_failure_and_the_next_run_is_whole(cluster, how):
     def kernel(device):
@@ -260,6 +260,7 @@ def test_an_interrupt_is_not_lost_in_the_callback_of_a_block(cluster, capfd):
 # -- attributes of the device ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["mesh", "rank", "size", "index"])
 def test_the_place_of_a_device_cannot_be_set(cluster, name):
     with pytest.raises(DeviceFailedError, match=rf"device\.{name} is fixed: a kernel reads it, and cannot set it to 5"):

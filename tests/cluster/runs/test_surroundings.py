@@ -173,6 +173,7 @@ def says(device):
     print("err", device.rank, file=sys.stderr, flush=True)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("how", ["none", "closed", "replaced"])
 def test_a_kernel_that_loses_its_streams_does_not_silence_later_runs(cluster, capsys, how):
     before = sys.stdout, sys.stderr

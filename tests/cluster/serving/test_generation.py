@@ -191,6 +191,7 @@ def test_processes_generate_what_threads_do():
 # -- what goes wrong ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("axes", "given", "message"), [
     ({"tp": 2}, {"prompts": [[VOCABULARY]]}, "tokens must be in"),
     ({"tp": 2}, {"prompts": [[]]}, "must have at least one token"),

@@ -68,6 +68,7 @@ def test_a_step_is_simulated_as_it_runs_and_the_same_when_it_is_folded(mesh, row
             kind=("send", "recv")).bytes_received(rank)
 
 
+@pytest.mark.slow
 def test_collectives_in_a_stage_are_told_apart_where_messages_use_the_same_links():
     mesh = Mesh(pp=2, tp=2)
     step = PipelinedStep(program_of(2, 3, inside=Mesh(tp=2)), mesh, 6)

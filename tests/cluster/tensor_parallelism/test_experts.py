@@ -133,6 +133,7 @@ def test_a_mixture_on_a_mesh_is_that_of_one_process_forward_and_backward(cluster
             )
 
 
+@pytest.mark.slow
 def test_who_is_dropped_is_the_first_come_rule_of_the_whole_batch_on_every_mesh(cluster_of):
     values, grad = arrays()
     values[1][:] = 0

@@ -213,7 +213,7 @@ FORMULAS = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("which", FORMULAS)
 def test_a_layer_runs_the_collectives_it_names_with_the_bytes_of_its_formula(which):
     name, operation, forward_bytes, backward_bytes, kinds = FORMULAS[which]

@@ -66,7 +66,7 @@ def test_a_kernel_that_is_wrong_on_one_device_already_hears_so():
                          "communicated")
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("kernel", "layouts", "cause"), [
     (lambda device, x: device.shift(x, "tp"), "N_tp -> N_tp", "has the shard of the rank that is 1 before it"),
     (lambda device, x: device.shift(x, "tp", by=-1), "N_tp -> N_tp", "the shard of the rank that is 1 after it"),

@@ -28,6 +28,7 @@ def long(device, times):
     return times
 
 
+@pytest.mark.slow
 @pytest.mark.slow_for("thread")
 @pytest.mark.parametrize(("backend", "transport"), [("process", "shared_memory"), ("thread", "shared_memory"),
                                                     pytest.param("process", "queue", marks=pytest.mark.slow)])

@@ -41,7 +41,7 @@ CASES = [
 ]
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize(("model", "rows", "text", "backend"), in_turn(CASES), ids=[f"{m}-{t}" for m, _, t in CASES])
 def test_a_step_in_float8_runs_as_it_is_simulated_and_near_the_step_alone(cluster_of, model, rows, text, backend):
     strategy, mesh = Strategy.parse_on_mesh(text.replace("interleaved_1f1b:2x2", "interleaved_1f1b:2x1"))
@@ -59,6 +59,7 @@ def test_a_step_in_float8_runs_as_it_is_simulated_and_near_the_step_alone(cluste
         np.testing.assert_allclose(found, near, atol=0.02, err_msg=value.name)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize(("text", "backend"), [("pp=2 1f1b:1", "process"), ("pp=2 gpipe:1 recompute=block.*", "thread")])
 def test_where_no_block_is_cut_every_bit_is_that_of_the_step_alone(cluster_of, text, backend, recipe):
@@ -73,6 +74,7 @@ def test_where_no_block_is_cut_every_bit_is_that_of_the_step_alone(cluster_of, t
         np.testing.assert_array_equal(state[name], array, err_msg=name)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_the_rows_of_devices_have_scales_of_their_own_so_their_losses_are_those_of_the_whole(cluster_of, recipe):
     strategy, mesh = Strategy.parse_on_mesh(in_float8("dp=3", recipe))

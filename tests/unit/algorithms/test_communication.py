@@ -91,7 +91,7 @@ def test_views_of_a_position_are_the_steps(size):
             assert sum(map(len, sends)) == plan.messages_sent()[position], where
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("case", LITERATURE["cases"], ids=lambda c: f"{c['op']}-{c['algorithm']}-{c['n']}")
 def test_bytes_are_those_of_the_literature(case):
     collective, size, nbytes = case["op"].removeprefix("p").partition("/")[0], case["n"], case["S"]

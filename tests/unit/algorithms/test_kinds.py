@@ -8,7 +8,7 @@ from parallelism.collectives.registration import check
 EVERY = list(dict.fromkeys(ALGORITHMS.records.values()))
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("record", EVERY, ids=lambda record: f"{record.name}-{'-'.join(record.kinds)}")
 def test_closed_form_steps_and_phases_agree_and_the_steps_give_what_the_kind_says(record):
     check(record, sizes=(*range(2, 10), 16))

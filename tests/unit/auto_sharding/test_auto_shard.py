@@ -120,6 +120,7 @@ def test_the_next_state_of_a_step_lies_as_the_state():
         assert solution.layout(name) == solution.layout(name.removeprefix("next."))
 
 
+@pytest.mark.slow
 def test_blocks_are_laid_out_alike():
     blocks = models.gpt(16, 8, 2, 2, 4, 2)
     problem = problem_of(blocks, Mesh(x=2), Prices(Mesh(x=2), Hardware.of("dgx-h100")), blocks="block.*")

@@ -413,7 +413,7 @@ def pretended_results() -> Results:
     return results
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("suite", SUITES)
 def test_every_report_fits_80_columns(suite):
     lines = SUITES[suite].report(pretended_results()).splitlines()

@@ -33,6 +33,7 @@ def test_the_page_has_the_table() -> None:
     assert MEASURED and table(MEASURED) in PAGE.read_text(encoding="utf-8")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", [name for name, row in MEASURED.items() if "pick" in row])
 def test_the_pick_is_never_worse(name: str) -> None:
     """Nothing that fits is faster; where the search has no pick, nothing fits."""

@@ -21,6 +21,7 @@ def gpipe(rank, stages, microbatches):
     return [f"{kind}{k}" for kind in "FB" for k in range(microbatches)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("mine", "like"), [
     (one_f_one_b, "1f1b"), (gpipe, None), (gpipe, "gpipe"), (Pipeline(4, 8, "zero_bubble_h1").schedule, None),
     ([["F0", "B0"]] * 2, None)])

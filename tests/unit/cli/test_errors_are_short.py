@@ -84,7 +84,7 @@ def check(name: str, length: int, samples: int) -> None:
         assert len(said) < MOST, (text[:40], said[:200])
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", READERS)
 def test_an_error_about_a_long_text_is_short(name: str) -> None:
     check(name, 20_000, 3)

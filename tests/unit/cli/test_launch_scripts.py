@@ -67,7 +67,7 @@ def test_names_and_flags_are_set_and_the_command_line_wins(script: Path) -> None
     assert flags("--num-layers", "5", "--set", "LAYERS=3").num_layers == 5
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("words", "error"), [
     ("--strict-flags", "--strict-flags: known and not modelled: --tp-comm-overlap"),
     ("--set LAYERS", "--set needs a name and a value, as in --set NAME=8; got 'LAYERS'"),
@@ -87,6 +87,7 @@ def test_wrong_words_are_one_line(capsys: pytest.CaptureFixture[str], script: Pa
     assert (status, out, err.count("\n")) == (2, "", 1) and error in err
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_the_flags_of_public_scripts_are_known(name: str, tmp_path: Path) -> None:
     path = tmp_path / "flags.txt"

@@ -49,6 +49,7 @@ def test_nothing_fits(loss, capsys):
     assert found["meshes"][0]["least_bytes"] > 4_000 and "layouts" not in found
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("words", "error"), [
     (["--fix", "tp=2"], "--fix is for plans of strategies; leave it out with --auto"),
     (["--why-not", "tp=2"], "--why-not is for plans of strategies"),

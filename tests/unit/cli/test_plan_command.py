@@ -286,6 +286,7 @@ def test_other_symbols_of_a_program_have_sizes(capsys: pytest.CaptureFixture[str
     assert "--size S=24" in plan["command"] and again["memory"] == plan["memory"]
 
 
+@pytest.mark.slow
 def test_a_model_of_onnx_with_its_loss_is_planned(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     onnx = pytest.importorskip("onnx")
     from onnx import TensorProto, helper, numpy_helper
@@ -360,7 +361,7 @@ def test_a_question_that_cannot_be_is_refused(text: str, error: str) -> None:
         checked_settings(question(text, spec, {"pp": 4}), TrainedModel.of(spec, SGD(1.0)))
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize(("words", "error"), [
     ("gpt2 --hardware dgx-a100 --devices 4", "--global-batch-size must say"),
     ("gpt2 --hardware dgx-a100 --global-batch-size 4", "devices"),
@@ -534,7 +535,7 @@ def test_a_setting_that_is_given_twice_is_refused(capsys: pytest.CaptureFixture[
     assert (status, out) == (2, "") and told in err and err.count("\n") == 1
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("command", ["plan", "simulate"])
 @pytest.mark.parametrize(("name", "near"), [
     ("qwen9-8b", "did you mean qwen3-8b"), ("someone/no-such-model", "the models are gpt"), ("llama4", "llama3-8b"),

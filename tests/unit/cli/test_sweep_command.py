@@ -218,7 +218,7 @@ def test_a_preset_needs_a_number_of_devices(capsys: pytest.CaptureFixture[str]) 
     assert (status, out) == (2, "") and "say how many devices of dgx-a100 there are" in err
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("words", [
     "--days 3", "--price 2", "--carbon 400", "--mtbf 5h", "--storage 1GB/s", "--restart 3min",
     "--row-tokens 8", "--global-batch-size 4:8", "--devices 2,4", "--hardware dgx-a100,dgx-h100",

@@ -123,7 +123,7 @@ def test_a_model_that_does_not_fit_the_memory_is_told(capsys: pytest.CaptureFixt
     assert status == 0 and "It does not fit: " in out and "dgx-a100 has 80.0 GB" in out
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize(("words", "error"), [
     ("gpt --hardware dgx-a100 --num-layres 3", "there is no option --num-layres; did you mean --num-layers?"),
     ("gpt --hardware dgx-a100 --hidden-size 8", "gpt needs --num-layers, --num-attention-heads, --seq-length, --voc"),

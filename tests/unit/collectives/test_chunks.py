@@ -92,6 +92,7 @@ def test_all_reduce(size, shape):
         check_bytes(plan, values, received)
 
 
+@pytest.mark.sampled(3)
 @over_every_size
 @up_to(8)
 @given(shape=shapes)
@@ -103,6 +104,7 @@ def test_reduce_gives_the_root_alone_the_sum(size, shape):
         check_bytes(plan, values, received)
 
 
+@pytest.mark.sampled(3)
 @over_every_size
 @up_to(8)
 @given(shape=shapes)
@@ -115,6 +117,7 @@ def test_broadcast_brings_shape_and_dtype_along(size, shape):
         check_bytes(plan, values, received)
 
 
+@pytest.mark.sampled(3)
 @over_every_size
 @up_to(12)
 @given(data=st.data(), shape=cut_shapes)
@@ -191,6 +194,7 @@ def test_all_to_all_between_two_dims(size, data, extent):
         check_bytes(plan, values, received, sizes=sizes)
 
 
+@pytest.mark.sampled(3)
 @over_every_size
 @up_to(12)
 @given(data=st.data())

@@ -109,6 +109,7 @@ def test_a_chain_in_a_memory_takes_the_latency_and_rate_of_collectives_of_its_si
         assert found == pytest.approx(piece.latency_seconds + nbytes / piece.bytes_per_second)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("g", [2, 4, 8, 32])
 @pytest.mark.parametrize("nbytes", [0, 32, 2**20])
 def test_times_are_exactly_the_textbooks(g, nbytes):
@@ -204,7 +205,7 @@ def test_doublings_by_rule_are_their_steps(collective, name, g):
                                                                   == "all_reduce" else g)}
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("g", [2, 3, 4, 7, 8, 12, 33])
 @pytest.mark.parametrize(("collective", "name"), [
     ("all_reduce", "tree"), ("broadcast", "tree"), ("reduce", "tree"), ("scatter", "tree"), ("gather", "tree"),

@@ -79,7 +79,7 @@ def test_a_wrong_mesh_is_refused_with_the_reason(text, reason):
     assert reason in str(caught.value)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize(
     ("text", "reason"),
     [

@@ -84,6 +84,7 @@ def test_a_stack_says_what_its_seconds_were_compared_with_on_its_own_hardware():
     assert validation_json(()) == {"compared": [], "text": "nothing: errors of 10 to 30 % are usual"}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", stack_names())
 def test_no_table_that_a_stack_was_fitted_to_is_told_as_held_out_whole(name):
     """Only rows that the fit left out may be: those of groups of 4 devices in nccl-a100, every second run of training."""

@@ -19,7 +19,7 @@ from parallelism.interop import from_jax
 CASES = [(dtype, name) for dtype in (*FLOATS, *INTEGERS) for name in functions(dtype)]
 
 
-@pytest.mark.sampled(160, 5)
+@pytest.mark.sampled(320, 5)
 @pytest.mark.parametrize(("dtype", "name"), CASES)
 def test_a_function_gives_in_every_dtype_what_jax_gives(dtype, name):
     rng, function = np.random.default_rng(CASES.index((dtype, name))), functions(dtype)[name]

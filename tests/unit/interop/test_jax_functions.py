@@ -74,6 +74,7 @@ def test_a_loop_is_unrolled_up_to_a_number_of_ops():
         from_jax(long, np.float32(8), most_ops=100)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("function", "message"), [
     (lambda x: (x + 1j * x).real, r"stablehlo\.\w+ at .*: the type tensor<3x3xcomplex<f32>> is not supported"),
     (lambda x: jax.numpy.abs(jax.numpy.fft.rfft(x)), "stablehlo.fft at .*: this op is not supported"),

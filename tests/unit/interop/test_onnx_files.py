@@ -198,6 +198,7 @@ def test_indices_may_count_rows_whose_number_is_a_symbol(nodes, expected):
     assert_array_equal(ir.interpret(program, [ROWS]).outputs[0], expected)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("made", [
     node("ConvTranspose", ["x", "k"], ["y"], strides=[2, 2], pads=[1, 0, 0, 1], output_padding=[1, 0]),
     node("AveragePool", ["x"], ["y"], kernel_shape=[3, 2], strides=[1, 2]),

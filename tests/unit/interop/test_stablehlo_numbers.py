@@ -127,7 +127,7 @@ FUNCTIONS = {
 }
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("dtype", MLIR)
 def test_a_function_of_few_bits_is_computed_in_float32_and_rounded_once(name, dtype):

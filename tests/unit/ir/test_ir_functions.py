@@ -63,6 +63,7 @@ def test_a_function_is_a_frozen_value():
     assert [value.name for value in function.values] == ["x", "w", "y"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("inputs", "ops", "outputs", "message"), [
     ([X], [MATMUL], [Y], r'@f, op 0, %y = "matmul"\(%x, %w\): %w is not defined yet'),
     ([X, W], [], [Y], "@f, return: %y is not defined yet"),

@@ -33,7 +33,7 @@ def test_every_operator_has_examples():
     assert set(KINDS) == MAKERS.keys() == OPERATORS.keys() - MESSAGES
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(24)
 @by_kind
 def test_the_kernel_makes_what_the_types_say(kind):
     for example in (*examples(kind), drawn(kind, 0)):
@@ -51,7 +51,7 @@ def fitted(x, dtype):
     return np.minimum(x, integer_limits(dtype)[1]).astype(dtype) if is_narrow_integer(dtype) else x.astype(dtype)
 
 
-@pytest.mark.sampled(15)
+@pytest.mark.sampled(30)
 @pytest.mark.parametrize("most", [1, pytest.param(None, marks=pytest.mark.slow)])
 @by_kind
 def test_other_dtypes_are_taken_by_types_and_kernel_or_by_neither(kind, most):
@@ -81,7 +81,7 @@ INEXACT = {
 """What adds up numbers that are not whole."""
 
 
-@pytest.mark.sampled(14)
+@pytest.mark.sampled(28)
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in EXCHANGING])
 def test_the_dim_rule_holds_for_tiles(kind):
     check_tiles(examples(kind)[0], inexact=INEXACT)     # the others are slow, below
@@ -209,7 +209,7 @@ def cases(kind):
             and all(value.type.dtype.kind == "f" for value in case.op().outputs)]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("kind", [kind for kind, entry in OPERATORS.items() if entry.linear])
 def test_an_operator_is_linear_in_the_inputs_that_it_claims(kind):
     entry = OPERATORS[kind]
@@ -287,6 +287,7 @@ def test_equal_ones_share_the_gradient_of_the_largest():
     assert_array_equal(b, [2, 6])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("kind", "types", "attributes", "message"), [
     ("mean_squared_error", ["3x2xf64", "3x2xf64"], {"rows": 0}, "the whole batch must have at least one row, got "
                                                                 "rows=0"),

@@ -296,7 +296,7 @@ def test_a_program_makes_what_numpy_makes(name):
         assert_allclose(a, b, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.sampled(4, 1)
+@pytest.mark.sampled(8, 1)
 @pytest.mark.parametrize("name", sorted(PROGRAMS.keys() - {"life"}))
 def test_the_gradient_of_a_program_is_that_of_central_differences(name):
     function, arrays, found = recorded(name)

@@ -138,7 +138,7 @@ CALLS = {
 }
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(21)
 @pytest.mark.parametrize("name", CALLS)
 def test_a_recorded_function_makes_what_numpy_makes(name):
     call, *arrays = CALLS[name]

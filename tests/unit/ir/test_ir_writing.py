@@ -223,7 +223,7 @@ PROGRAMS = [
 ]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_a_change_in_place_is_seen_where_numpy_shows_it(program):
     function = ir.record(program, T("f64", X.shape))

@@ -75,7 +75,7 @@ def test_keys_of_a_window_have_as_many_scores_without_it():
     assert attention_shape(op_of(Mask()).ops[0]) == (12, 9, 9, 4, 0)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 @pytest.mark.parametrize("devices", [2, 3, 4])
 def test_each_device_has_its_share_of_the_rows(mask, devices):

@@ -230,6 +230,7 @@ def test_memory_and_bytes_are_expressions_of_the_number_of_devices():
     assert str(sum(op.bytes_received for op in program.ops)) == "4*ceil(1024/dp)*dp-8*ceil(1024/dp)+4096"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("call", "error", "message"), [
     (lambda: localize(gpt(B), {"dp": dp, "tp": 2}).classes, ValueError,
      "axis 'dp' has dp devices: a mesh needs a number instead of the symbol"),

@@ -439,6 +439,7 @@ def test_losses_of_microbatches_add_up_to_that_of_the_batch(loss, parts):
     assert_allclose(found, ir.interpret(function, [x, w]).outputs[0], rtol=1e-12)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("loss", "told"), [
     (lambda x, w: np.sum(x - np.mean(x, axis=0)), "it combines a sum over all rows with single rows"),
     (lambda x, w: np.sum(ir.apply("softmax", x, axis=0)), "it does not compute each row alone"),

@@ -57,6 +57,7 @@ def test_it_is_a_value():
         mesh.shape["dp"] = 3
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("wrong", "error", "told"),
     [

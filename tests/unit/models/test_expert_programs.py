@@ -52,6 +52,7 @@ FORMS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", FORMS)
 def test_experts_are_what_numpy_makes_of_each_token(form):
     spec = routed(sequence=7, experts=FORMS[form])

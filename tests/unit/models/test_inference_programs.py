@@ -60,6 +60,7 @@ def test_a_number_of_tokens_is_a_whole_one(tokens):
         models.transformer("gpt2").cache_bytes(tokens)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", SERVED)
 def test_a_program_holds_a_cache_of_these_bytes(name):
     spec = SERVED[name]

@@ -33,6 +33,7 @@ def test_a_tree_is_rebuilt_from_its_leaves():
     assert leaf_types([]) == leaf_types({"a": ()}) == set()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("make", [list, tuple, lambda numbers: [1, [*numbers]], lambda numbers: {"a": tuple(numbers)}])
 @pytest.mark.parametrize("function", [leaves, leaf_types, lambda value: rebuild(value, leaves(value)), encode_message])
 def test_long_lists_of_numbers_take_no_call_for_each_number(function, make):

@@ -39,7 +39,6 @@ def modules(package):
     return list(PACKAGES[package].rglob("*.py"))
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize("room", ROOMS)
 def test_every_name_of_a_face_is_there(room):
     face = importlib.import_module(room)
@@ -48,7 +47,6 @@ def test_every_name_of_a_face_is_there(room):
         assert getattr(face, name) is not None
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("stub", STUBS, ids=lambda stub: str(stub.relative_to(ROOT)))
 def test_a_face_names_a_thing_where_it_is_defined_and_no_submodule(stub):
     folder = stub.parent
@@ -59,7 +57,6 @@ def test_a_face_names_a_thing_where_it_is_defined_and_no_submodule(stub):
                 assert not same or stub.name != "__init__.pyi", f"{alias.name} is a module of {folder} too"
 
 
-@pytest.mark.sampled(6)
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_room_has_at_most_twenty_modules(room):
     folder = ROOT.joinpath(*room.split("."))

@@ -57,6 +57,7 @@ def forged(checkpoint, path, change=lambda header: None, body=lambda body: body)
     return path
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.longdouble])
 @pytest.mark.parametrize("optimizer", [SGD(0.1), SGD(0.1, momentum=0.9), Adam(0.01, epsilon=1e-7)])
 def test_what_is_loaded_is_what_was_saved_to_the_bit(tmp_path, optimizer, dtype):

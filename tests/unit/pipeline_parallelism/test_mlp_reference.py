@@ -26,6 +26,7 @@ def batch(loss="mean_squared_error", rows=7):
     return x, rng.integers(0, SIZES[-1], rows) if loss == CLASSES else rng.standard_normal((rows, SIZES[-1]))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("activation", ["relu", "tanh", "gelu", "identity"])
 @pytest.mark.parametrize("loss", ["mean_squared_error", CLASSES])
 def test_gradients_are_the_central_differences_of_the_loss(activation, loss):

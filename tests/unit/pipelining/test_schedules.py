@@ -47,6 +47,7 @@ def test_order_times_and_live_activations_are_the_published_ones(key):
     assert list(schedule.peak_live()) == list(timeline.peak_live()) == published["peak_live"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", list(SCHEDULES))
 def test_picture_in_the_docstring_is_the_schedule(name):
     examples = doctest.DocTestFinder().find(SCHEDULES[name].generator, name, globs={"Pipeline": Pipeline})

@@ -27,6 +27,7 @@ def planned(spec: models.TransformerSpec, hardware: str = "dgx-h100", devices: i
 PLAIN = {"recompute": "none", "microbatch": 2, "schedule": "1f1b"}
 
 
+@pytest.mark.slow
 @pytest.mark.slow_for("megatron", "routed", "context", "block")
 @pytest.mark.parametrize(("spec", "hardware", "given"), [
     pytest.param(SPEC, "dgx-h100", PLAIN | {"recipe": "block"}, id="block"),

@@ -299,7 +299,7 @@ WITH_PERMUTE = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("case", KNOWN["dtensor_greedy"], ids=lambda case: f"{case['src']}{case['dst']}")
 @pytest.mark.parametrize("shape", [(8, 8, 8), (7, 9, 5)])
 def test_no_more_communications_than_dtensor_makes(case, shape):
@@ -324,7 +324,7 @@ def test_an_axis_inside_is_brought_out_by_one_permutation_and_gathered(source, t
     assert kinds(plan) == ["permute", "all_gather"]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("source", "target", "expected"), [
     (T("x", None), T(None, None), ["all_gather"]),
     (T(None, None), T("x", None), ["slice"]),

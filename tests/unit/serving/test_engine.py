@@ -32,7 +32,7 @@ def serve(seed, spec):
     assert served.seconds >= max(each.last_token_seconds for each in served.requests)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("spec", [SPEC, WINDOWED], ids=["full", "windows"])
 @pytest.mark.parametrize("seed", range(25))
 def test_every_request_of_a_random_workload_is_answered_and_its_pages_come_back(seed, spec):

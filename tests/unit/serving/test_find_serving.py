@@ -184,7 +184,7 @@ def test_there_are_a_hundred_wrong_commands():
     assert len(WRONG) + len(MODELS) >= 100
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize("words", WRONG, ids=" ".join)
 def test_a_wrong_command_is_refused_in_one_line(words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -18,6 +18,7 @@ SPEC = SERVED["mixtral"]
 EXPERTS = ("expert_gate", "expert_up", "expert_down")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("dtype", "largest"), [("int8", 127), ("int4", 7), ("float8_e4m3fn", 448)])
 @pytest.mark.parametrize(("shape", "group"), [((7, 3), 3), ((6, 4), 2), ((5, 2), None), ((1, 1), 4), ((2, 5, 3), 4)])
 def test_the_largest_of_each_group_is_kept_and_no_number_is_off_by_more_than_half_a_step(dtype, largest, shape, group):

@@ -172,6 +172,7 @@ def test_scalars():
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("make", "words"), [
     (lambda: T("a", "a"), "axis 'a' is used twice, by dim 0 and by dim 1"),
     (lambda: T(("a", "b", "a")), "axis 'a' is used twice, by dim 0 and by dim 0"),

@@ -14,7 +14,7 @@ from parallelism.sharding.partial import OPS, combine, identity
 MESH = Mesh(x=2, y=3)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", NARROW_FLOATS.values())
 @pytest.mark.parametrize("op", OPS)
 def test_the_identity_of_a_reduction_changes_nothing(name, op):

@@ -36,7 +36,7 @@ def changed(at, shape):
     return [np.zeros(shape) if i == at else x for i, x in enumerate(EXPERTS)]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("operation", "values", "reason"),
     [

@@ -33,6 +33,7 @@ def some_layout(rng, mesh):
     return T(*map(tuple, places[:2]), partial=tuple(places[2]), op=rng.choice(["sum", "sum", "max"]))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("lhs", "rhs", "policy"),
     [

@@ -97,7 +97,7 @@ HARDWARE = {
 }
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("hardware", HARDWARE.values(), ids=HARDWARE.keys())
 @pytest.mark.parametrize("kind", sorted(set(COLLECTIVES) - {"permute"}))
 def test_a_collective_alone_takes_what_its_algorithm_takes_and_is_named(hardware, kind):

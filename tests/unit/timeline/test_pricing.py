@@ -116,6 +116,7 @@ def test_the_cheapest_algorithm_is_taken_where_none_was_named():
     assert on(lanes).makespan_seconds == Costs(machine()).collective("all_reduce", 8, group).seconds == 10
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", ["broadcast", "scatter", "reduce", "gather"])
 @pytest.mark.parametrize("root", [0, 2])
 def test_the_root_is_known_by_what_it_does_not_move(kind, root):

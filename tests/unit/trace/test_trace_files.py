@@ -133,7 +133,7 @@ def test_an_event_that_could_not_be_loaded_is_not_saved(tmp_path, field, value, 
     assert not path.exists()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("change", "message"), [
     (lambda d: d.update(format="chrome"), "expected a vcluster trace"),
     (lambda d: d.update(version=2), "expected version 1 of the vcluster trace, got 2"),

@@ -51,6 +51,7 @@ def test_classes_say_what_changes_time_or_memory(name: str, kind: str) -> None:
 # -- words -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("text", "expected"), [
     ("--a 'x y' --b \"p q\" --c r\\ s", ["--a", "x y", "--b", "p q", "--c", "r s"]),
     ("--a 1 # --b 2\n--c#3 '#4' \"#5\"", ["--a", "1", "--c#3", "#4", "#5"]),

@@ -101,6 +101,7 @@ def test_flags_change_figures_of_a_published_model() -> None:
     assert MegatronFlags().spec(transformer("gpt2")).vocabulary == 50_304
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("given", "devices", "text", "mesh"), [
     ({}, 1, "pp 1f1b:1", Mesh(pp=1)),
     ({"fp32": None}, 1, "precision=bf16 pp 1f1b:1", Mesh(pp=1)),
@@ -168,7 +169,7 @@ def test_clipping_and_loss_scaling_are_passes_over_the_gradients_of_a_step() -> 
     assert scaled - clipped == pytest.approx(2 * 4 * parameters, rel=0.05)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("given", "devices", "error"), [
     ({"clip_grad": -1.0}, 1, "--clip-grad must be at least 0 and finite, got -1.0"),
     ({"loss_scale": float("inf")}, 1, "--loss-scale must be at least 0 and finite, got inf"),

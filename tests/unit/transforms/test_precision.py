@@ -179,7 +179,7 @@ def test_gradients_are_summed_over_devices_in_the_dtype_in_which_they_are_kept(t
     assert sum(count for (_, axes), count in summed.items() if "dp" in axes) >= len(Parts.of(step).gradients)
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.slow
 @pytest.mark.parametrize(("gradients", "size"), [("f32", 4), ("bf16", 2)])
 @pytest.mark.parametrize("text", ["pp=2 1f1b:4", "pp=2 zero_bubble_h1:4 tp=2 sp", "pp=2 1f1b:4 dp=2 zero=3"])
 def test_a_stage_keeps_gradients_in_their_own_dtype(text, gradients, size):
@@ -225,7 +225,7 @@ def test_the_main_copy_keeps_what_the_weights_round_off():
     assert (main != narrow.astype("f4")).any()
 
 
-@pytest.mark.sampled(30)
+@pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_a_step_in_two_dtypes_trains_nearly_as_in_one_and_the_same_on_many_devices(model):
     rows = 4
