@@ -110,7 +110,10 @@ class AssembledStep:
         end = self.costs.devices(0)[int(self.costs.number_of(self.shape)[position])]
         with device.compute(f"@{self.costs.steps.name}", seconds=0.0):
             pass
-        for category, nbytes in self.costs.held_by_category(0, *end).items():
+        held = self.costs.held_by_category(0, *end)
+        if not self.costs.adds_up(self.shape):
+            held["gradients"] = 0  # those of the only microbatch are there as soon as they are computed
+        for category, nbytes in held.items():
             if nbytes or category != "optimizer":
                 device.hold(category, nbytes)
         stages = {

@@ -91,6 +91,11 @@ def test_assembled_steps_of_any_plans(spec: models.TransformerSpec, hardware: st
 
 
 @pytest.mark.slow
+def test_gradients_of_the_only_microbatch_are_not_held_before_it() -> None:
+    assert_as_whole(task_of(DENSE, "dgx-h100:1", 8, 16), PLAIN | {"pp": 1, "dp": 4, "tp": 2, "microbatch": 4, "zero": 1})
+
+
+@pytest.mark.slow
 def test_uneven_replicas_and_programs_are_simulated_as_a_whole() -> None:
     uneven = task_of(DENSE, "dgx-h100:1", 6, 48), PLAIN | {"pp": 2, "dp": 3, "tp": 1, "microbatch": 4, "zero": 1}
     with pytest.raises(Unpriceable, match="replicas have parts of unequal sizes"):
