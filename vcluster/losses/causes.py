@@ -54,29 +54,38 @@ def cause_of(name: str, cases: Sequence[Facts], rtol: float) -> str:
     return ""
 
 
+def _changes(
+    cause: Cause, facts: Facts, name: str, right: Mapping[int, Array], tolerance: float
+) -> bool | None:
+    """Whether a mistake says something else than what is right, on any rank; None if it does not say what came."""
+    changes = False
+    for rank, value in facts.got(name).items():
+        piece = cause.value(rank)
+        would = piece if cause.is_piece else facts.piece(name, rank, piece)
+        if not near(value, would, tolerance):
+            return None
+        changes = changes or not near(would, right[rank], tolerance)
+    return changes
+
+
 def _fitting(name: str, cases: Sequence[Facts], causes: object, rtol: float) -> str:
     """The first mistake that says what came in all cases, and in one of them something else than what is right."""
     assert callable(causes)
     fitting: dict[tuple[str, str], bool] = {}
     refuted: set[tuple[str, str]] = set()
     for facts in cases:
-        got, tolerance = facts.got(name), facts.tolerance(name, rtol)
-        right = {rank: facts.right(name, rank) for rank in got}
+        tolerance = facts.tolerance(name, rtol)
+        right = {rank: facts.right(name, rank) for rank in facts.got(name)}
         with np.errstate(all="ignore"):
             for cause in causes(facts, name):
                 key = cause.words, cause.variant
                 if key in refuted:
                     continue
-                changes = False
-                for rank, value in got.items():
-                    would = (
-                        cause.value(rank) if cause.is_piece else facts.piece(name, rank, cause.value(rank))
-                    )
-                    if not near(value, would, tolerance):
-                        refuted.add(key)
-                        break
-                    changes = changes or not near(would, right[rank], tolerance)
-                fitting[key] = fitting.get(key, False) or changes
+                changes = _changes(cause, facts, name, right, tolerance)
+                if changes is None:
+                    refuted.add(key)
+                else:
+                    fitting[key] = fitting.get(key, False) or changes
     found = [key[0] for key, changes in fitting.items() if changes and key not in refuted]
     return _with_likes(found[0], found[1:]) if found else ""
 

@@ -137,6 +137,10 @@ def _quantile(a: Any, q: Any, axis: Any = None, *, keepdims: bool = False, metho
     x = lift(a)
     if not isinstance(q, int | float) or method != "linear":
         refuse("numpy.quantile of several quantiles, or with method=", "call it for each, linearly")
+    if keepdims and not x.ndim:
+        refuse(
+            "numpy.quantile or median of a number with keepdims=", "leave it out: there are no dims to keep"
+        )
     if not 0 <= q <= 1:
         raise ValueError(f"a quantile must be from 0 to 1, got {q}")
     x = x if is_floating(x.dtype) else x.astype(np.float64)
