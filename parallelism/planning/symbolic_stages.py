@@ -21,6 +21,7 @@ from parallelism.execution.overlapping import arranged, beside_products
 from parallelism.execution.stage_code import StagePrograms, cached
 from parallelism.ir import Function, TensorType, Value
 from parallelism.ir.core import Extent
+from parallelism.ir.passes.fusion import PRODUCTS
 from parallelism.ir.passes.overlapping import Order
 from parallelism.layouts import Devices, Localized, localize
 from parallelism.layouts.localization.local_program import moves_of
@@ -46,7 +47,7 @@ Inside = Mapping[str, Extent]
 Split = tuple[Extent, tuple[str, ...]]
 """An extent, and the axes over whose devices it is divided."""
 
-PRODUCTS = "einsum", "matmul", "scaled_einsum", "attention"
+OF_EVERY_BLOCK = PRODUCTS | {"attention"}
 """Kinds of ops that are in no chain, and of which every block has one."""
 ALIKE = "F", "R"
 """The kinds of actions that do the same where gradients are added up and where they are not."""
@@ -199,7 +200,7 @@ def events_of_blocks(
 def has_product(step: ProgramStep | StartStep | WaitStep) -> bool:
     """Whether a step, or a chain, has a product."""
     return isinstance(step, ProgramStep) and any(
-        op.kind in PRODUCTS for op in (step.op, *(each.op for each in step.before))
+        op.kind in OF_EVERY_BLOCK for op in (step.op, *(each.op for each in step.before))
     )
 
 

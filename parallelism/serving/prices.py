@@ -22,6 +22,7 @@ import numpy.typing as npt
 from parallelism.execution.overlapping import arranged
 from parallelism.hardware import Hardware
 from parallelism.ir.core.extents import divided, names_in
+from parallelism.ir.passes.fusion import PRODUCTS
 from parallelism.layouts import Devices
 from parallelism.memoized import memoized
 from parallelism.models import TransformerSpec
@@ -93,7 +94,6 @@ PRECISIONS = {
     "int8": Precision("int8"),
     "int4": Precision("int8", bits=4),
 }
-PRODUCTS = ("einsum", "matmul", "scaled_einsum")
 
 
 class _Kinds(NamedTuple):
@@ -245,7 +245,7 @@ class StepPrices:
         weights = self.precision.weights
         if weights is None or kind.what != COMPUTE or weights not in kind.others:
             return event
-        if not (kind.name or "").startswith(PRODUCTS):
+        if not (kind.name or "").startswith(tuple(PRODUCTS)):
             return event
         kept = [number for number, other in enumerate(kind.others) if other != weights]
         more, shape = extents[2 : 2 + len(kind.others)], extents[2 + len(kind.others) :]

@@ -19,6 +19,7 @@ from parallelism.training.megatron_options import OPTIONS
 from parallelism.training.model_flags import ModelFlags
 from parallelism.training.precision_flags import (
     gradients_of,
+    idle_of_products,
     left_out as of_precision,
     precision_flags,
     precision_of,
@@ -107,6 +108,7 @@ class MegatronFlags(ModelFlags):
         ]
         if not self.use_megatron_fsdp:
             idle += [field for field in _OF_FSDP if getattr(self, field) and field not in idle]
+        idle += idle_of_products(self)
         return idle + ["sgd_momentum"] * (self.sgd_momentum is not None and self.optimizer != "sgd")
 
     @property

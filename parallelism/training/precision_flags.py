@@ -84,8 +84,20 @@ def products_of(flags: FlagValues) -> dict[str, Any]:
             ("first_blocks", flags.num_layers_at_start_in_bf16),
             ("last_blocks", flags.num_layers_at_end_in_bf16),
         ):
+            if given is not None and given != int(given):
+                flag = "start" if field == "first_blocks" else "end"
+                raise ValueError(f"--num-layers-at-{flag}-in-bf16 must be a whole number, got {given}")
             found[field] = 1 if given is None else int(given)
     return found
+
+
+def idle_of_products(flags: FlagValues) -> list[str]:
+    """The fields about products in float8 that were given and change nothing, because another flag is not."""
+    idle = ["fp8_recipe"] * bool(flags.fp8_recipe and not (flags.fp8 or flags.fp8_format))
+    if not flags.first_last_layers_bf16:
+        ends = ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
+        idle += [name for name in ends if getattr(flags, name) is not None]
+    return idle
 
 
 _FORMATS = {

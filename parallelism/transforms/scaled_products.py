@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -15,7 +14,6 @@ from parallelism.ir.core.table import meaning
 from parallelism.ir.operators.contractions import matmul_equation
 from parallelism.ir.operators.scaled_products import RECIPES, ProductTerms, scaling_of
 from parallelism.layouts.propagation.annotation import laid_out
-from parallelism.transforms.dims import dims_of, layout
 from parallelism.transforms.parts import NEXT, UPDATE, Parts
 from parallelism.transforms.products import product_of
 
@@ -35,9 +33,9 @@ class ScaledProducts:
 
     Blocks are the regions with a number, ``block.0``; in a program without such regions all products but the last one
     belong to them.  The head, embeddings, norms, attention and the router stay as they are.  Of a weight there is a copy
-    in float8, with its scales, which the update makes once a step.  A weight that is split over the devices of a batch
-    (ZeRO 3) is gathered first and then quantized, in each pass.  With ``gathers="float8"`` weights are there in float8
-    alone, rounded from their main copies, and so are gathered, by the update or in each pass.
+    in float8, with its scales, which the update makes once a step.  What ZeRO 3 splits is gathered in
+    float8, in each pass.  With ``gathers="float8"`` weights are there in float8 alone, rounded from their main copies, and
+    the update gathers them so, too.
 
     ``first`` and ``last`` blocks stay in 16 bits.
     """
@@ -130,12 +128,10 @@ class _Scaled:
         self.values: dict[Value, Value] = {}
         self.kept: dict[Any, tuple[Value, Value]] = {}
         """What is quantized already, by value, grains and blocks."""
-        self.gathered: dict[str, Any] = {}
-        """The layouts of weights that are gathered before they are quantized, by the names of the results."""
         self.first: dict[Value, ScaledProduct] = {}
         """By weight of which the update makes a copy in float8, the first product that uses it."""
         for product in products:
-            if product.is_parameter and self._has_copy(product.weight):
+            if product.is_parameter and before.update is not None:
                 self.first.setdefault(product.weight, product)
         self.narrow = {
             weight for weight in self.first if how.gathers == "float8" and self._is_only_scaled(weight)
@@ -166,25 +162,7 @@ class _Scaled:
         layouts |= {
             value.name: value.layout for both in self.copies.values() for value in both if value.layout
         }
-        return replace(self.before, forward=laid_out(made, layouts | self.gathered), update=self._update())
-
-    @cached_property
-    def _of_batch(self) -> set[str]:
-        """The axes that split the rows of the batch."""
-        data = self.before.data
-        return {axis for value in data for axes in dims_of(value) for axis in axes}
-
-    def _has_copy(self, weight: Value) -> bool:
-        """Whether the update makes a copy of a weight: unless it is gathered for each pass in 16 bits."""
-        if self.before.update is None:
-            return False
-        return self.how.gathers == "float8" or not self._is_gathered(weight)
-
-    def _is_gathered(self, weight: Value) -> bool:
-        """Whether a weight is split over devices of the batch, and not because these have experts of their own."""
-        split = any(axis in self._of_batch for axes in dims_of(weight) for axis in axes)
-        own = (product for product in self.products.values() if product.weight == weight)
-        return split and not any({*each.terms.a} & {*each.terms.b} & {*each.terms.result} for each in own)
+        return replace(self.before, forward=laid_out(made, layouts), update=self._update())
 
     def _is_only_scaled(self, weight: Value) -> bool:
         """Whether all that reads a weight are products that take it with the same scales."""
@@ -247,9 +225,6 @@ class _Scaled:
         if key not in self.kept:
             q, scales = self.builder.emit("quantize", [self.values[value]], how)
             self.kept[key] = q, scales
-            if weight and product.is_parameter and self._is_gathered(value):
-                dims = [tuple(axis for axis in axes if axis not in self._of_batch) for axes in dims_of(value)]
-                self.gathered[q.name] = self.gathered[scales.name] = layout(dims)
         return self.kept[key]
 
     # -- the update ----------------------------------------------------------------------------------------------------

@@ -80,6 +80,13 @@ def _parts(shape: Sequence[Extent], grains: Sequence[int]) -> tuple[Extent | Non
     return tuple(extent if grain == 1 else quotient((extent,), (grain,)) for extent, grain in pairs)
 
 
+def _grain(extent: Extent, parts: Extent) -> Extent | None:
+    """The elements of each of so many parts of a dim; None: the dim does not have as many."""
+    if extent == parts:
+        return 1
+    return quotient((extent,), (parts,)) if parts != 0 else None
+
+
 def grain_of(extent: Extent, block: int) -> int:
     """The elements along a dim of this extent for which one scale is kept, where blocks are so long.
 
@@ -110,7 +117,7 @@ def _scaled_terms(shape: Sequence[Extent], scales: Sequence[Extent]) -> tuple[st
     extents: dict[str, Extent] = {}
     term = ""
     for u, v, extent, parts in zip(outer, inner, shape, scales, strict=True):
-        grain = 1 if extent == parts else quotient((extent,), (parts,)) if parts != 0 else None
+        grain = _grain(extent, parts)
         if grain is None:
             raise ValueError(f"{extent} elements do not have {parts} scales")
         extents[u] = parts
@@ -352,7 +359,7 @@ def _product_rule(
                 f"{equation}: an operand {type} with scales {scales} does not have the dims {term}"
             )
         for letter, extent, parts in zip(term, type.shape, scales.shape, strict=True):
-            grain = 1 if extent == parts else quotient((extent,), (parts,)) if parts != 0 else None
+            grain = _grain(extent, parts)
             if (
                 grain is None
                 or extents.setdefault(letter, parts) != parts

@@ -14,9 +14,10 @@ from dataclasses import replace
 from itertools import chain
 
 from parallelism.ir.core import Extent, Function, Op, Value
+from parallelism.ir.operators.contractions import FACTORS
 
 _MOVING = frozenset(("all_slice", "relayout", "reshard"))
-PRODUCTS = frozenset(("einsum", "matmul", "scaled_einsum"))
+PRODUCTS = frozenset(FACTORS)
 """Operators of products of matrices."""
 _APART = PRODUCTS | _MOVING
 """Operators that are in no chain, whatever their rules are."""

@@ -74,7 +74,7 @@ def test_actions_of_more_blocks_are_said_by_labels(fused: bool | str, pattern: P
 
 
 def test_a_block_without_a_product_has_no_price(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(symbolic_stages, "PRODUCTS", ())
+    monkeypatch.setattr(symbolic_stages, "OF_EVERY_BLOCK", ())
     steps = TwoBlockSteps(TrainedModel.of(models.TransformerSpec(**SMALL, **FEW), ADAM_W), fused=False)
     with pytest.raises(Unpriceable, match="block 0 has no product in an action, so nothing says where it ends"):
         steps.actions(PATTERN._replace(in_stages=False), 1, 1)

@@ -322,11 +322,20 @@ def test_products_in_float8(flags: dict[str, Any], text: str) -> None:
     (FLOAT8 | {"fp16": True}, "--fp8-format needs weights in bfloat16; leave out --fp16"),
     (FLOAT8 | {"fp32": True}, "--fp8-format needs weights in bfloat16; leave out --fp32"),
     (FLOAT8 | {"fp8": "e4m3"}, "--fp8 e4m3 and --fp8-format hybrid exclude each other"),
+    (FLOAT8 | {"first_last_layers_bf16": True, "num_layers_at_end_in_bf16": 1.5},
+     "--num-layers-at-end-in-bf16 must be a whole number, got 1.5"),
     (FLOAT8 | {"fp8_recipe": "custom"}, "--fp8-recipe must be one of delayed, tensorwise, blockwise, mxfp8, got 'custom'"),
 ])
 def test_flags_of_float8_that_cannot_be(flags: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         MegatronFlags(**SMALL, **flags).run(1)
+
+
+def test_flags_of_float8_without_those_that_they_need_are_told_to_change_nothing() -> None:
+    given = MegatronFlags(**SMALL, fp8_recipe="mxfp8", num_layers_at_start_in_bf16=2)
+    assert given.idle(Mesh(pp=1))[-2:] == ["fp8_recipe", "num_layers_at_start_in_bf16"]
+    needed = MegatronFlags(**SMALL, **FLOAT8, fp8_recipe="mxfp8", first_last_layers_bf16=True, num_layers_at_start_in_bf16=2)
+    assert not {"fp8_recipe", "num_layers_at_start_in_bf16"}.intersection(needed.idle(Mesh(pp=1)))
 
 
 def test_what_a_precision_aware_optimizer_does_besides_is_told() -> None:
