@@ -1,8 +1,8 @@
 """Timelines of schedules as an SVG picture: one row for each rank, with boxes to the scale of the costs.
 
 Forwards and the kinds of backward differ in colour, in hatching, and in the letter in each box that has room for one.
-The stages of one rank differ in the hue of a strip along the box.  Below the boxes of a rank is the number of forwards that it keeps.  Each box
-has a tooltip with its action.  Several timelines are drawn on one time axis.
+The stages of one rank differ in the hue of a strip along the box.  Below the boxes of a rank is the number of forwards
+that it keeps.  Each box has a tooltip with its action.  Several timelines are drawn on one time axis.
 """
 
 from collections.abc import Iterator, Sequence

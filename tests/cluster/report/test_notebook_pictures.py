@@ -17,7 +17,8 @@ PLANTED = """<div class="vcluster"><p style="color:#aaa">pale</p>
 <div style="overflow:hidden;width:40px;white-space:nowrap">hidden behind an edge</div>
 <div style="white-space:nowrap">long words that overflow the page, """ + "and more of them " * 12 + """</div>
 <svg width="200" height="60"><text x="180" y="20">beyond</text><text x="9" y="20">one</text><text x="12" y="22">another
-</text><text x="120" y="50" style="font-size:8px">tiny</text><g><rect x="9" y="30" width="30" height="20" fill="#eee"/><text x="10" y="45">far too long</text></g></svg>
+</text><text x="120" y="50" style="font-size:8px">tiny</text>
+<g><rect x="9" y="30" width="30" height="20" fill="#eee"/><text x="10" y="45">far too long</text></g></svg>
 <table><tr><td style="text-align:right">words</td><td style="text-align:right">1.50 ms</td></tr></table>
 <div style="width:40px">1234 MiB</div></div>"""
 """What the measure must find."""
@@ -105,7 +106,8 @@ def test_in_a_browser_nothing_overflows_no_label_is_cut_and_all_can_be_read(
         browser.open(page, width=600)
         found = "; ".join(browser.value(MEASURE)["bad"])
         for fault in ('"pale" has a contrast of', '"hidden behind an edge" is cut', '"beyond" is cut by its picture',
-                      '"one" and "another" lie on each other', '"far too long" is wider than its bar', "overflows", '"tiny" has 8.0 px',
+                      '"one" and "another" lie on each other', '"far too long" is wider than its bar', "overflows",
+                      '"tiny" has 8.0 px',
                       '"words" is text, and flush right', '"4 MiB" is broken from its unit in "1234 MiB"'):
             assert fault in found, (fault, found)
         assert '"1.50 ms" is text' not in found
