@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from parallelism.display.quantities import short_errors
 from parallelism.models.figures import Shape, attention_weights, feed_forward_weights
@@ -46,7 +46,8 @@ class LoRA:
         ):
             raise ValueError(f"alpha of LoRA must be a number above 0, got {self.alpha!r}")
         if self.products is not None:
-            given = (self.products,) if isinstance(self.products, str) else tuple(self.products)
+            said: Any = self.products
+            given = (said,) if isinstance(said, str) else tuple(said)
             if not given:
                 raise ValueError("products of LoRA must name at least one product, such as qkv")
             object.__setattr__(self, "products", tuple(dict.fromkeys(given)))
