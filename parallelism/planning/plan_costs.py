@@ -238,7 +238,8 @@ class PlanCosts:
             return np.minimum(np.arange(shape.ranks), 1)
         return self._places(shape)[1]
 
-    def _seconds_of(self, costs: StageCosts, layout: MeshOnHardware) -> StageSeconds:
+    def seconds_of(self, costs: StageCosts, layout: MeshOnHardware) -> StageSeconds:
+        """The seconds of actions, or of ends, on a mesh."""
         key = id(costs), layout.inside
         if key not in self._seconds:
             self._seconds[key] = costs.seconds(self.prices, layout)
@@ -449,7 +450,7 @@ class PlanCosts:
         if key not in self._columns:
             durations = np.zeros(4 * PLACES)
             for place, kind in order.works:
-                seconds = self._seconds_of(self.actions(row, kind), layout)
+                seconds = self.seconds_of(self.actions(row, kind), layout)
                 durations[4 * place + KINDS.index(kind)] = seconds.action(
                     laid_out_as(place), kind, self.alike(shape.blocks_of(place), place)
                 )
@@ -487,7 +488,7 @@ class PlanCosts:
         key = shape.is_v_shaped, pipeline, layout, sequences, s["sp"], s["zero"], *self._registered(s)
         if key not in self._ends:
             devices, last = self.devices(row), shape.ranks - 1
-            pairs = [self._seconds_of(end, layout).end(place, blocks) for end, place, blocks in devices]
+            pairs = [self.seconds_of(end, layout).end(place, blocks) for end, place, blocks in devices]
             before, after = np.array(pairs)[self.number_of(shape)].T
             there = back = -np.inf
             if last and (nbytes := devices[0][0].exchanged(devices[0][1])):

@@ -66,6 +66,9 @@ class FlagValues:
     qk_pos_emb_head_dim: int | None = None
     v_head_dim: int | None = None
     mtp_num_layers: int | None = None
+    lora_rank: int | None = None
+    lora_alpha: float | None = None
+    lora_products: str | None = None
     tensor_model_parallel_size: int | None = None
     pipeline_model_parallel_size: int | None = None
     num_layers_per_virtual_pipeline_stage: int | None = None

@@ -10,6 +10,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from parallelism.display.quantities import count
 from parallelism.hardware import Hardware, compared_in, mfu_remark, usual_error, validation_json
 from parallelism.ir import Function
 from parallelism.models import TransformerSpec
@@ -22,8 +23,7 @@ from parallelism.training import MegatronFlags, TrainingRun
 from parallelism.training.megatron import update_flags
 from parallelism.training.stage_layers import remark_of
 from parallelism.training.training_run import ADAM_W, ROWS, precision_remark
-from parallelism.transforms import SGD, Adam, Pipeline, Strategy
-from parallelism.transforms.parts import first_argument
+from parallelism.transforms import SGD, Adam, Parts, Pipeline, Strategy
 from parallelism.whole_files import written_whole
 from vcluster.cli.command_line import WrongWords, accessing
 from vcluster.cli.megatron_words import tokens_text
@@ -72,7 +72,7 @@ class Asked:
         """The number of parameters."""
         if isinstance(self.model, TransformerSpec):
             return self.model.parameters
-        return sum(int(value.type.size) for value in first_argument(self.model))
+        return sum(int(value.type.size) for value in Parts.of(self.model).weights)
 
 
 def document_of(
@@ -190,7 +190,19 @@ def _assumed(spec: TransformerSpec, task: Task) -> str:
     )
     return (
         f"{task.model.dtypes}; {optimizer_text(task.model.optimizer)}; {kernel}{load and f'; {load}'}"
+        f"{spec.lora and f'; {adapters_text(spec)}'}"
         f"{stack and f'; the stack {stack}'}{slow and f'. {slow}'}"
+    )
+
+
+def adapters_text(spec: TransformerSpec) -> str:
+    """The low-rank adapters of a model in words; empty without them."""
+    if spec.lora is None:
+        return ""
+    products = dict.fromkeys(name.split(".")[1] for name in spec.adapters)
+    return (
+        f"adapters of rank {spec.lora.rank} of {' and '.join(products)}, {count(spec.trained_parameters)} parameters, "
+        "are trained, and all else is frozen"
     )
 
 

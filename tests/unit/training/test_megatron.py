@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given, settings, strategies as st
 
 from parallelism.mesh import Mesh
-from parallelism.models import Experts, LatentAttention, TransformerSpec, transformer
+from parallelism.models import Experts, LatentAttention, LoRA, TransformerSpec, transformer
 from parallelism.simulation import simulate
 from parallelism.training import OPTIONS, UNCHANGING, MegatronFlags, figures
 from parallelism.transforms import Strategy
@@ -42,6 +42,21 @@ def test_a_model_in_all_its_flags() -> None:
         activation="swiglu", norm="rms", positions="rotary", tied=False, biases=False, attention_dropout=0.0,
         hidden_dropout=0.2)
     assert MegatronFlags(ffn_hidden_size=77, swiglu=True, **SMALL).spec().hidden == 77
+
+
+def test_adapters_in_flags() -> None:
+    assert MegatronFlags(**SMALL, lora_rank=4).spec().lora == LoRA(4, 32.0)
+    told = MegatronFlags(**SMALL, lora_rank=4, lora_alpha=8.0, lora_products="qkv up")
+    assert told.spec().lora == LoRA(4, 8.0, ("qkv", "up"))
+    named = transformer("llama2-7b")
+    assert MegatronFlags(lora_rank=4).spec(named).adapters.keys() == {
+        f"{layer}.{name}.{side}" for layer in range(32) for name in ("qkv", "out") for side in ("down", "up")}
+    assert MegatronFlags(lora_rank=4, lora_products="qkv up").words() == ("--lora-rank", "4", "--lora-products", "qkv", "up")
+    for flags, error in (({"lora_alpha": 2.0}, "--lora-alpha needs --lora-rank"),
+                         ({"lora_products": "qkv"}, "--lora-products needs --lora-rank"),
+                         ({"lora_rank": 2, "lora_products": "qkw"}, "LoRA has adapters of 'qkw', which is no product")):
+        with pytest.raises(ValueError, match=error):
+            MegatronFlags(**SMALL, **flags).spec()
 
 
 def test_experts_latent_attention_and_windows_in_flags() -> None:

@@ -1,0 +1,2 @@
+from .plans import Alone as Alone, MixedPlan as MixedPlan, MixedPlans as MixedPlans
+from .search import find_mixed as find_mixed
