@@ -91,7 +91,8 @@ MEASURE = r"""
           bad.push(`${name} is cut by its picture`);
         const x = (box.left + box.right) / 2, y = (box.top + box.bottom) / 2;
         for (const {e, c, box: b, inGroup} of bars(svg)) {
-          if (inGroup && e.parentElement.contains(parent) && y > b.top && y < b.bottom && (box.left < b.left - 1 || box.right > b.right + 1))
+          if (inGroup && e.parentElement.contains(parent) && y > b.top && y < b.bottom
+              && (box.left < b.left - 1 || box.right > b.right + 1))
             bad.push(`${name} is wider than its bar`);
           if (x < b.left || x > b.right || y < b.top || y > b.bottom) continue;
           if (c && e.compareDocumentPosition(parent) & Node.DOCUMENT_POSITION_FOLLOWING) below = over(c, below);
