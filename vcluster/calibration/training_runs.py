@@ -31,7 +31,7 @@ _FLOAT8: dict[str, dict[str, Any]] = {
 }
 """Flags by what a row says of its precision."""
 _RANK = 16
-"""That of adapters, which no source tells; those of attention are the usual ones.  In float8 all weights are trained here."""
+"""That of adapters, which no source tells; those of attention are the usual ones."""
 _ACTIVATIONS = {"gelu": {}, "swiglu": {"swiglu": True}, "relu2": {"squared_relu": True}}
 
 
@@ -101,7 +101,7 @@ class PublishedRun:
             flags["untie_embeddings_and_output_weights"] = True
         if row["biases"] == "False":
             flags["disable_bias_linear"] = True
-        if row["peft"] == "lora" and row["precision"] == "bf16":
+        if row["peft"] == "lora":
             flags["lora_rank"] = _RANK
         return flags
 

@@ -14,7 +14,7 @@ from vcluster.cli.megatron_words import flags_of, training_parser
 from vcluster.cli.training import training_run
 
 RUNS = published_runs()
-"""In bfloat16 and in float8, dense and with experts.  That with peft=lora in float8 trains all weights here."""
+"""In bfloat16 and in float8, dense and with experts."""
 STRATEGY: dict[str, Any] = {"--strategy": {}, "--mesh": {}}
 
 
