@@ -305,16 +305,16 @@ class Step:
         if self.pipeline.meshes:
             return ()
         parts = self.parts
-        parameters = {*parts.parameters}
+        weights = {*parts.weights}
         rows = dict.fromkeys(
             axis
             for value in parts.forward.inputs
-            if value not in parameters
+            if value not in weights
             for extent, axes in zip(value.type.shape, dims_of(value), strict=True)
             if self.pipeline.batch in names_in(extent)
             for axis in axes
         )
-        inside = {axis for value in parameters for axes in dims_of(value) for axis in axes}
+        inside = {axis for value in weights for axes in dims_of(value) for axis in axes}
         return tuple(axis for axis in rows if axis not in inside) if rows else (REPLICAS,)
 
     def stages(self, count: int) -> Stages:

@@ -47,7 +47,7 @@ MEASURE = r"""
     }));
     return rects.get(svg);
   };
-  const texts = new Map(), quantity = /^[-+≥≤~]?\d[\d.,]*(\s?[a-zA-Z%][a-zA-Z/]{0,7})?$|^-?$/;
+  const texts = new Map(), quantity = /^[-+≥≤~]?\s?\d[\d.,]*(\s?[a-zA-Z%][a-zA-Z/]{0,7})?$|^-?$|^[\d ]+$/;
   const scaled = element => {
     const matrix = element.getScreenCTM && element.getScreenCTM();
     return parseFloat(getComputedStyle(element).fontSize) * (matrix ? Math.hypot(matrix.a, matrix.b) : 1);
@@ -57,7 +57,7 @@ MEASURE = r"""
     const walker = document.createTreeWalker(root, NodeFilter.SHOW_TEXT);
     for (let node; node = walker.nextNode();) {
       const words = node.data.trim(), parent = node.parentElement;
-      if (!words || parent.closest('style,title,defs')) continue;
+      if (!words || parent.closest('style,title,defs,script,option')) continue;
       const range = document.createRange();
       range.selectNodeContents(node);
       const box = range.getBoundingClientRect();
@@ -91,7 +91,8 @@ MEASURE = r"""
           bad.push(`${name} is cut by its picture`);
         const x = (box.left + box.right) / 2, y = (box.top + box.bottom) / 2;
         for (const {e, c, box: b, inGroup} of bars(svg)) {
-          if (inGroup && e.parentElement.contains(parent) && (box.left < b.left - 1 || box.right > b.right + 1))
+          if (inGroup && e.parentElement.contains(parent) && y > b.top && y < b.bottom
+              && (box.left < b.left - 1 || box.right > b.right + 1))
             bad.push(`${name} is wider than its bar`);
           if (x < b.left || x > b.right || y < b.top || y > b.bottom) continue;
           if (c && e.compareDocumentPosition(parent) & Node.DOCUMENT_POSITION_FOLLOWING) below = over(c, below);
@@ -115,6 +116,9 @@ MEASURE = r"""
   return {bad: bad.slice(0, 40), count: bad.length, seen, least};
 })()
 """
+
+MEASURE_PAGE = MEASURE.replace("'.vcluster'", "'body'")
+"""The same of all that is on a page."""
 
 UNFOLD = """
 document.querySelectorAll('details').forEach(e => e.open = true);
