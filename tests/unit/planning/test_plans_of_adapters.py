@@ -48,7 +48,8 @@ def test_a_few_plans_are_their_simulations() -> None:
     (None, {"recompute": ["none", "full"]}), (("down",), {"microbatch": [1, 2]}),
     (("qkv", "out", "up", "gate", "down"), {"microbatch": 2}),
     (None, {"schedule": "zero_bubble_h1", "microbatch": 1}), (("out",), {"cp": 2, "recompute": "none", "microbatch": 2}),
-    (None, {"precision": FLOAT8, "microbatch": 2, "recompute": "none"}), (None, {"precision": FLOAT8, "tp": 2, "pp": 2, "microbatch": 2}),
+    (None, {"precision": FLOAT8, "microbatch": 2, "recompute": "none"}),
+    (None, {"precision": FLOAT8, "tp": 2, "pp": 2, "microbatch": 2}),
     (None, {"zero": 3, "microbatch": 1, "recompute": "none"}), (None, {"pp": 4, "microbatch": 2, "recompute": "none"})])
 def test_every_row_is_its_simulation_and_the_first_is_the_best(products: Any, given: dict[str, Any]) -> None:
     check(planned(products, **given))
