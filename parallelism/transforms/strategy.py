@@ -268,13 +268,19 @@ def _order(transform: Transform) -> tuple[int, str]:
     return transform.phase, "" if isinstance(transform, DataParallel) else str(transform)
 
 
+def _axes(word: Word) -> tuple[str, tuple[str, ...]]:
+    """The axis of a word, and those beside it: ``ep+tp``."""
+    first, *rest = (word.axis or "").split("+")
+    return first, tuple(rest)
+
+
 _SIZED: dict[str, Callable[[Word], Any]] = {
     "pp": _pipeline,
     "dp": lambda word: DataParallel(word.axis or ""),
     "cp": lambda word: ContextParallel(word.axis or ""),
     "ring": lambda word: ContextParallel(word.axis or "", "p2p"),
     "ulysses": lambda word: ContextParallel(word.axis or "", "a2a"),
-    "ep": lambda word: ExpertParallel(word.axis or ""),
+    "ep": lambda word: ExpertParallel(*_axes(word)),
     "tp": lambda word: TensorParallel(word.axis or "", word.regions),
 }
 """The words that may have the size of their axis, in the order of the axes of a mesh, outermost first."""
