@@ -174,9 +174,7 @@ class Updates:
     def several(self) -> set[Split]:
         """Of what no device of the first replica may have a part of one element: of ops that reduce rows, those with one
         row are in other chains."""
-        reduces = any(
-            op.rule.whole or op.rule.reduced for op in self.local.ops if space_of(op) is not None
-        )
+        reduces = any(op.rule.whole or op.rule.reduced for op in self.local.ops if space_of(op) is not None)
         return splits_of(self.laid_out) if self.fused and reduces else set()
 
     def _of_first(self, extent: Any) -> Any:

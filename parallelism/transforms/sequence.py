@@ -58,9 +58,7 @@ class SequenceParallel:
                 continue
             of_experts = {*chain(*of_weight.values())}
             dims = [
-                tuple(
-                    axis for axis in given.get(classes.of(value, dim), ()) if axis not in of_experts
-                )
+                tuple(axis for axis in given.get(classes.of(value, dim), ()) if axis not in of_experts)
                 for dim in range(value.type.ndim)
             ]
             for dim, axes in of_weight.items():
