@@ -49,7 +49,7 @@ def watts(figures: Figures, power: Power) -> float:
 
 
 def checkpoint_bytes(model: TrainedModel) -> float:
-    """The bytes of the weights, in their most exact copy, and of what the optimizer keeps of each."""
+    """The bytes of the trained weights, in their most exact copy, and of what the optimizer keeps of each."""
     if not isinstance(model.model, TransformerSpec):
         weights = [
             (float(value.type.size), value.type.dtype.itemsize) for value in first_argument(model.model)
@@ -59,7 +59,7 @@ def checkpoint_bytes(model: TrainedModel) -> float:
     if model.precision is not None:
         names = ("main", "mean", "square")[: 1 + moments(model)]
         kept = [str(getattr(model.precision, name) or "float32") for name in names]
-    return float(model.model.parameters) * sum(as_dtype(each).itemsize for each in kept)
+    return float(model.model.trained_parameters) * sum(as_dtype(each).itemsize for each in kept)
 
 
 def moments(model: TrainedModel) -> int:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from parallelism.arrays import Ints
-from parallelism.hardware import Hardware
+from parallelism.hardware import Hardware, MixedHardware
 
 
 def places_of(hardware: Hardware, ranks: Ints) -> Ints:
@@ -27,8 +27,10 @@ def group_shapes(hardware: Hardware, groups: Ints) -> Ints:
     Two groups are equal if the members at any two positions are connected in the same way in both.  Over switches and
     fully connected links on which each device has ports of its own, it is enough that the two members meet at the same
     level of the hardware.  Otherwise, such as along a ring or torus, the members must lie at the same places.  Faults
-    are not considered.
+    are not considered.  On a mixed hardware a row is a number, which says nothing beside the others of this call.
     """
+    if isinstance(hardware, MixedHardware):
+        return _shapes_in_parts(hardware, groups)
     places = places_of(hardware, groups)
     keys = []
     for level, link in enumerate(hardware.links):
@@ -42,6 +44,25 @@ def group_shapes(hardware: Hardware, groups: Ints) -> Ints:
             apart = (unit != unit[:, :1]).any(axis=1, keepdims=True)
             keys += [np.where(apart, unit % link.units, 0), np.where(apart, places % inside, 0)]
     return np.concatenate(keys, axis=1)
+
+
+def _shapes_in_parts(hardware: MixedHardware, groups: Ints) -> Ints:
+    """`group_shapes` as one number for each group: of which part each member is, and how those of each part lie there."""
+    first = np.array(hardware.first_ranks)
+    part_of = (groups >= first[1]).astype(np.int64)
+    patterns, pattern_of = np.unique(part_of, axis=0, return_inverse=True)
+    found, known = np.zeros((len(groups), 1), np.int64), 0
+    for number, pattern in enumerate(patterns):
+        rows = np.flatnonzero(pattern_of.ravel() == number)
+        shapes = [
+            group_shapes(kind, groups[np.ix_(rows, np.flatnonzero(pattern == part))] - first[part])
+            for part, kind in enumerate(hardware.parts)
+            if (pattern == part).any()
+        ]
+        alike = np.unique(np.concatenate(shapes, axis=1), axis=0, return_inverse=True)[1].ravel()
+        found[rows, 0] = known + alike
+        known += int(alike.max()) + 1
+    return found
 
 
 def has_own_ports(hardware: Hardware) -> bool:

@@ -8,6 +8,8 @@ wider than the page scrolls inside the picture.
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
+from parallelism.display.quantities import unbroken
+
 Cell = object
 """What a table shows: text that is escaped, or `Markup`."""
 
@@ -26,11 +28,12 @@ COLOURS: Mapping[str, tuple[str, str]] = {
     "other": ("#d9e2e6", "#37474f"),
     "communication": ("#bfe6d0", "#1b5236"),
     "wait": ("#aab4be", "#56616d"),
-    "shade": ("#1c2128", "#000000"),
     "hatch": ("rgba(28,33,40,.2)", "rgba(230,233,238,.2)"),
 }
 """By name, the colour on a light and on a dark ground.  ``ink`` is read on all of them but ``wait``."""
 
+_FRAME = ".vcluster" * 3
+"""The frame in a selector, three times: so its rules outweigh those of JupyterLab, in which all tables are flush right."""
 _NAMES = {name: f"--{name}:light-dark({light},{dark});" for name, (light, dark) in COLOURS.items()}
 VARIABLES = (
     f".vcluster{{color-scheme:light dark;{''.join(_NAMES.values())}}}"
@@ -48,19 +51,20 @@ _RULES = (
     " .wide{overflow-x:auto;max-width:100%}",
     " .title{font-weight:600;margin:0 0 6px;overflow-wrap:anywhere}",
     " .quiet{color:var(--quiet);font-size:13px;overflow-wrap:anywhere;margin:2px 0}",
-    " table{border-collapse:collapse;font-size:13px;font-variant-numeric:tabular-nums;margin:6px 0;background:none;"
-    "color:inherit;border:0}",
+    " table{border-collapse:collapse;table-layout:auto;font-size:13px;font-variant-numeric:tabular-nums;margin:6px 0;"
+    "background:none;color:inherit;border:0}",
     " caption{text-align:left;color:var(--quiet);padding:2px 0;caption-side:top}",
     " tr{background:none!important}",
-    " th,td{padding:2px 14px 2px 0;text-align:right;white-space:nowrap;border:0;vertical-align:top;color:inherit;"
-    "background:none;max-width:none}",
+    " :is(th,td){padding:2px 14px 2px 0;text-align:right;white-space:nowrap;border:0;vertical-align:top;color:inherit;"
+    "line-height:1.45;background:none;max-width:none}",
     " th{font-weight:600;color:var(--quiet)}",
     " .left{text-align:left}",
     " .facts td{white-space:normal}",
     " .facts th{min-width:max-content}",
     " thead th{border-bottom:1px solid var(--line);white-space:normal}",
-    " code,.vcluster pre{font:12.5px/1.45 ui-monospace,monospace;background:none;color:inherit;padding:0;margin:0;"
+    " :is(code,pre){font:12.5px/1.45 ui-monospace,monospace;background:none;color:inherit;padding:0;margin:0;"
     "border:0}",
+    " pre{white-space:pre}",
     " td code{white-space:pre-wrap;overflow-wrap:anywhere}",
     " svg{display:block}",
     " .grid{display:grid;gap:1px;background:var(--line);border:1px solid var(--line);width:max-content;min-width:120px;"
@@ -76,10 +80,10 @@ _RULES = (
 )
 STYLE = (
     VARIABLES
-    + "".join(f".vcluster{rule}" for rule in _RULES)
+    + "".join(f"{_FRAME}{rule}" for rule in _RULES)
     + (
-        "@media(max-width:500px){.vcluster th,.vcluster td{padding-right:7px}.vcluster table{font-size:12px}}"
-        ".vcluster tr>:last-child{padding-right:0}"
+        f"@media(max-width:500px){{{_FRAME} th,{_FRAME} td{{padding-right:7px}}{_FRAME} table{{font-size:12px}}}}"
+        f"{_FRAME} tr>:last-child{{padding-right:0}}"
     )
 )
 
@@ -92,7 +96,7 @@ class Markup(str):
 
 def figure(*parts: str, title: str = "") -> Markup:
     """A picture: its parts, which are HTML, below a title, which is text."""
-    head = f'<div class="title">{escape(title)}</div>' if title else ""
+    head = f'<div class="title">{text_of(title)}</div>' if title else ""
     return Markup(f'<div class="vcluster"><style>{STYLE}</style>{head}{"".join(parts)}</div>')
 
 
@@ -115,7 +119,7 @@ def wide(part: str) -> Markup:
 
 def note(text: str) -> Markup:
     """A line of quiet text."""
-    return Markup(f'<div class="quiet">{escape(text)}</div>')
+    return Markup(f'<div class="quiet">{text_of(text)}</div>')
 
 
 def preformatted(text: str) -> Markup:
@@ -200,5 +204,5 @@ def tint(number: int) -> str:
 
 
 def text_of(value: Cell) -> str:
-    """The HTML of a cell."""
-    return value if isinstance(value, Markup) else escape(str(value))
+    """The HTML of a cell: of text, it never breaks between a number and its unit."""
+    return value if isinstance(value, Markup) else unbroken(escape(str(value)))

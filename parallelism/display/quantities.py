@@ -26,6 +26,9 @@ _COUNTS = tuple(
     (1000.0**power, prefix) for power, prefix in zip(range(6, -1, -1), "EPTGMk", strict=False)
 ) + ((1.0, ""),)
 
+_BEFORE_UNIT = re.compile(
+    r"(?<=\d) (?=(?:[kMGTPE]|[kMGTPE]?(?:B|W|Wh|flops?|B/s|flop/s)|[KMGT]iB|[munp]?s|min|h|d|%|bytes?)(?![\w/]))"
+)
 _GIVEN_COUNT = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?(?:e\+?[0-9]+)?)\s*([kmgbt]|)\s*", re.IGNORECASE)
 _GIVEN_SECONDS = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?)\s*(us|ms|s|min|h|d|days?|y|years?)\s*")
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "y": 31_557_600.0}
@@ -141,6 +144,15 @@ def rate_in(text: str) -> float:
 def rate(bytes_per_second: float | None) -> str:
     """A bandwidth in powers of ten, as nccl-tests and data sheets give it: ``12.5 GB/s``; ``-`` for none."""
     return "-" if bytes_per_second is None else _measured(bytes_per_second, _COUNTS[2:]) + "B/s"
+
+
+def unbroken(text: str) -> str:
+    """The text with no-break spaces between numbers and their units.
+
+    >>> unbroken("3 devices for 12.5 ms")
+    '3 devices for 12.5\\xa0ms'
+    """
+    return _BEFORE_UNIT.sub("\N{NO-BREAK SPACE}", text)
 
 
 def count(value: float) -> str:

@@ -15,6 +15,7 @@ from .host import (
 )
 from .kernels import AttentionRate as AttentionRate, Kernel as Kernel
 from .links import HostLink as HostLink, Ints as Ints, Link as Link, Piece as Piece
+from .mixtures import Across as Across, MixedHardware as MixedHardware, mixed as mixed
 from .power import Power as Power
 from .rates import Products as Products, Reached as Reached
 from .reserve import Reserve as Reserve

@@ -467,7 +467,7 @@ class Hardware:
         return *self._insides[1:], self.devices
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Hardware, tuple(getattr(self, field.name) for field in fields(self))
+        return type(self), tuple(getattr(self, field.name) for field in fields(self))
 
     def __repr__(self) -> str:
         return f"<Hardware {self.name}: {self.devices} devices; print it>"

@@ -57,7 +57,8 @@ def from_torch(
     those of the `ir.TensorType`; of tensors the first dim, with the symbol ``B``.
 
     Parameters are the inputs named ``p.`` and their name in ``state_dict``, and the weights share their memory.  Buffers
-    are constants; a larger one is an input.  Ops know their line and are in regions named after the modules.  It is the
+    are constants; a larger one is an input.  Parameters without ``requires_grad`` are frozen, if others have it
+    (`parallelism.transforms.frozen`).  Ops know their line and are in regions named after the modules.  It is the
     program of evaluation (``module.eval()``): nothing is dropped out, and the module stays in the mode that it was in.
 
     `UnsupportedError` for what PyTorch cannot export, and for an operator that programs do not have, with its line.
@@ -82,8 +83,11 @@ def from_torch(
     with _evaluated(whole), _quiet():
         proto, arrays = _exported(torch, whole, given, names, dims)
     prefix = "" if whole is module else f"{WRAPPED}."
-    trained = [name for name, _ in whole.named_parameters(remove_duplicate=False)]
-    return imported(Model(proto, held=arrays), trained, prefix, type(module).__name__)
+    weights = dict(whole.named_parameters(remove_duplicate=False))
+    still = [name for name, weight in weights.items() if not weight.requires_grad]
+    if len(still) == len(weights):
+        still = []  # a module that is only evaluated: nothing is said about its training
+    return imported(Model(proto, held=arrays), weights, prefix, type(module).__name__, still)
 
 
 # -- the module and its examples ---------------------------------------------------------------------------------------

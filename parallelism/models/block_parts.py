@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from parallelism.ir.tracing.current import region
 from parallelism.ir.tracing.tracing import apply
 from parallelism.models.figures import has_bias
 from parallelism.models.layers import dropout, rotary
+from parallelism.models.lora import DOWN, UP
 
 if TYPE_CHECKING:
     from parallelism.models.spec import TransformerSpec
@@ -28,13 +30,21 @@ class Parts:
     """The number of the training step, which selects the masks of dropout; None without dropout."""
     seeds: Iterator[int]
     """Every dropout has a seed of its own."""
+    adapters: Parameters = field(default_factory=dict)
+    """The weights of low-rank adapters, by name; empty without them, and where they are merged into the weights."""
     losses: list[Any] = field(default_factory=list)
     """What blocks add to the loss, such as what balances their experts."""
 
     def product(self, x: Any, block: str, name: str) -> Any:
-        """``x`` times a weight of a block, plus the bias if it has one."""
+        """``x`` times a weight of a block, plus the bias and the product of the adapter if it has them."""
         y = x @ self.p[f"{block}{name}"]
-        return y + self.p[f"{block}{name}_bias"] if has_bias(self.spec, name) else y
+        y = y + self.p[f"{block}{name}_bias"] if has_bias(self.spec, name) else y
+        down = self.adapters.get(f"{block}{name}.{DOWN}")
+        if down is None:
+            return y
+        assert self.spec.lora is not None
+        with region("lora"):
+            return y + (x @ down) @ self.adapters[f"{block}{name}.{UP}"] * self.spec.lora.scale
 
     def activated(self, *inputs: Any) -> Any:
         """The activation function of the feed-forward, of a gate if it has one and of what is between the products."""

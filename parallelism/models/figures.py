@@ -6,6 +6,8 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from parallelism.ir.core.types import MOST_BYTES
+from parallelism.ir.operators.masked_scores import allowed_scores
+from parallelism.kernels import Mask
 
 if TYPE_CHECKING:
     from parallelism.models.spec import TransformerSpec
@@ -170,7 +172,8 @@ def check_countable(spec: TransformerSpec) -> None:
     A parameter has 16 bytes at most: itself and its gradient, its copy in float32 and two moments.  Each product leaves a
     few arrays of its shape behind.
     """
-    products = sum(shape[-1] for shape in spec.weights.values() if len(shape) > 1) + spec.vocabulary
+    products = sum(shape[-1] for shape in (spec.weights | spec.adapters).values() if len(shape) > 1)
+    products += spec.vocabulary
     scores = 0 if spec.fused_attention else spec.layers * spec.heads * spec.sequence
     counts = {
         "parameters": sum(parameters_of(spec)),
@@ -198,14 +201,32 @@ def idle_parameters(spec: TransformerSpec) -> int:
 
 def forward_flops_of(spec: TransformerSpec, tokens: int) -> int:
     """Floating-point operations of the products of a forward on so many tokens; see `TransformerSpec.flops`."""
-    of_layers = sum(_block_flops(spec, layer) for layer in range(spec.layers))
+    of_layers = 2 * sum(_product_weights(spec, layer) for layer in range(spec.layers))
+    of_layers += 2 * sum(map(prod, spec.adapters.values()))
     head = 2 * spec.width * spec.vocabulary
-    further = spec.next_tokens * (4 * spec.width**2 + _block_flops(spec, spec.layers - 1) + head)
-    return tokens * (of_layers + head + further)
+    further = spec.next_tokens * (4 * spec.width**2 + 2 * _product_weights(spec, spec.layers - 1) + head)
+    latent = spec.attention
+    scored = 2 * spec.head_width if latent is None else latent.query_width + latent.value_width
+    scores = 2 * (spec.layers + spec.next_tokens) * spec.heads * scored * _scores(spec)
+    return tokens * (of_layers + head + further) + tokens * scores // spec.sequence
 
 
-def _block_flops(spec: TransformerSpec, layer: int) -> int:
-    """Those of a block for one token: of the products with weights, and of the scores of the whole sequence."""
+def frozen_flops_of(spec: TransformerSpec, tokens: int) -> int:
+    """Those of the gradients of frozen weights on so many tokens, which nobody computes; 0 where all weights are trained."""
+    if spec.lora is None:
+        return 0
+    products = sum(_product_weights(spec, layer) for layer in range(spec.layers))
+    return 2 * tokens * (products + spec.width * spec.vocabulary)
+
+
+def _scores(spec: TransformerSpec) -> int:
+    """The scores of a head in a sequence: of each token with all of its document."""
+    mask = Mask(documents=spec.document_lengths)
+    return int(allowed_scores(mask, spec.sequence, spec.sequence))
+
+
+def _product_weights(spec: TransformerSpec, layer: int) -> int:
+    """The elements of the weights of a block that a token is multiplied with, those of adapters not among them."""
     weights, experts = attention_weights(spec) | feed_forward_weights(spec, layer), spec.experts
     products = 0
     for name, shape in weights.items():
@@ -213,6 +234,4 @@ def _block_flops(spec: TransformerSpec, layer: int) -> int:
             continue
         chosen = experts.chosen if experts is not None and name.startswith("expert_") else 1
         products += chosen * prod(shape[-2:])
-    latent = spec.attention
-    scored = 2 * spec.head_width if latent is None else latent.query_width + latent.value_width
-    return 2 * products + 2 * spec.sequence * spec.heads * scored
+    return products

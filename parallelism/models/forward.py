@@ -34,10 +34,12 @@ def checked_program(spec: TransformerSpec) -> None:
 class Forward:
     """One forward: a specification, its parameters, and the step that selects the masks of dropout."""
 
-    def __init__(self, spec: TransformerSpec, p: Parameters, step: Any) -> None:
+    def __init__(
+        self, spec: TransformerSpec, p: Parameters, step: Any, adapters: Parameters | None = None
+    ) -> None:
         seeds: Iterator[int] = count()
         self.spec, self.p = spec, p
-        self.parts = Parts(spec, p, step, seeds)
+        self.parts = Parts(spec, p, step, seeds, adapters or {})
 
     def loss(self, tokens: Any, targets: Any) -> Any:
         """The mean cross-entropy of the following tokens, with what blocks and further modules add."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from math import inf, prod
 from typing import Any
 
 import numpy as np
@@ -11,14 +12,24 @@ import numpy.typing as npt
 from parallelism.display.quantities import short_errors
 from parallelism.ir.core import Extent, Function, TensorType, checked_dtype
 from parallelism.ir.operators.vocabulary import FUSED_LOSS
+from parallelism.ir.passes.frozen import frozen
 from parallelism.ir.recording import record
 from parallelism.kernels import RotaryScaling
 from parallelism.models import inference
 from parallelism.models.block_parts import Parameters
 from parallelism.models.expert_layers import Experts
-from parallelism.models.figures import Shape, forward_flops_of, idle_parameters, parameters_of, weights_of
+from parallelism.models.figures import (
+    Shape,
+    forward_flops_of,
+    frozen_flops_of,
+    idle_parameters,
+    parameters_of,
+    weights_of,
+)
 from parallelism.models.forward import Forward, checked_program
 from parallelism.models.latent_attention import LatentAttention
+from parallelism.models.lora import LoRA, adapters_of, check_adapters
+from parallelism.models.packed import document_lengths
 
 VOCABULARY_MULTIPLE = 128
 """What Megatron-LM pads a vocabulary to a multiple of for one tensor-parallel device."""
@@ -104,6 +115,11 @@ class TransformerSpec:
     rotation, ``without_weights``."""
     window: int | None = None
     """A token attends to so many tokens, itself among them; None: to all before it."""
+    documents: int | tuple[int, ...] | None = None
+    """Sequences are packed: a token attends to its own document alone.  A number is the mean length of documents; several
+    are their lengths, one behind another, and behind the last one they begin anew.  None: a sequence is one document."""
+    document_variation: float = 0.0
+    """The coefficient of variation of the lengths, the standard deviation by the mean, where the mean is given."""
     full_attention_every: int | tuple[bool, ...] | None = None
     """Layer i has no window where ``(i + 1) % n == 0``, or where it is true; None: all have it."""
     attention_scale: float | None = None
@@ -134,6 +150,8 @@ class TransformerSpec:
     """Modules that predict one more token each (DeepSeek-V3, 2024, arXiv:2412.19437, section 2.2)."""
     remarks: tuple[str, ...] = field(default=(), compare=False, repr=False)
     """What a reader of a file has to say about it."""
+    lora: LoRA | None = None
+    """Low-rank adapters, which alone are trained then; None: all weights are trained."""
     dtype: npt.DTypeLike = np.float32
     """The dtype of parameters and values.  The loss is computed in float32 at least."""
 
@@ -161,6 +179,8 @@ class TransformerSpec:
             raise ValueError(self._uneven)
         self._check_positions()
         self._check_layers()
+        check_adapters(self)
+        self._check_documents()
         object.__setattr__(self, "dtype", checked_dtype(self.dtype))
 
     def _derive(self) -> None:
@@ -202,6 +222,25 @@ class TransformerSpec:
         if type(self.next_tokens) is not int or self.next_tokens < 0:
             raise ValueError(f"next_tokens must be an integer of at least 0, got {self.next_tokens!r}")
 
+    def _check_documents(self) -> None:
+        """``ValueError`` for lengths of documents that cannot be."""
+        given: Any = self.documents
+        if given is not None and type(given) is not int:
+            object.__setattr__(self, "documents", tuple(given))
+        lengths: Any = [given] if type(given) is int else self.documents or ()
+        if given is not None and (not lengths or any(type(each) is not int or each < 1 for each in lengths)):
+            raise ValueError(
+                f"documents must be a length of at least 1 token, or several, or None, got {given!r}"
+            )
+        variation = self.document_variation
+        if isinstance(variation, bool) or not isinstance(variation, int | float) or not 0 <= variation < inf:
+            raise ValueError(f"document_variation must be a number of at least 0, got {variation!r}")
+        if variation and type(given) is not int:
+            raise ValueError(
+                f"document_variation={variation:g} needs the mean length of documents, got {given!r}"
+            )
+        _ = self.document_lengths  # refuses what a sequence has no place for
+
     def _check_layers(self) -> None:
         """Choices of layers that are listed have an entry for each."""
         for name in ("full_attention_every", "unrotated_every"):
@@ -239,6 +278,14 @@ class TransformerSpec:
     def hidden(self) -> int:
         """The width between the products of the feed-forward block."""
         return 4 * self.width if self.feed_forward is None else self.feed_forward
+
+    @property
+    def document_lengths(self) -> tuple[int, ...]:
+        """The lengths of the documents of a packed sequence, as a `Mask` has them; none if it is one document."""
+        if self.documents is None or isinstance(self.documents, tuple):
+            return self.documents or ()
+        lengths = document_lengths(self.sequence, self.documents, self.document_variation)
+        return lengths[:1] if len({*lengths}) == 1 else lengths
 
     @property
     def expert_width(self) -> int:
@@ -300,8 +347,18 @@ class TransformerSpec:
         return weights_of(self)
 
     @property
+    def adapters(self) -> dict[str, Shape]:
+        """The shape of each weight of the adapters (`LoRA`), by name: ``3.qkv.down`` and ``3.qkv.up`` in block 3."""
+        return adapters_of(self)
+
+    @property
+    def trained_parameters(self) -> int:
+        """The number of parameters that are trained: with adapters those of the adapters, else `parameters`."""
+        return self.parameters if self.lora is None else sum(map(prod, self.adapters.values()))
+
+    @property
     def parameters(self) -> int:
-        """The number of parameters, without those of the modules that predict further tokens."""
+        """The number of parameters, without those of adapters and of the modules that predict further tokens."""
         return parameters_of(self)[0]
 
     @property
@@ -317,13 +374,13 @@ class TransformerSpec:
     def flops(self, tokens: int) -> int:
         """Floating-point operations of the products of a training step on so many tokens, forward and backward.
 
-        The backward of a product takes twice its forward.  Attention counts as if every token attended to the whole
-        sequence; lookups, norms, activations and what is computed twice do not count.  Of experts those count that a
-        token takes, and its router.  For GPT this is the formula of Narayanan et al., 2021, arXiv:2104.04473,
-        section 5.1, without the recomputation: 72 tokens layers width^2 (1 + sequence / (6 width) + vocabulary /
-        (12 width layers)).
+        The backward of a product takes twice its forward, and that of a frozen weight (`LoRA`) as much as it.  Attention
+        counts as if every token attended to its whole document, which is the sequence unless it is packed; lookups,
+        norms, activations and what is computed twice do not count.  Of experts those count that a token takes, and its
+        router.  For GPT this is the formula of Narayanan et al., 2021, arXiv:2104.04473, section 5.1, without the
+        recomputation: 72 tokens layers width^2 (1 + sequence / (6 width) + vocabulary / (12 width layers)).
         """
-        return 3 * self.forward_flops(tokens)
+        return 3 * self.forward_flops(tokens) - frozen_flops_of(self, tokens)
 
     def forward_flops(self, tokens: int) -> int:
         """Floating-point operations of the products of a forward on so many tokens; see `flops`."""
@@ -336,23 +393,32 @@ class TransformerSpec:
 
         Its inputs are the parameters, named ``p.`` and their names in `weights`; ``tokens`` and ``targets``, integers
         of shape ``(batch, sequence)``; with dropout also ``step``, a single integer, the number of the training step.
-        ``batch`` is a number or a symbol.  The regions are ``embedding``, ``block.3.attention`` with ``norm``, ``qkv``,
-        ``core`` and ``out`` inside, ``block.3.feed_forward`` with ``norm``, ``up``, ``activation`` and ``down`` inside,
-        ``head`` and ``loss``.
+        ``batch`` is a number or a symbol.  Weights of adapters stand behind the parameters, named ``lora.`` and their
+        names in `adapters`; the parameters are frozen then.  The regions are ``embedding``, ``block.3.attention`` with
+        ``norm``, ``qkv``, ``core`` and ``out`` inside, ``block.3.feed_forward`` with ``norm``, ``up``, ``activation`` and
+        ``down`` inside, ``head`` and ``loss``.
 
         ``ValueError`` for figures that have parameters and floating-point operations, but no program yet.
         """
         checked_program(self)
         weights = {name: TensorType(self.dtype, shape) for name, shape in self.weights.items()}
+        adapters = {name: TensorType(self.dtype, shape) for name, shape in self.adapters.items()}
         places = TensorType(np.int64, (batch, self.sequence))
         step = [TensorType(np.int64, ())] if any(self.rates) else []
 
         def loss(p: Parameters, tokens: Any, targets: Any, step: Any = None) -> Any:
             return Forward(self, p, step).loss(tokens, targets)
 
-        function = record(loss, weights, places, places, *step, name="transformer")
+        def tuning_loss(p: Parameters, lora: Parameters, tokens: Any, targets: Any, step: Any = None) -> Any:
+            return Forward(self, p, step, lora).loss(tokens, targets)
+
+        if adapters:
+            function = record(tuning_loss, weights, adapters, places, places, *step, name="transformer")
+            function = frozen(function, "p")
+        else:
+            function = record(loss, weights, places, places, *step, name="transformer")
         if self.fused_cross_entropy:
-            return replace(function, attributes=((FUSED_LOSS, True),))
+            return replace(function, attributes=(*function.attributes, (FUSED_LOSS, True)))
         return function
 
     def cache_bytes(self, tokens: Extent, dtype: npt.DTypeLike = "bfloat16") -> Extent:

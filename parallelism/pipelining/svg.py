@@ -1,8 +1,8 @@
 """Timelines of schedules as an SVG picture: one row for each rank, with boxes to the scale of the costs.
 
 Forwards and the kinds of backward differ in colour, in hatching, and in the letter in each box that has room for one.
-The stages of one rank differ in shade.  Below the boxes of a rank is the number of forwards that it keeps.  Each box
-has a tooltip with its action.  Several timelines are drawn on one time axis.
+The stages of one rank differ in the hue of a strip along the box.  Below the boxes of a rank is the number of forwards
+that it keeps.  Each box has a tooltip with its action.  Several timelines are drawn on one time axis.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,9 @@ from parallelism.pipelining.text_picture import sizes
 from parallelism.pipelining.timing import ScheduleTimeline, Span
 
 _BOX, _STRIP, _GAP = 24, 12, 5
-_NARROWEST, _WIDEST = 420, 6000
+_MARK = 5
+"""The height of the strip that tells stages of one rank apart."""
+_NARROWEST, _WIDEST = 420, 16_000
 _MOST_BOXES = 1500
 """The largest number of boxes in a notebook: of more, the first ranks and the last are shown."""
 _FILL = {"F": "forward", "B": "backward", "I": "input", "W": "weights"}
@@ -144,8 +146,10 @@ def _box(chart: Chart, span: Span, timeline: ScheduleTimeline) -> Iterator[str]:
     )
     if kind in _HATCH:
         yield f'<rect {place} fill="url(#{chart.mark}-{kind})"/>'
-    if dark := _shade(stage, timeline):
-        yield f'<rect {place} fill="var(--shade)" fill-opacity="{dark:.2f}"/>'
+    if timeline.schedule.chunks > 1:
+        low = chart.y + _BOX - _MARK
+        hue = _hue(_chunk(stage, timeline))
+        yield f'<rect x="{x:.2f}" y="{low:.1f}" width="{width:.2f}" height="{_MARK}" fill="{hue}"/>'
     if fitting := room_for(_words(span, timeline), width, 6.6):
         yield (
             f'<text x="{x + width / 2:.2f}" y="{chart.y + 16:.1f}" text-anchor="middle" font-size="11">'
@@ -154,13 +158,15 @@ def _box(chart: Chart, span: Span, timeline: ScheduleTimeline) -> Iterator[str]:
     yield "</g>"
 
 
-def _shade(stage: int, timeline: ScheduleTimeline) -> float:
-    """How much darker a stage is than the first of its rank."""
-    schedule = timeline.schedule
-    if schedule.chunks == 1:
-        return 0.0
-    before = sum(rank == schedule.placement[stage] for rank in schedule.placement[:stage])
-    return 0.35 * before / (schedule.chunks - 1)
+def _chunk(stage: int, timeline: ScheduleTimeline) -> int:
+    """How many stages before this one are on its rank."""
+    placement = timeline.schedule.placement
+    return placement[:stage].count(placement[stage])
+
+
+def _hue(chunk: int) -> str:
+    """A colour for the stages that are so far down on their ranks; those that follow each other differ most."""
+    return f"light-dark(hsl({(210 + 137 * chunk) % 360},70%,45%),hsl({(210 + 137 * chunk) % 360},70%,62%))"
 
 
 def _pairs(chart: Chart, timeline: ScheduleTimeline, rank: int) -> Iterator[str]:
@@ -183,8 +189,9 @@ def _legend(chart: Chart, timelines: Sequence[ScheduleTimeline]) -> None:
         if kind in kinds:
             hatch = f"|url(#{chart.mark}-{kind})" if kind in _HATCH else ""
             entries.append((f"var(--{_FILL[kind]}){hatch}", kind, words))
-    if any(each.schedule.chunks > 1 for each in timelines):
-        entries.append(("color-mix(in srgb,var(--panel),var(--shade) 35%)", "", "later stages of a rank"))
+    chunks = max(each.schedule.chunks for each in timelines)
+    if chunks > 1:
+        entries += [(_hue(chunk), "", f"chunk {chunk + 1} of a rank") for chunk in range(chunks)]
     if any(each.schedule.training for each in timelines):
         entries.append(("var(--wait)", "", "forwards kept"))
     chart.legend(entries)

@@ -73,7 +73,7 @@ class AssembledStep:
             raise Unpriceable("a program may compute of the whole batch before the first action")
         self.task, self.settings = task, settings
         self.mesh, self.software = task.mesh(settings), Software.of(task.hardware)
-        self.costs = PlanCosts(task, _alone(settings))
+        self.costs = PlanCosts(task, alone(settings))
         self.costs.prepare(0)
         if not self.costs.has_equal_replicas(0):
             raise Unpriceable("replicas have parts of unequal sizes")
@@ -97,21 +97,21 @@ class AssembledStep:
     def templates(self, price: PriceEvents | None = None) -> Templates:
         """The events of the devices at each position: see `parallelism.simulation.PipelinedStep`."""
         events = [
-            self._events(ranks, price and partial(price, ranks))
+            self.events(ranks, price and partial(price, ranks))
             for ranks in (np.flatnonzero(self.positions == at) for at in range(self.shape.ranks))
         ]
         return Templates(self.mesh, events, self.positions)
 
-    def _events(self, ranks: Ints, price: Any) -> DeviceEvents:
+    def events(self, ranks: Ints, price: Any) -> DeviceEvents:
         """The events of each of these ranks, which are at one position."""
         device = TypedDevice(self.mesh, int(ranks[0]), self._incoming)
         position = int(self.positions[ranks[0]])
         schedule, last = self.pipeline.schedule, self.shape.stages - 1
-        end = self.costs.devices(0)[int(self.costs.number_of(self.shape)[position])]
-        with device.compute(f"@{self.costs.steps.name}", seconds=0.0):
+        costs, end = self._costs_at(position), self._end_at(position)
+        with device.compute(f"@{costs.steps.name}", seconds=0.0):
             pass
-        held = self.costs.held_by_category(0, *end)
-        if not self.costs.adds_up(self.shape):
+        held = costs.held_by_category(0, *end)
+        if not costs.adds_up(self.shape):
             held["gradients"] = 0  # those of the only microbatch are there as soon as they are computed
         for category, nbytes in held.items():
             if nbytes or category != "optimizer":
@@ -120,7 +120,7 @@ class AssembledStep:
             number: RepeatingStage(
                 device,
                 number,
-                self._stage(place_of(number, self.shape.stages, self.shape.longer)),
+                self._stage_at(number),
                 self.parts,
                 {},
                 {},
@@ -140,7 +140,19 @@ class AssembledStep:
     def _incoming(self, tag: int) -> TypedArray:
         """The message with this tag."""
         stage, kind, _ = message_user(self.pipeline, tag)
-        return self._stage(place_of(stage, self.shape.stages, self.shape.longer)).received(kind)
+        return self._stage_at(stage).received(kind)
+
+    def _costs_at(self, position: int) -> PlanCosts:
+        """The costs of the stages at a position."""
+        return self.costs
+
+    def _end_at(self, position: int) -> tuple[StageCosts, int, int]:
+        """The costs of the end of the devices at a position, their place, and their blocks: see `PlanCosts.devices`."""
+        return self.costs.devices(0)[int(self.costs.number_of(self.shape)[position])]
+
+    def _stage_at(self, number: int) -> AssembledStage:
+        """A stage by its number."""
+        return self._stage(place_of(number, self.shape.stages, self.shape.longer))
 
     @memoized
     def _stage(self, place: int) -> AssembledStage:
@@ -169,7 +181,7 @@ class AssembledStep:
         other = stage.number + (1 if kind == "F" else -1)
         if other not in range(self.shape.stages):
             return TypedArray((), np.float32)  # goes nowhere
-        return self._stage(place_of(other, self.shape.stages, self.shape.longer)).received(kind)
+        return self._stage_at(other).received(kind)
 
     def _action(self, stage: AssembledStage, kind: str) -> DeviceEvents:
         """The events of an action, those of microbatch 0."""
@@ -342,7 +354,7 @@ def events_of(costs: StageCosts, place: int, action: str, blocks: int) -> Iterat
             yield from range(events.start, events.stop)
 
 
-def _alone(settings: Mapping[str, Any]) -> Choices:
+def alone(settings: Mapping[str, Any]) -> Choices:
     """The space of one plan."""
     words = {name: (value,) for name, value in settings.items() if isinstance(value, str)}
     columns = {name: np.array([0 if name in words else int(value)]) for name, value in settings.items()}

@@ -74,7 +74,7 @@ def price_plans(task: Task, possible: Choices, limits: npt.NDArray[np.float64], 
     """The costs of all plans; those that need more memory than their limit, by row, are not timed."""
     start = perf_counter()
     seconds, peaks = np.full(len(possible), np.inf), np.zeros(len(possible), np.int64)
-    one_of, number = _programs(possible)
+    one_of, number = different_programs(possible)
     left, timing = dict[int, str](), 0.0
     try:
         table = PlanCosts(task, possible)
@@ -148,7 +148,7 @@ def _fewer(
     return {row: left[row] for row in order[:MOST_LEFT]}, rest
 
 
-def _programs(possible: Choices) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def different_programs(possible: Choices) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """A row of each program, and for each row the number of its program: `step_key` says which are the same."""
     columns = [
         SETTINGS[name].column_of(column) if name in SETTINGS else column

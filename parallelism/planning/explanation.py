@@ -141,22 +141,22 @@ def plans_html(
             f'stroke="var(--quiet)" stroke-width=".5"/></svg>'
         )
 
-    longest = max((time for time, *_ in plans), default=1.0)
+    longest = max((time for time, *_ in plans), default=0.0)
     rows = [
         (
             split,
+            "yes" if front else "",
             f"{'' if exact else chr(8805)}{seconds(time)}",
-            bar(time / longest, "forward"),
+            bar(time / (longest or 1.0), "forward"),
             decimal_bytes(peak),
             bar(peak / memory, "weights"),
-            "yes" if front else "",
         )
         for time, peak, exact, split, front in plans
     ]
-    heads = ("plan", "step", "", "memory", "of the device", "front")
+    heads = ("plan", "front", "step", f"of {seconds(longest)}", "memory", f"of {decimal_bytes(memory)}")
     reasons = [(reason, str(count)) for reason, count in sorted(refused.items(), key=lambda each: -each[1])]
     return figure(
-        table(rows, heads) if rows else "",
+        table(rows, heads, left=2) if rows else "",
         folded_away("combinations that are refused, by reason", table(reasons)) if reasons else "",
         title=title,
     )

@@ -63,7 +63,12 @@ class Order:
 
     @classmethod
     def of(
-        cls, kind: ScheduleKind, ranks: int, microbatches: int, chunks: int, longer: range = NONE_LONGER
+        cls,
+        kind: ScheduleKind,
+        ranks: int,
+        microbatches: int,
+        chunks: int,
+        longer: range | None = NONE_LONGER,
     ) -> Order:
         """The order of a schedule, where these stages are ``longer`` than others: see `place_of`."""
         more = (chunks,) if chunks > 1 else ()
@@ -110,8 +115,10 @@ class Order:
         return found
 
 
-def place_of(stage: int, stages: int, longer: range = NONE_LONGER) -> int:
-    """The place of a stage: `FIRST`, ..., given the stages that have one block more."""
+def place_of(stage: int, stages: int, longer: range | None = NONE_LONGER) -> int:
+    """The place of a stage: `FIRST`, ..., given the stages that have one block more.  None: each stage is a place."""
+    if longer is None:
+        return stage
     if stages == 1:
         return ONLY
     return FIRST if stage == 0 else LAST if stage == stages - 1 else LONGER if stage in longer else MIDDLE
@@ -164,7 +171,7 @@ class Shape(NamedTuple):
 
 
 def order_of(
-    schedule: str, ranks: int, microbatches: int, chunks: int, longer: range = NONE_LONGER
+    schedule: str, ranks: int, microbatches: int, chunks: int, longer: range | None = NONE_LONGER
 ) -> tuple[Order, int]:
     """An order for so many microbatches, and how often its `Order.window` comes once more.
 
@@ -186,13 +193,13 @@ def order_of(
 
 
 @lru_cache(maxsize=512)
-def _order_of(kind: ScheduleKind, ranks: int, microbatches: int, chunks: int, longer: range) -> Order:
+def _order_of(kind: ScheduleKind, ranks: int, microbatches: int, chunks: int, longer: range | None) -> Order:
     return Order.of(kind, ranks, microbatches, chunks, longer)
 
 
 @lru_cache(maxsize=512)
 def _repeating(
-    kind: ScheduleKind, ranks: int, microbatches: int, chunks: int, longer: range, period: int
+    kind: ScheduleKind, ranks: int, microbatches: int, chunks: int, longer: range | None, period: int
 ) -> Order | None:
     """The order, with a window of so many microbatches; None if nothing repeats."""
     less, order = (
@@ -223,7 +230,7 @@ def _works(steps: Any) -> Any:
             yield step
 
 
-def _order(rows: Sequence[Sequence[Work]], stages: int, longer: range) -> Order:
+def _order(rows: Sequence[Sequence[Work]], stages: int, longer: range | None) -> Order:
     lengths = np.array([len(row) for row in rows])
     count, starts = int(lengths.sum()), np.cumsum([0, *lengths[:-1]])
     stage_of, named, microbatch_of = zip(*chain.from_iterable(rows), strict=True)
@@ -299,7 +306,8 @@ def _states(rank: Ints, starts: Ints, place: Ints, kind: Ints) -> tuple[Ints, In
 
     A microbatch whose backward, or both halves of it, is done leaves nothing.
     """
-    changes = np.zeros((len(rank), 2 * PLACES), np.int64)
+    places = max(PLACES, int(place.max()) + 1)
+    changes = np.zeros((len(rank), 2 * places), np.int64)
     f, b, i, w = (kind == each for each in range(4))
     every = np.arange(len(rank))
     changes[every, 2 * place] = f.astype(np.int64) - (b | w)
@@ -309,7 +317,7 @@ def _states(rank: Ints, starts: Ints, place: Ints, kind: Ints) -> tuple[Ints, In
     least, most = kept.min(axis=0), kept.max(axis=0)
     columns = [rank, *(kept - least).T, 4 * place + kind]
     key = np.zeros(len(rank), np.int64)
-    for column, extent in zip(columns, [len(starts), *(most - least + 1).tolist(), 4 * PLACES], strict=True):
+    for column, extent in zip(columns, [len(starts), *(most - least + 1).tolist(), 4 * places], strict=True):
         if int(key.max() + 1) * extent >= 2**62:  # fewer different numbers in the same order
             key = np.unique(key, return_inverse=True)[1]
         key = key * extent + column

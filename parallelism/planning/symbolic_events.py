@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, takewhile
 from math import prod
 from typing import Any, NamedTuple
 
@@ -114,13 +114,22 @@ def _is_made_early(event: Event) -> bool:
 
 def with_second_block(own: Sequence[Event], second: Iterable[Event], *, first: int = 0) -> list[Event]:
     """The events of two blocks: those of one, and behind its block, the ``first`` that is like all further ones, what a
-    ``second`` block does."""
-    ends = [0]
+    ``second`` block does.  The constants of both stand in front."""
+    ends, more = [0], [*second]
     for number, event in enumerate(own, 1):
         if event.block is not None and event.block >= first:
             ends.append(number)
-    end = ends[-1]
-    return [*own[:end], *second, *own[end:]]
+    end, mine, others = ends[-1], _constants_in_front(own), _constants_in_front(more)
+    return [*own[:mine], *more[:others], *own[mine:end], *more[others:], *own[end:]]
+
+
+def _constants_in_front(events: Sequence[Event]) -> int:
+    """The number of events up to the last constant that stands before all other work."""
+    found = 0
+    for number, event in enumerate(takewhile(_is_made_early, events), 1):
+        if event.kind.name == "constant":
+            found = number
+    return found
 
 
 class Run(NamedTuple):

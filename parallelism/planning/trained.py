@@ -134,6 +134,8 @@ class TrainedModel:
                 spec.experts is not None and spec.experts.at(layer),
                 spec.window_of(layer),
                 spec.is_rotated(layer),
+                spec.lora is not None
+                and layer == 0,  # nothing before it is trained: its input has no gradient
             )
             for layer in range(spec.layers)
         ]

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from parallelism.cost.channel_loads import ChannelLoads
-from parallelism.hardware import Channel, Hardware
+from parallelism.hardware import Channel, Hardware, MixedHardware
 from parallelism.operation.errors import keys_by_value
 from parallelism.simulation.event_classes import Ints, Templates
 from parallelism.simulation.folding import CannotFold, EqualDevices
@@ -90,6 +90,8 @@ def folded_routes(
 
 def own_ports(hardware: Hardware) -> bool:
     """Whether each channel is a port of one device: that at place p sends over port 2 p and receives over 2 p + 1."""
+    if isinstance(hardware, MixedHardware):
+        return all(map(own_ports, hardware.parts))
     return not hardware.path_faults and all(
         link.shape == "memory" or (link.shape == "switch" and link.ports in (None, hardware.inside(level)))
         for level, link in enumerate(hardware.links)

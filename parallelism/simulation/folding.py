@@ -24,7 +24,7 @@ import numpy.typing as npt
 from parallelism.cost.group_shapes import group_shapes, places_of
 from parallelism.cost.port_faults import slowest_ports
 from parallelism.events.columns import combined
-from parallelism.hardware import Hardware
+from parallelism.hardware import Hardware, MixedHardware
 from parallelism.simulation.event_classes import Ints, Templates
 
 NARROW = 4
@@ -60,8 +60,7 @@ def fold(templates: Templates, hardware: Hardware | None, link_sharing: bool = T
     keys = [templates.class_of, *templates.differences()]
     messages = _messages(templates, ranks)
     if hardware is not None:
-        if hardware.stragglers:
-            keys.append(_codes(np.array([hardware.slowdown(rank) for rank in ranks.tolist()])))
+        keys += _speeds(hardware, ranks)
         if hardware.port_faults and messages:
             keys.append(_ports(hardware, len(ranks)))
         for slot, groups in enumerate(templates.groups):
@@ -109,6 +108,16 @@ def same_prices(hardware: Hardware, groups: Ints) -> Ints:
         ports = np.unique(slowest, axis=0, return_inverse=True)[1].reshape(-1, 1)
         shapes = np.concatenate([shapes, ports], axis=1)
     return _codes_of_rows(shapes)
+
+
+def _speeds(hardware: Hardware, ranks: Ints) -> list[Ints]:
+    """Numbers for each rank: equal for ranks that compute equally fast.  None if all do."""
+    found = list[Ints]()
+    if isinstance(hardware, MixedHardware):
+        found.append(_codes(np.array([hardware.number_of_part(rank) for rank in ranks.tolist()])))
+    if hardware.stragglers:
+        found.append(_codes(np.array([hardware.slowdown(rank) for rank in ranks.tolist()])))
+    return found
 
 
 def _ports(hardware: Hardware, size: int) -> Ints:
@@ -184,6 +193,9 @@ class _Routes:
     """The paths of messages: the length of each, and the channels that each crosses."""
 
     def __init__(self, hardware: Hardware, source: Ints, target: Ints) -> None:
+        if isinstance(hardware, MixedHardware):
+            self._one_by_one(hardware, source, target)
+            return
         here, there = places_of(hardware, source), places_of(hardware, target)
         self.lengths = np.zeros(len(here), np.int64)
         """The level and the hops of each path as one number; 0 for a message from a rank to itself."""
@@ -198,6 +210,22 @@ class _Routes:
             messages.append(at[uses.message])
             channels.append(uses.channel * len(hardware.links) + level)
         self.message, self.channel = np.concatenate(messages), np.concatenate(channels)
+
+    def _one_by_one(self, hardware: MixedHardware, source: Ints, target: Ints) -> None:
+        paths = [hardware.path(*ends) for ends in zip(source.tolist(), target.tolist(), strict=True)]
+        kinds: dict[tuple[float, float, int | None], int] = {}
+        self.lengths = np.array(
+            [
+                kinds.setdefault((path.latency_seconds, path.bytes_per_second, path.level), len(kinds))
+                for path in paths
+            ],
+            np.int64,
+        )
+        levels = len(hardware.links)
+        self.message = np.repeat(np.arange(len(paths)), [len(path.channels) for path in paths])
+        self.channel = np.array(
+            [number * levels + level for path in paths for level, _, number in path.channels], np.int64
+        )
 
 
 def _check_links(hardware: Hardware, colour: Ints, first: Ints, messages: Sequence[Ends]) -> None:

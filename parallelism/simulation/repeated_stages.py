@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from parallelism.execution import ACTIVATIONS, ProgramStage, TypedArray
@@ -46,19 +47,26 @@ class RepeatedEvents(RepeatedAction):
 
     @cached_property
     def runs(self) -> list[tuple[int, DeviceEvents]]:
-        """The runs of several computes between which nothing else happens, with the changes of memory among them: where
-        each begins, and its events."""
-        found = []
-        for is_own, places in groupby(range(len(self.events.rows)), key=self._is_own):
-            run = [*places]
-            rows = [self.events.rows[place] for place in run]
+        """The runs of several computes of one phase between which nothing else happens, with the changes of memory among
+        them: where each begins, and its events."""
+        found, start = [], 0
+        for (is_own, _), group in groupby(
+            zip(self._phases, self.events.rows, strict=True), key=itemgetter(0)
+        ):
+            rows = [row for _, row in group]
             if is_own and sum(row.kind == "compute" for row in rows) > 1:
-                found.append((run[0], DeviceEvents(rows)))
+                found.append((start, DeviceEvents(rows)))
+            start += len(rows)
         return found
 
-    def _is_own(self, place: int) -> bool:
-        """Whether an event depends on no other device, and on nothing that is under way."""
-        return self.events.rows[place].kind in ("compute", "memory")
+    @property
+    def _phases(self) -> Iterator[tuple[bool, str | None]]:
+        """Of each event, whether it depends on no other device and on nothing that is under way, and the phase of the
+        last compute."""
+        phase = None
+        for row in self.events.rows:
+            phase = row.phase if row.kind == "compute" else phase
+            yield row.kind in ("compute", "memory"), phase
 
 
 @dataclass(frozen=True)
@@ -239,7 +247,7 @@ def in_runs(
 
 def _add_run(events: DeviceEvents, run: DeviceEvents, stage: int, seconds: float) -> None:
     """Adds a run as one piece."""
-    work = _Work.of(run)
+    work, compute = _Work.of(run), next(row for row in run.rows if row.kind == "compute")
     sample = next((row for row in run.rows if row.kind == "memory"), EventRow("memory", ""))
 
     def memory(changes: Mapping[str, int]) -> Iterator[EventRow]:
@@ -248,7 +256,17 @@ def _add_run(events: DeviceEvents, run: DeviceEvents, stage: int, seconds: float
 
     events.rows += memory(work.peak)
     events.pieces.append(PieceRow((len(events.rows),), run, stage))
-    events.rows.append(EventRow("compute", RUN, work.nbytes, work.flops, seconds=seconds))
+    events.rows.append(
+        compute._replace(
+            name=RUN,
+            nbytes=work.nbytes,
+            flops=work.flops,
+            dtype=None,
+            seconds=seconds,
+            other_bytes=(),
+            shape=None,
+        )
+    )
     events.rows += memory(work.change)
 
 

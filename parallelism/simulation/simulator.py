@@ -20,7 +20,7 @@ import numpy as np
 
 from parallelism.arrays import distinct
 from parallelism.events import HOST, Columns, Table
-from parallelism.hardware import Hardware, Software
+from parallelism.hardware import Hardware, MixedHardware, Software
 from parallelism.ir import Function
 from parallelism.memoized import memoized
 from parallelism.mesh import Mesh
@@ -186,7 +186,7 @@ class _Simulation:
 
     def placed_on(self, pricing: Pricing) -> SimulatedOperation:
         """The operation in a form that makes events, for the software of the hardware."""
-        software = Software.of(pricing.hardware)
+        software = _one_software(self.operation, pricing.hardware)
         under = getattr(self.operation, "under", None)
         operation = self.operation if under is None else under(software)
         simulated = simulated_operation(operation, self.mesh, self.batch, self.numbers, software=software)
@@ -240,6 +240,21 @@ class _Simulation:
             software: Software | None = getattr(self.operation, "software", None)
             return software
         return Software.of(pricing.hardware)
+
+
+def _one_software(operation: object, hardware: Hardware | None) -> Software:
+    """The software of a hardware.  ``ValueError`` if it has two, by which a program would be run in two ways."""
+    if (
+        isinstance(hardware, MixedHardware)
+        and not hardware.is_alike
+        and isinstance(operation, Function | Step)
+    ):
+        stacks = " and ".join(part.stack or part.name for part in hardware.parts)
+        raise ValueError(
+            f"a program runs with other ops on {stacks}; give both parts a stack that runs it alike, as "
+            f"{hardware.parts[0].name}+plain"
+        )
+    return Software.of(hardware)
 
 
 @dataclass(frozen=True)
@@ -314,13 +329,16 @@ class _Pieces:
             hardware is not None and (hardware.stragglers or hardware.path_faults)
         ):
             return None
+        kind = _number_of_part(hardware, ranks)
+        if kind is None:
+            return None
         groups = []
         for axes in sorted({each.axes for each in events.collectives}, key=str):
             alike = self._alike_for_all(axes, ranks)
             if alike is None:
                 return None
             groups.append((axes, alike))
-        key = id(events), tuple(groups)
+        key = id(events), kind, tuple(groups)
         if key not in self._seconds:
             columns, levels = self._priced(int(ranks[0]), events)
             seconds = columns.numbers("duration_seconds")
@@ -336,14 +354,14 @@ class _Pieces:
         """As the call, of events without collectives; None for others."""
         return None if events.collectives else self(ranks, events)
 
-    def same_price(self, rank: int, events: DeviceEvents) -> tuple[tuple[GroupKey, int], ...]:
+    def same_price(self, rank: int, events: DeviceEvents) -> tuple[Any, ...]:
         """A key: these events take equal seconds on all ranks with the same key."""
-        return tuple(
-            [
-                (axes, self._number(axes, rank))
-                for axes in sorted({each.axes for each in events.collectives}, key=str)
-            ]
-        )
+        hardware = self.pricing.hardware
+        groups = [
+            (axes, self._number(axes, rank))
+            for axes in sorted({each.axes for each in events.collectives}, key=str)
+        ]
+        return _number_of_part(hardware, np.array([rank])), *groups
 
     @memoized
     def _number(self, axes: GroupKey, rank: int) -> int:
@@ -411,6 +429,11 @@ class _Pieces:
         if hardware is None or groups.shape[1] < 2:
             return np.zeros(len(groups), np.int64)
         return same_prices(hardware, groups)
+
+
+def _number_of_part(hardware: Hardware | None, ranks: Ints) -> int | None:
+    """The number of the part that all ranks are in, 0 on hardware of one kind; None if they are in both."""
+    return hardware.part_of_group(ranks.tolist()) if isinstance(hardware, MixedHardware) else 0
 
 
 class _Folded(NamedTuple):

@@ -97,7 +97,7 @@ class Replay:
         *,
         ordered: bool = False,
         sharing: Sharing | None = None,
-        share: float = 0.0,
+        shares: Sequence[float] = (),
     ) -> None:
         lengths = events.lengths
         self.roles, self.keys, self.sizes, self.works = events.roles, events.keys, events.sizes, events.works
@@ -120,7 +120,7 @@ class Replay:
         ] = {}  # collective -> members that reached it: lane, event
         self.complete: list[tuple[int, list[tuple[int, int]]]] = []  # those that all members reached just now
         self.ordered = ordered
-        self.share = share
+        self.shares = shares
         self.now = 0.0 if ordered else inf  # no lane reaches what is shared before this time
         self.agenda: list[tuple[float, int, int, int]] = []
         self.stream: dict[int, Any] = {}  # by group: when its communication stream is free
@@ -215,8 +215,8 @@ class Replay:
             self.finish(lane, i, end)
         if role == SEND:
             clock += self.overheads[i]
-        elif self.share and role == COLLECTIVE:
-            clock += self.share * self.costs[i]
+        elif self.shares and role == COLLECTIVE:
+            clock += self.shares[lane] * self.costs[i]
         return clock
 
     def meet(self, lane: int, i: int, role: int, start: Any) -> Any:

@@ -12,7 +12,8 @@ declared.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import repeat
 from os import PathLike
@@ -22,11 +23,11 @@ import numpy as np
 import numpy.typing as npt
 
 from parallelism.collectives import CollectiveCall
-from parallelism.cost import Costs
+from parallelism.cost import Costs, costs_of
 from parallelism.dtypes import NARROW_FLOATS
 from parallelism.events import ABSENT, Columns, Table, column_of
 from parallelism.events.columns import codes, combined
-from parallelism.hardware import ITEMSIZE, Hardware, rate_name
+from parallelism.hardware import ITEMSIZE, Hardware, MixedHardware, rate_name
 from parallelism.timeline.collective_pricing import FREE, CollectivePrice, collective_price, collective_prices
 from parallelism.timeline.fair_sharing import Route
 from parallelism.timeline.matching import COLLECTIVE, COMPUTE, RECV, SEND, Roles
@@ -137,10 +138,17 @@ class Pricing:
         """The name of the hardware; None for the host."""
         return None if self.hardware is None else self.hardware.name
 
-    @property
-    def collective_share(self) -> float:
-        """What part of a device a collective takes from compute beside it."""
-        return 0.0 if self.hardware is None else self.hardware.collective_share
+    def collective_shares(self, ranks: Sequence[int]) -> Sequence[float]:
+        """What part of each of these devices a collective takes from compute beside it; empty: no part of any."""
+        hardware = self.hardware
+        if hardware is None:
+            return ()
+        kinds = hardware.parts if isinstance(hardware, MixedHardware) else (hardware,)
+        if not any(kind.collective_share for kind in kinds):
+            return ()
+        if not isinstance(hardware, MixedHardware):
+            return [hardware.collective_share] * len(ranks)
+        return [kinds[hardware.number_of_part(rank)].collective_share for rank in ranks]
 
     @property
     def shares_links(self) -> bool:
@@ -151,7 +159,7 @@ class Pricing:
     def costs(self) -> Costs:
         """Seconds on the hardware."""
         assert self.hardware is not None
-        return Costs(self.hardware)
+        return costs_of(self.hardware)
 
     # -- what there is to price ----------------------------------------------------------------------------------------
 
@@ -210,8 +218,12 @@ class Pricing:
         path = self.costs.path(source, target)
         if not path.channels or self.hardware is None:
             return None, path.latency_seconds
-        rate = path.bytes_per_second / self.hardware.links[path.channels[0][0]].bytes_per_second
-        return Route(tuple((channel, 1.0) for channel in path.channels), rate), path.latency_seconds
+        rates = [
+            path.bytes_per_second / self.hardware.links[level].bytes_per_second for level, *_ in path.channels
+        ]
+        most = max(rates)
+        uses = tuple((channel, rate / most) for channel, rate in zip(path.channels, rates, strict=True))
+        return Route(uses, most), path.latency_seconds
 
     def message_bytes(self, events: Columns) -> Floats:
         """The bytes of each send, as they are priced."""
@@ -249,6 +261,8 @@ class Pricing:
     def _compute(self, events: Columns) -> Floats:
         if self.compute == "measured":
             return self._slowed(events, events.numbers("cpu_seconds").astype(np.float64))
+        if isinstance(self.hardware, MixedHardware):
+            return self._compute_in_parts(events, self.hardware)
         fields = ["seconds", "flops", "nbytes", "dtype", "part", "other_bytes", "shape"]
         by_kernel = self.hardware is not None and bool(self.hardware.kernels)
         _, first, place = np.unique(
@@ -273,6 +287,15 @@ class Pricing:
                 )
             )
         return self._slowed(events, np.array(prices, np.float64)[place])
+
+    def _compute_in_parts(self, events: Columns, hardware: MixedHardware) -> Floats:
+        seconds = np.zeros(len(events))
+        number = events.mapped("rank", hardware.number_of_part, np.int64)
+        for part, kind in enumerate(hardware.parts):
+            at = np.flatnonzero(number == part)
+            if len(at):
+                seconds[at] = replace(self, hardware=kind)._compute(events.take(at))
+        return seconds
 
     def _slowed(self, events: Columns, seconds: Floats) -> Floats:
         """The seconds of compute, longer on stragglers."""

@@ -32,6 +32,7 @@ from math import inf
 
 import numpy as np
 
+from parallelism.arrays import Ints
 from parallelism.events import Columns, Event, whole_nanoseconds
 from parallelism.events.columns import as_values
 from parallelism.timeline.engine import LaneEvents, Replay, Sharing
@@ -112,8 +113,10 @@ def replay_columns(
         values[steps],
         pricing.overheads(events, roles)[steps] if ordered and pricing else np.zeros_like(values[steps]),
     )
-    share = pricing.collective_share if ordered and pricing else 0
-    own = _times(lanes, ordered=ordered, sharing=sharing, share=share)
+    shares: Sequence[float] = ()
+    if ordered and pricing:
+        shares = pricing.collective_shares(_ranks_of_lanes(events, ends))
+    own = _times(lanes, ordered=ordered, sharing=sharing, shares=shares)
     outside = np.flatnonzero(roles.roles == OUTSIDE)
     if len(outside):
         following = np.searchsorted(steps, outside)
@@ -132,13 +135,21 @@ def replay_columns(
     )
 
 
-def _times(steps: Steps, *, ordered: bool, sharing: Sharing | None, share: float) -> Times:
+def _ranks_of_lanes(events: Columns, ends: Ints) -> list[int]:
+    """The rank of each lane; 0 for one without events."""
+    ranks = np.append(events.numbers("rank"), 0)
+    lengths = np.diff(ends, prepend=0)
+    found: list[int] = np.where(lengths > 0, ranks[ends - lengths], 0).tolist()
+    return found
+
+
+def _times(steps: Steps, *, ordered: bool, sharing: Sharing | None, shares: Sequence[float]) -> Times:
     """The times of the steps: by the engine from the first moment on at which transfers disturb each other.
 
     The engine reads arrays through their memoryviews, which give Python's numbers and take a quarter of the memory of a
     list.
     """
-    known = undisturbed(steps, ordered=ordered, sharing=sharing, share=share)
+    known = undisturbed(steps, ordered=ordered, sharing=sharing, shares=shares)
     if known is not None and known.disturbed == inf:
         return known.times
     starts, durations = np.zeros_like(steps.costs), np.zeros_like(steps.costs)
@@ -157,7 +168,7 @@ def _times(steps: Steps, *, ordered: bool, sharing: Sharing | None, share: float
         ),
         ordered=ordered,
         sharing=sharing,
-        share=share,
+        shares=shares,
     )
     if known is not None:
         starts[:], durations[:], _ = resumed(engine, steps, known)

@@ -65,7 +65,7 @@ class Undisturbed(NamedTuple):
 
 
 def undisturbed(
-    steps: Steps, *, ordered: bool, sharing: Sharing | None, share: float = 0
+    steps: Steps, *, ordered: bool, sharing: Sharing | None, shares: Sequence[float] = ()
 ) -> Undisturbed | None:
     """The times of the steps; None if a lane is blocked for ever, or if the times may be others from the beginning.
 
@@ -123,7 +123,7 @@ def undisturbed(
         ),
         len(messages),
         ordered=ordered,
-        share=share,
+        shares=shares,
     )
     if not found.is_complete():
         return None
@@ -215,8 +215,8 @@ class _Program(NamedTuple):
 class _Run:
     """The run of the lanes: the times found so far, and what lanes wait for."""
 
-    def __init__(self, program: _Program, messages: int, *, ordered: bool, share: Any) -> None:
-        self.program, self.ordered, self.share = program, ordered, share
+    def __init__(self, program: _Program, messages: int, *, ordered: bool, shares: Sequence[float]) -> None:
+        self.program, self.ordered, self.shares = program, ordered, shares
         self.starts: list[Any] = [0] * len(program.does)
         self.clocks: list[Any] = [0] * len(program.until)
         self.arrivals: list[Any] = [None] * messages
@@ -291,7 +291,7 @@ class _Run:
             if len(reached) == self.program.members[slot]:
                 end = self._conclude(slot, self.program.costs[i])
         if what == _CALL:
-            return clock + self.share * self.program.costs[i] if self.share else clock
+            return clock + self.shares[lane] * self.program.costs[i] if self.shares else clock
         if end is None:
             self._for_collective[slot].append(lane)
         return end

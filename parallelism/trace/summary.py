@@ -34,7 +34,7 @@ class _Table(NamedTuple):
 
 def as_text(trace: Trace) -> str:
     """The summary in lines of at most 80 columns."""
-    lines, moved = _headline(trace), moving(trace)
+    lines, moved = [fit(line, WIDTH) for line in _headline(trace)], moving(trace)
     for each in _tables(trace, moved, _split(trace, moved)):
         lines += ["", *(fit(line, WIDTH) for line in _lines(each))]
         if len(each.rows) > _MOST_ROWS:
@@ -48,7 +48,7 @@ def as_html(trace: Trace) -> str:
     by_rank = _split(trace, moved)
     outside = extremes(by_rank, trace.peaks())
     head, *lines = _headline(trace)
-    lines[0] = lines[0].partition(" (all but compute)")[0]  # one bubble is enough for a picture
+    lines[0] = lines[0].partition("; bubble")[0]  # that of the table is enough for a picture
     return figure(
         *map(note, lines),
         timelines([("", trace)], [moved]),
@@ -77,7 +77,7 @@ def _html_table(one: _Table, outside: Mapping[str, int]) -> str:
         by_rank = {row[0]: row for row in one.rows[first:]}
         shown = [[f"{word}: {rank}", *by_rank[str(rank)][1:]] for word, rank in outside.items()]
         folded = _rows(one, one.rows[first:], _MOST_FOLDED)
-        return table([*one.rows[:first], *shown], one.columns, left=one.left) + folded_away(
+        return table([*one.rows[:first], *shown], one.columns, left=max(one.left, 1)) + folded_away(
             plural(one.ranks, "rank"), folded
         )
     return _rows(one, one.rows, _MOST_SHOWN)
@@ -85,7 +85,7 @@ def _html_table(one: _Table, outside: Mapping[str, int]) -> str:
 
 def _rows(one: _Table, rows: Sequence[Sequence[str]], most: int) -> str:
     more = note(f"... and {len(rows) - most} more") if len(rows) > most else ""
-    return table(rows[:most], one.columns, left=one.left) + more
+    return table(rows[:most], one.columns, left=max(one.left, 1)) + more
 
 
 def _headline(trace: Trace) -> list[str]:
@@ -99,22 +99,14 @@ def _headline(trace: Trace) -> list[str]:
     ends = starts + trace.columns.numbers("wall_duration_seconds")
     wall = float(ends.max() - starts.min()) if len(trace) else 0.0
     lines = [
-        fit(
-            f"{devices}, {plural(len(trace), 'event')}; "
-            f"traffic {'with the host' if trace.host_traffic else 'between devices'}",
-            WIDTH,
-        ),
-        fit(
-            f"virtual time  makespan {seconds(trace.makespan_seconds)}; bubble {trace.bubble_fraction:.1%} "
-            f"(all but compute), {trace.span_bubble_fraction:.1%} by span",
-            WIDTH,
-        ),
+        f"{devices}, {plural(len(trace), 'event')}; "
+        f"traffic {'with the host' if trace.host_traffic else 'between devices'}",
+        f"virtual time  makespan {seconds(trace.makespan_seconds)}; bubble {trace.bubble_fraction:.1%} "
+        f"(all but compute), {trace.span_bubble_fraction:.1%} by span",
     ]
     if wall > 0:  # a simulated trace was never run
-        lines.append(
-            fit(f"wall time     {seconds(wall)} on this machine, whose cores the devices share", WIDTH)
-        )
-    return [*lines, *([fit(f"hardware      {trace.hardware}", WIDTH)] if trace.hardware else [])]
+        lines.append(f"wall time     {seconds(wall)} on this machine, whose cores the devices share")
+    return [*lines, *([f"hardware      {trace.hardware}"] if trace.hardware else [])]
 
 
 def _tables(trace: Trace, moved: Moving, by_rank: Mapping[int, Split]) -> list[_Table]:

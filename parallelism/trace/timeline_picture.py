@@ -1,7 +1,7 @@
 """The timelines of traces as HTML, on one axis of virtual time: for each device its compute, and below it what moves.
 
 It is as wide as the page.  Waits are thin, data that moves is thicker, compute is thickest.  Events too short to be
-seen are drawn together.
+seen are drawn together, and so is compute without a phase, such as an update, in a trace that has phases.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from parallelism.trace.trace import Trace
 from parallelism.trace.transfers import HOLDING, Moving, moving, rounded
 
 _MOST_ROWS, _MOST_BARS = 16, 6000
+_SEEN = 1e-3
+"""The part of a picture's width that is wide enough to be seen."""
 _ROW, _COMPUTE, _MOVES, _WAITS = 34, 17, 8, 2
 _FILLS = {
     "forward": "forward",
@@ -30,8 +32,11 @@ _FILLS = {
     "communication": "communication",
     "wait": "wait",
 }
-_WAIT = len(PARTS)
-"""The number of waiting, after those of the parts of a trace."""
+_WAIT, _OTHER = len(PARTS), PARTS.index("other")
+"""The numbers of waiting, after those of the parts of a trace, and of compute without a phase."""
+
+_Bar = tuple[float, float, int, str]
+"""Start, end, number of the part and tooltip of what is drawn."""
 
 
 def timelines(traces: Sequence[tuple[str, Trace]], moved: Sequence[Moving] | None = None) -> Markup:
@@ -46,6 +51,8 @@ def timelines(traces: Sequence[tuple[str, Trace]], moved: Sequence[Moving] | Non
         shown = [trace.ranks[place] for place in places if place is not None]
         bars = _bars(trace, since, shown, span, _MOST_BARS // max(1, len(shown) * len(traces)))
         present |= {part for row in bars.values() for _, _, part, _ in row}
+        if _of_several(present):
+            bars = {rank: _joined(row, span) for rank, row in bars.items()}
         labels, height = "", 0
         lines: list[str] = []
         for place in places:
@@ -78,14 +85,34 @@ def _moved_names(traces: Sequence[Trace]) -> list[str]:
     return [*sorted(names), *["messages"] * messages]
 
 
+def _of_several(parts: set[int]) -> bool:
+    """Whether there is compute of a phase."""
+    return any(part < _OTHER for part in parts)
+
+
+def _joined(bars: Sequence[_Bar], span: float) -> list[_Bar]:
+    """The bars, of which those of compute without a phase that directly follow each other are one."""
+    joined = [bar for bar in bars if bar[2] != _OTHER]
+    row = sorted(bar for bar in bars if bar[2] == _OTHER)
+    while row:
+        count = 1
+        while count < len(row) and row[count][0] - row[count - 1][1] < _SEEN * span:
+            count += 1
+        low, high, together = row[0][0], row[count - 1][1], f"{count} bars without a phase"
+        tip = row[0][3] if count == 1 else f"{together}, {seconds(high - low)}"
+        joined.append((low, high, _OTHER, tip))
+        row = row[count:]
+    return joined
+
+
 def _bars(
     trace: Trace,
     moved: Moving,
     ranks: Sequence[int],
     span: float,
     most: int,
-) -> dict[int, list[tuple[float, float, int, str]]]:
-    """By rank: start, end, number of the part and tooltip of what is drawn.  About ``most`` for each part of a rank."""
+) -> dict[int, list[_Bar]]:
+    """By rank what is drawn: about ``most`` bars for each part of a rank."""
     columns = trace.columns
     start = columns.numbers("start_seconds").astype(np.float64)
     end = start + columns.numbers("duration_seconds")
@@ -96,7 +123,7 @@ def _bars(
     since = np.where(blocking, np.clip(rounded(moved.since, end), start, end), start)
     since = np.where(columns.isin("kind", {"wait"}), end, since)  # its operation has the transfer
     names = columns.values("name")
-    bars: dict[int, list[tuple[float, float, int, str]]] = {rank: [] for rank in ranks}
+    bars: dict[int, list[_Bar]] = {rank: [] for rank in ranks}
     least = span / max(50, most)
     for first, last, parts in ((start, since, np.full(len(part), _WAIT)), (since, end, part)):
         here = drawn & (last > first)
@@ -122,7 +149,7 @@ def _bars(
     return bars
 
 
-def _row(bars: Sequence[tuple[float, float, int, str]], y: int, span: float) -> Iterator[str]:
+def _row(bars: Sequence[_Bar], y: int, span: float) -> Iterator[str]:
     yield f'<rect x="0" y="{y}" width="100%" height="{_COMPUTE + _MOVES + 1}" fill="var(--panel)"/>'
     for low, high, part, tip in bars:
         name = _name(part)
@@ -151,12 +178,11 @@ def _name(part: int) -> str:
 def _legend(parts: set[int], moved: Sequence[str]) -> str:
     """What the colours are; ``moved`` are the names of what moves data."""
     names = [*map(_name, sorted(parts))]
-    of_several = any(PARTS.index(name) < PARTS.index("other") for name in names if name in PARTS)
     told = fit(": ".join(["data moves", *filter(None, [", ".join(moved)])]), 60)
     words = {
         "communication": told,
         "wait": "waits",
-        "other": "other compute" if of_several else "compute",
+        "other": "compute without a phase, such as an update" if _of_several(parts) else "compute",
     }
     swatch = (
         '<span style="display:inline-block;width:22px;height:{}px;background:var(--{});border:1px solid '

@@ -66,6 +66,11 @@ class FlagValues:
     qk_pos_emb_head_dim: int | None = None
     v_head_dim: int | None = None
     mtp_num_layers: int | None = None
+    document_lengths: str | None = None
+    document_variation: float | None = None
+    lora_rank: int | None = None
+    lora_alpha: float | None = None
+    lora_products: str | None = None
     tensor_model_parallel_size: int | None = None
     pipeline_model_parallel_size: int | None = None
     num_layers_per_virtual_pipeline_stage: int | None = None

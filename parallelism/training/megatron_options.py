@@ -127,6 +127,33 @@ OPTIONS: tuple[Option, ...] = (
     Option("qk-pos-emb-head-dim", "model", "features of a query that are rotated (64)"),
     Option("v-head-dim", "model", "features of a value (128)"),
     Option("mtp-num-layers", "model", "modules that predict one more token each"),
+    Option(
+        "document-lengths",
+        "model",
+        "sequences are packed, and attention stays in each document: their mean length, or the lengths of several",
+        text=True,
+        many=True,
+    ),
+    Option(
+        "document-variation",
+        "model",
+        "with one --document-lengths: the standard deviation of lengths by their mean (0)",
+        amount=True,
+    ),
+    Option("lora-rank", "model", "all weights are frozen, and adapters of so many features are trained"),
+    Option(
+        "lora-alpha",
+        "model",
+        "with --lora-rank: adapters are scaled by it, divided by the rank (32)",
+        amount=True,
+    ),
+    Option(
+        "lora-products",
+        "model",
+        "with --lora-rank: the products with adapters, as qkv out up gate down (those of attention)",
+        text=True,
+        many=True,
+    ),
     Option("tensor-model-parallel-size", "strategy", "devices along tp (1)"),
     Option("pipeline-model-parallel-size", "strategy", "devices along pp (1)"),
     Option(

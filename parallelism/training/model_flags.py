@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from parallelism.display.quantities import shortened
-from parallelism.models import Experts, LatentAttention, TransformerSpec
+from parallelism.models import Experts, LatentAttention, LoRA, TransformerSpec
 from parallelism.models.spec import VOCABULARY_MULTIPLE
 from parallelism.training.flag_values import FlagValues
 
@@ -67,6 +67,8 @@ class ModelFlags(FlagValues):
             "head_width": None if self.multi_latent_attention else self.kv_channels,
             "attention": self._latent_attention,
             "next_tokens": self.mtp_num_layers,
+            "lora": self._lora,
+            **self._documents,
             **self._window(named),
         }
         figures = {name: value for name, value in figures.items() if value is not None}
@@ -133,6 +135,39 @@ class ModelFlags(FlagValues):
             rotary_width=self.qk_pos_emb_head_dim or 64,
             value_width=self.v_head_dim or 128,
         )
+
+    @property
+    def _documents(self) -> dict[str, Any]:
+        """The figures of packed sequences."""
+        if self.document_lengths is None:
+            if self.document_variation is not None:
+                raise ValueError("--document-variation needs --document-lengths")
+            return {}
+        words = self.document_lengths.replace(",", " ").split()
+        if not words or not all(re.fullmatch("[0-9]{1,9}", word) for word in words):
+            raise ValueError(
+                f"--document-lengths must be numbers of tokens, as 512 or 512 1024; got "
+                f"{shortened(self.document_lengths, 40)}"
+            )
+        lengths = tuple(map(int, words))
+        return {
+            "documents": lengths[0] if len(lengths) == 1 else lengths,
+            "document_variation": self.document_variation,
+        }
+
+    @property
+    def _lora(self) -> LoRA | None:
+        """The adapters; None if no flag says that there are any."""
+        if self.lora_rank is None:
+            if alone := [name for name in ("lora_alpha", "lora_products") if getattr(self, name) is not None]:
+                raise ValueError(f"--{alone[0].replace('_', '-')} needs --lora-rank")
+            return None
+        given = {
+            "alpha": self.lora_alpha,
+            "products": self.lora_products and tuple(self.lora_products.split()),
+        }
+        figures: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        return LoRA(self.lora_rank, **figures)
 
     def _window(self, named: TransformerSpec | None) -> dict[str, Any]:
         """The figures of sliding windows: Megatron-LM counts the tokens before a token, a spec that one, too."""

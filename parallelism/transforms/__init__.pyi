@@ -1,3 +1,4 @@
+from ..ir.passes.frozen import frozen as frozen
 from .data import ContextParallel as ContextParallel, DataParallel as DataParallel
 from .experts import ExpertParallel as ExpertParallel
 from .local_layers import LocalLayers as LocalLayers

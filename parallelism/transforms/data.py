@@ -172,7 +172,7 @@ def split_class(transform: Any, parts: Parts, chosen: Place, *, around: bool = T
     split of activations, as by `SequenceParallel`, would also be one of the tokens that were picked, and the table in
     which these are looked up would be gathered.)
     """
-    layouts, parameters = {}, {*parts.parameters}
+    layouts, parameters = {}, {*parts.weights}
     picking = (op for op in parts.forward.ops if op.kind == "arranged")
     picked = (op.outputs[0] for op in picking if op.inputs[0] not in parameters)
     inputs = {*parts.forward.inputs, *parts.dealt, *picked}

@@ -104,7 +104,7 @@ class ExpertParallel:
         weights = {
             product.weight for op in parts.forward.ops if (product := product_of(op, parts.views)) is not None
         }
-        for value in parts.parameters:
+        for value in parts.weights:
             dims = dims_of(value)
             own = [dim for dim in range(len(dims)) if parts.classes.of(value, dim) in classes]
             if value in weights or len(dims) < 2 or not own or dims[own[0]]:

@@ -76,6 +76,10 @@ class LocalLayers:
         """``ValueError`` for a program that another transform has changed already."""
         if any(op.kind == "local_loss" for op in parts.forward.ops):
             raise ValueError(f"{self}: @{parts.name} learns from local losses already")
+        if parts.frozen:
+            raise ValueError(
+                f"{self}: %{parts.frozen[0].name} of @{parts.name} is frozen; local losses train all weights"
+            )
         if not parts.parameters:
             raise ValueError(
                 f"{self}: @{parts.name} has no parameters: those of a loss are the parts of its first "

@@ -16,6 +16,7 @@ from itertools import count
 from parallelism.dtypes import is_floating
 from parallelism.ir.core import Attributes, Builder, Function, Op, TensorType, Value
 from parallelism.ir.core.derived import derived_later, laid_value, renamed_value, with_values
+from parallelism.ir.passes.frozen import frozen_inputs
 from parallelism.ir.passes.gradients import GRADIENT, MARK, UPDATE as UPDATE, gradient
 from parallelism.layouts.propagation.annotation import laid_out
 from parallelism.sharding import TensorSharding
@@ -34,7 +35,7 @@ class Parts:
 
     name: str
     forward: Function
-    """It takes the parameters and the batch, and returns the loss, then its metrics (whatever else is no ``next.``)."""
+    """It takes the weights and the batch, and returns the loss, then its metrics (whatever else is no ``next.``)."""
     update: Function | None
     """It takes parameters, their gradients and the state of the optimizer, and returns the ``next.`` of each parameter
     and each array of the state."""
@@ -90,9 +91,20 @@ class Parts:
     def parameters(self) -> tuple[Value, ...]:
         """The inputs of the forward that are trained; without an update those of `first_argument`."""
         if self.update is None:
-            return first_argument(self.forward)
+            return first_argument(replace(self.forward, attributes=self.attributes))
         trained = {value.name.removeprefix(GRADIENT) for value in self.gradients}
         return tuple(value for value in self.forward.inputs if value.name in trained)
+
+    @cached_property
+    def frozen(self) -> tuple[Value, ...]:
+        """The inputs of the forward that are weights and are not trained (`parallelism.ir.passes.frozen`)."""
+        return frozen_inputs(self.forward, self.attributes)
+
+    @cached_property
+    def weights(self) -> tuple[Value, ...]:
+        """All weights of the model in the order of the forward: the `parameters` and what is `frozen`."""
+        known = {*self.parameters, *self.frozen}
+        return tuple(value for value in self.forward.inputs if value in known)
 
     @cached_property
     def copies(self) -> tuple[Value, ...]:
@@ -106,8 +118,8 @@ class Parts:
 
     @cached_property
     def data(self) -> tuple[Value, ...]:
-        """The inputs of the forward that are neither `parameters` nor `copies` of these: the batch."""
-        others = {*self.parameters, *self.copies}
+        """The inputs of the forward that are neither `weights` nor `copies` of these: the batch."""
+        others = {*self.weights, *self.copies}
         return tuple(value for value in self.forward.inputs if value not in others)
 
     @cached_property
@@ -122,8 +134,8 @@ class Parts:
 
     @cached_property
     def views(self) -> Views:
-        """The views of parameters, these included."""
-        return views_of(self.forward, self.parameters)
+        """The views of weights, these included."""
+        return views_of(self.forward, self.weights)
 
     @cached_property
     def experts(self) -> set[Place]:
@@ -133,12 +145,12 @@ class Parts:
     @cached_property
     def rows(self) -> Place | None:
         """The class of the rows of the batch; None if there is none."""
-        return batch_class(self.forward, self.parameters, self.classes)
+        return batch_class(self.forward, self.weights, self.classes)
 
     @cached_property
     def sequence(self) -> Place | None:
         """The class of the sequences of the batch; None if there is none."""
-        return sequence_class(self.forward, self.parameters, self.views, self.classes)
+        return sequence_class(self.forward, self.weights, self.views, self.classes)
 
     @cached_property
     def gradients(self) -> tuple[Value, ...]:
@@ -282,12 +294,14 @@ def without_attributes(function: Function) -> Function:
 def first_argument(function: Function) -> tuple[Value, ...]:
     """The floating-point inputs under the name of the first one, ``p`` for ``p.w``: the parameters of a recorded model.
 
-    None if that name has no parts.
+    Frozen weights are none of them.  None if the name of the first other input has no parts.
     """
-    prefix, dot, _ = function.inputs[0].name.partition(".") if function.inputs else ("", "", "")
+    frozen = {*frozen_inputs(function, function.attributes)}
+    inputs = [value for value in function.inputs if value not in frozen]
+    prefix, dot, _ = inputs[0].name.partition(".") if inputs else ("", "", "")
     return tuple(
         value
-        for value in function.inputs
+        for value in inputs
         if dot and value.name.startswith(f"{prefix}.") and is_floating(value.type.dtype)
     )
 

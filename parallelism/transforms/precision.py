@@ -190,7 +190,7 @@ class MixedPrecision:
                 "SequenceParallel and Zero, or all in one Strategy"
             )
         narrow = checked_dtype(self.dtype)
-        wide = {value.type.dtype for value in parts.parameters}
+        wide = {value.type.dtype for value in parts.weights}
         if len(wide) > 1 or min(dtype.itemsize for dtype in wide) <= narrow.itemsize:
             raise ValueError(
                 f"{self}: the parameters of @{function.name} must be of one dtype wider than {narrow}, "
@@ -221,7 +221,7 @@ class _Narrowed:
 
     def __init__(self, parts: Parts, narrow: np.dtype[Any], wide: np.dtype[Any]) -> None:
         self.forward, self.narrow, self.wide = parts.forward, narrow, wide
-        self.parameters, self.attributes = {*parts.parameters}, parts.attributes
+        self.parameters, self.attributes = {*parts.weights}, parts.attributes
         self.builder = Builder()
         self.values: dict[Value, Value] = {}
         self.constants = {op.outputs[0]: op for op in self.forward.ops if op.kind == "constant"}

@@ -49,6 +49,11 @@ class ScaledProducts:
 
     def __call__(self, function: Function) -> Function:
         parts = Parts.of(function)
+        if parts.frozen:
+            raise ValueError(
+                f"{self}: %{parts.frozen[0].name} of @{function.name} is frozen; frozen weights stay in 16 bits, so leave "
+                "out float8"
+            )
         chosen = [*self._chosen(parts)]
         if not chosen:
             raise ValueError(

@@ -46,7 +46,7 @@ class SequenceParallel:
                 f"comes before {self}, or both in one Strategy"
             )
         classes, rows = parts.classes, parts.rows
-        parameters, inputs = {*parts.parameters}, {*parts.forward.inputs}
+        parameters, inputs = {*parts.weights}, {*parts.forward.inputs}
         given = classes.axes(parts.dealt)
         # The batch stays whole over the axis: which tokens a device has does not follow from what it does with them.
         layouts = {

@@ -28,6 +28,7 @@ class Splits:
         of_loss = function.ops if parts.update is None else needed(function.ops, function.outputs[:1])
         self.users, self._all_users = _users(of_loss), _users(function.ops)
         """Those of metrics beside a loss do not count: what needs a value whole for a metric has it gathered."""
+        self._constants = {op.outputs[0] for op in function.ops if op.kind == "constant"}
         self._views: dict[str, list[tuple[Value, View]]] = {}
         """The views of each parameter, by its name."""
         for value, view in self.views.items():
@@ -197,6 +198,8 @@ class Splits:
         for op in self.users.get(value.name, ()):
             if op not in self.scope and self._sums(op, value, dim):
                 yield ()  # the next product is to stay as it is
+            elif self._sums(op, value, dim) and self._meets_split(op):
+                yield ()  # the next product is to be split as what it is added to
             yield from followed(op, value, dim)
 
     def _sums(self, op: Op, value: Value, dim: int) -> bool:
@@ -206,6 +209,25 @@ class Splits:
             return False
         letters = zip(op.inputs, relation_of(op).inputs, strict=True)
         return any(given is value and each[dim] in product.contracted for given, each in letters)
+
+    def _meets_split(self, product: Op) -> bool:
+        """Whether what a product makes is added to a value that is split, as that of an adapter to that of its weight.
+
+        If the product made a pending sum, this would be reduced for the sake of the other value, which is as large.
+        """
+        left = [*product.outputs]
+        while left:
+            value = left.pop()
+            for op in self.users.get(value.name, ()):
+                places = [place for place, given in enumerate(op.inputs) if given is value]
+                others = [given for given in op.inputs if given is not value]
+                if op.operator.linear == "together" and any(
+                    self.dims.get(other.name) is not None for other in others
+                ):
+                    return True
+                if self._constants.issuperset(others) and op.operator.is_linear_in(places, len(op.inputs)):
+                    left += op.outputs
+        return False
 
 
 def _users(ops: Iterable[Op]) -> dict[str, list[Op]]:

@@ -18,8 +18,9 @@ import numpy as np
 
 from parallelism.arrays import Array
 from parallelism.dtypes import is_floating
-from parallelism.ir.core import Builder, Function, Op, TensorType, Value, frozen_attributes
+from parallelism.ir.core import Attributes, Builder, Function, Op, TensorType, Value, frozen_attributes
 from parallelism.ir.core.derived import renamed_value, repeated_op
+from parallelism.ir.passes.frozen import frozen_inputs, with_frozen
 from parallelism.ir.passes.gradients import GRADIENT, MARK, depending
 from parallelism.ir.tracing.current import recording
 from parallelism.ir.tracing.tracing import Traced, lift
@@ -63,11 +64,13 @@ def train_step(
     ``grad.p``, and the ops of the update are in the region ``update``.
 
     ``parameters`` names the inputs to train, or a prefix of their names (``p`` for ``p.w`` and ``p.b``); None stands
-    for the prefix of the first input: the first argument of the recorded function, a dict.  ``clip`` is the largest
-    norm of all gradients together (`parallelism.kernels.clipped`).  ``loss_scale`` is what the loss is multiplied by
-    before it is differentiated, so that small gradients are no zeros in float16; the update divides the gradients by it
-    first (Micikevicius et al., *Mixed Precision Training*, 2018, arXiv:1710.03740, section 3.2).  The value ``grad.p``
-    is the scaled one.  The loss that is returned is not scaled.
+    for the prefix of the first input: the first argument of the recorded function, a dict.  Other floating-point inputs
+    with such a prefix are frozen weights, as are those that `frozen` names: they have neither gradients nor state, and a
+    step does not change them.  ``clip`` is the largest norm of all gradients together
+    (`parallelism.kernels.clipped`).  ``loss_scale`` is what the loss is multiplied by before it is differentiated, so
+    that small gradients are no zeros in float16; the update divides the gradients by it first (Micikevicius et al.,
+    *Mixed Precision Training*, 2018, arXiv:1710.03740, section 3.2).  The value ``grad.p`` is the scaled one.  The loss
+    that is returned is not scaled.
 
     ``ValueError`` for a function that does not return one floating-point number first, for parameters that do not
     exist, and for a function that is a training step already.
@@ -86,7 +89,7 @@ def train_step(
         f"{loss.name}.step",
         forward,
         _update(trained, optimizer, clip, loss_scale),
-        attributes=loss.attributes,
+        attributes=_with_frozen(loss, trained),
     ).joined()
     learning = depending(forward, trained)
     if any(op.operator.derivative is None for op in forward.ops if not learning.isdisjoint(op.outputs)):
@@ -95,21 +98,22 @@ def train_step(
 
 
 def first_state(step: Function | Step, parameters: Mapping[str, Any]) -> dict[str, Array]:
-    """The parameters and the state of the optimizer before the first step, by the names of inputs.
+    """The weights and the state of the optimizer before the first step, by the names of inputs.
 
-    ``parameters`` has the arrays of the parameters by name; they are rounded to the dtypes of the program.  The state
-    is zero, but main copies of parameters (`MixedPrecision`) are the given arrays.
+    ``parameters`` has the arrays of all weights by name, frozen ones too; they are rounded to the dtypes of the program.
+    The state is zero, but main copies of parameters (`MixedPrecision`) are the given arrays.
     """
     step = _whole(step)
     parts = Parts.of(step)
-    names = {value.name for value in parts.parameters}
+    names = {value.name for value in parts.weights}
     if names != parameters.keys():
+        has = "has the weights" if parts.frozen else "trains"
         raise ValueError(
-            f"@{step.name} trains {', '.join(sorted(names)) or 'no parameters'}; got "
+            f"@{step.name} {has} {', '.join(sorted(names)) or 'no parameters'}; got "
             f"{', '.join(sorted(parameters)) or 'none'}"
         )
     first = {
-        value.name: np.asarray(parameters[value.name]).astype(value.type.dtype) for value in parts.parameters
+        value.name: np.asarray(parameters[value.name]).astype(value.type.dtype) for value in parts.weights
     }
     for value in parts.state:
         owner = parts.owner(value)
@@ -162,7 +166,7 @@ def categories(step: Function | Step) -> dict[str, str]:
     parts = Parts.of(_whole(step))
     found = {value.name: "inputs" for value in parts.forward.inputs}
     for values, category in (
-        ((*parts.parameters, *parts.copies), "weights"),
+        ((*parts.weights, *parts.copies), "weights"),
         (parts.gradients, "gradients"),
         (parts.state, "optimizer"),
     ):
@@ -195,7 +199,8 @@ def _trained(loss: Function, names: str | Sequence[str] | None) -> list[Value]:
         raise ValueError(
             f"@{loss.name} has a region {reserved[0]!r}, which a training step gives to its own ops"
         )
-    floating = [value for value in loss.inputs if is_floating(value.type.dtype)]
+    frozen = {*frozen_inputs(loss, loss.attributes)}
+    floating = [value for value in loss.inputs if is_floating(value.type.dtype) and value not in frozen]
     if names is None:
         chosen = [*first_argument(loss)]
         missing = [] if chosen else ["p.w"]
@@ -209,6 +214,18 @@ def _trained(loss: Function, names: str | Sequence[str] | None) -> list[Value]:
         known = ", ".join(value.name for value in floating) or "none"
         raise ValueError(f"@{loss.name} has no floating-point input {missing[0]!r} to train; it has {known}")
     return chosen
+
+
+def _with_frozen(loss: Function, trained: Sequence[Value]) -> Attributes:
+    """The attributes of a loss of which these inputs are trained: other weights beside them are frozen."""
+    known = {*trained, *frozen_inputs(loss, loss.attributes)}
+    beside = {value.name.partition(".")[0] for value in trained if "." in value.name}
+    others = [
+        value.name
+        for value in loss.inputs
+        if value not in known and is_floating(value.type.dtype) and value.name.partition(".")[0] in beside
+    ]
+    return with_frozen(loss.attributes, others)
 
 
 def _scaled(loss: Function, scale: float) -> Function:

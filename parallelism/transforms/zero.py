@@ -74,12 +74,12 @@ class Zero:
                 f"{self}: no input of @{function.name} is split over {self.axis!r}, so no gradient is "
                 f"summed over it; DataParallel comes before {self}, or both in one Strategy"
             )
-        whole = {value.name: layout(dims_of(value)) for value in parts.parameters}
+        whole = {value.name: layout(dims_of(value)) for value in parts.weights}
         more = [*_axes_of_experts(parts), *self._axes_of_sequences(parts)]
-        split = {value.name: layout(self._split(value, more)) for value in parts.parameters}
+        split = {value.name: layout(self._split(value, more)) for value in parts.weights}
         forward = split if self.stage == 3 else whole
         state = {value.name: split[owner] for value in parts.state if (owner := parts.owner(value))}
-        gradients = {f"grad.{name}": kept for name, kept in split.items()}
+        gradients = {f"grad.{value.name}": split[value.name] for value in parts.parameters}
         if self.stage > 1:
             return parts.laid(forward, forward | state | gradients).joined()
         update = parts.laid(forward, forward | state)
@@ -126,7 +126,7 @@ def _axes_of_experts(parts: Parts) -> list[str]:
         if parts.classes.of(value, dim) == parts.rows
         for axis in axes
     )
-    of_parameters = {axis for value in parts.parameters for axis in chain(*dims_of(value))}
+    of_parameters = {axis for value in parts.weights for axis in chain(*dims_of(value))}
     return [axis for axis in rows if axis in of_parameters]
 
 

@@ -1,5 +1,18 @@
 """What is wrong with pictures in a page: text that overflows, is cut or covered, or that is hard to read."""
 
+JUPYTERLAB = """
+.jp-RenderedHTMLCommon{color:#212121;font-size:14px;line-height:1.5;padding-right:20px}
+.jp-RenderedHTMLCommon table{border-collapse:collapse;border:none;font-size:12px;table-layout:fixed;margin:0 auto 1em}
+.jp-RenderedHTMLCommon thead{border-bottom:1px solid #bdbdbd;vertical-align:bottom}
+.jp-RenderedHTMLCommon td,.jp-RenderedHTMLCommon th,.jp-RenderedHTMLCommon tr{vertical-align:middle;padding:.5em;
+ line-height:normal;white-space:normal;max-width:none;border:none}
+:not(.jp-RenderedMarkdown).jp-RenderedHTMLCommon td,:not(.jp-RenderedMarkdown).jp-RenderedHTMLCommon th,
+:not(.jp-RenderedMarkdown).jp-RenderedHTMLCommon tr{text-align:right}
+.jp-RenderedHTMLCommon tbody tr:nth-child(even){background:#f5f5f5}
+.jp-RenderedHTMLCommon pre{white-space:pre-wrap;margin:8px}
+"""
+"""What JupyterLab 4 says of the HTML in a cell's output (its package rendermime, style/base.css)."""
+
 MEASURE = r"""
 (() => {
   const bad = [], page = document.documentElement, wide = page.clientWidth;
@@ -34,19 +47,33 @@ MEASURE = r"""
     }));
     return rects.get(svg);
   };
-  const texts = new Map();
+  const texts = new Map(), quantity = /^[-+≥≤~]?\s?\d[\d.,]*(\s?[a-zA-Z%][a-zA-Z/]{0,7})?$|^-?$|^[\d ]+$/;
+  const scaled = element => {
+    const matrix = element.getScreenCTM && element.getScreenCTM();
+    return parseFloat(getComputedStyle(element).fontSize) * (matrix ? Math.hypot(matrix.a, matrix.b) : 1);
+  };
   let seen = 0, least = 99;
   for (const root of document.querySelectorAll('.vcluster')) {
     const walker = document.createTreeWalker(root, NodeFilter.SHOW_TEXT);
     for (let node; node = walker.nextNode();) {
       const words = node.data.trim(), parent = node.parentElement;
-      if (!words || parent.closest('style,title,defs')) continue;
+      if (!words || parent.closest('style,title,defs,script,option')) continue;
       const range = document.createRange();
       range.selectNodeContents(node);
       const box = range.getBoundingClientRect();
       if (!box.width || !box.height) continue;
       seen++;
       const svg = parent.closest('svg'), name = JSON.stringify(words.slice(0, 40));
+      if (scaled(parent) < 9) bad.push(`${name} has ${scaled(parent).toFixed(1)} px`);
+      const cell = parent.closest('td');
+      if (cell && /right|end/.test(getComputedStyle(cell).textAlign) && !quantity.test(cell.innerText.trim()))
+        bad.push(`${name} is text, and flush right`);
+      for (const found of node.data.matchAll(/\d[\s\u00a0](?:[num]?s|[kMGTP]?B(?:\/s)?|[KMGT]iB|%|bytes)(?![\w\/])/g)) {
+        range.setStart(node, found.index);
+        range.setEnd(node, found.index + found[0].length);
+        const lines = [...range.getClientRects()].map(e => e.bottom);
+        if (Math.max(...lines) - Math.min(...lines) > 5) bad.push(`"${found[0]}" is broken from its unit in ${name}`);
+      }
       let scrolls = null;
       for (let e = parent; e; e = e.parentElement) {
         const style = getComputedStyle(e), its = e.getBoundingClientRect();
@@ -64,7 +91,8 @@ MEASURE = r"""
           bad.push(`${name} is cut by its picture`);
         const x = (box.left + box.right) / 2, y = (box.top + box.bottom) / 2;
         for (const {e, c, box: b, inGroup} of bars(svg)) {
-          if (inGroup && e.parentElement.contains(parent) && (box.left < b.left - 1 || box.right > b.right + 1))
+          if (inGroup && e.parentElement.contains(parent) && y > b.top && y < b.bottom
+              && (box.left < b.left - 1 || box.right > b.right + 1))
             bad.push(`${name} is wider than its bar`);
           if (x < b.left || x > b.right || y < b.top || y > b.bottom) continue;
           if (c && e.compareDocumentPosition(parent) & Node.DOCUMENT_POSITION_FOLLOWING) below = over(c, below);
@@ -88,6 +116,9 @@ MEASURE = r"""
   return {bad: bad.slice(0, 40), count: bad.length, seen, least};
 })()
 """
+
+MEASURE_PAGE = MEASURE.replace("'.vcluster'", "'body'")
+"""The same of all that is on a page."""
 
 UNFOLD = """
 document.querySelectorAll('details').forEach(e => e.open = true);

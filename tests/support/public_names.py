@@ -15,10 +15,10 @@ from pathlib import Path
 RECORD = Path(__file__).parents[1] / "data" / "public_names.txt"
 PACKAGES = ("parallelism", "pipeline_parallelism", "tensor_parallelism", "vcluster")
 ROOMS = ("parallelism.algorithms", "parallelism.auto_sharding", "parallelism.budgets", "parallelism.interop",
-         "parallelism.ir", "parallelism.layouts", "parallelism.models", "parallelism.planning", "parallelism.recorder",
-         "parallelism.serving", "parallelism.simulation", "parallelism.slicing", "parallelism.trace", "parallelism.training",
-         "parallelism.transforms", "vcluster.check", "vcluster.faults", "vcluster.hangs", "vcluster.report",
-         "vcluster.testing")
+         "parallelism.ir", "parallelism.layouts", "parallelism.mixing", "parallelism.models", "parallelism.planning",
+         "parallelism.recorder", "parallelism.serving", "parallelism.simulation", "parallelism.slicing", "parallelism.trace",
+         "parallelism.training", "parallelism.transforms", "vcluster.check", "vcluster.faults", "vcluster.hangs",
+         "vcluster.report", "vcluster.testing")
 """Rooms whose names the documents import from them."""
 
 

@@ -223,6 +223,16 @@ MODELS = {
     "llama": lambda batch: transformer(
         key_value_heads=2, feed_forward=20, activation="swiglu", norm="rms", positions="rotary", biases=False,
         tied=False).function(batch),
+    "lora": lambda batch: transformer(**GATED, key_value_heads=2, lora=models.LoRA(2)).function(batch),
+    "packed": lambda batch: transformer(layers=2, sequence=8, documents=(3, 2, 1)).function(batch),
+    "packed llama": lambda batch: transformer(
+        **GATED, key_value_heads=2, sequence=12, documents=4, document_variation=0.5, window=3).function(batch),
+    "packed weights": lambda batch: transformer(sequence=8, documents=(3, 4), fused_attention=False).function(batch),
+    "packed latent": lambda batch: routed(sequence=8, attention=LATENT, documents=(5, 3)).function(batch),
+    "lora of all": lambda batch: transformer(
+        layers=2, lora=models.LoRA(3, 6.0, ("qkv", "out", "up", "down"))).function(batch),
+    "lora of the last": lambda batch: transformer(layers=2, tied=False, lora=models.LoRA(2, products="down")).function(batch),
+    "lora of latent attention": lambda batch: routed(attention=LATENT, lora=models.LoRA(2)).function(batch),
     "dropout": lambda batch: transformer(dropout=0.2, fused_attention=False).function(batch),
     "mixtral": lambda batch: routed(key_value_heads=2).function(batch),
     "capacity": lambda batch: routed(
@@ -255,14 +265,14 @@ def arrays(values, rng):
 def trained(step, run, like=None, steps=2):
     """The losses and the parameters and state after some steps, each computed by ``run(inputs)`` from all inputs."""
     parts, rng = Parts.of(like or step), np.random.default_rng(0)
-    data = [value for value in parts.forward.inputs if value not in parts.parameters]
-    inputs = first_state(step, arrays(parts.parameters, rng))
+    data = [value for value in parts.forward.inputs if value not in parts.weights]
+    inputs = first_state(step, arrays(parts.weights, rng))
     losses = []
     for _ in range(steps):
         given = inputs | arrays(data, rng)
         outputs = run([given[value.name] for value in step.inputs])
         losses.append(outputs[0])
-        inputs = following(step, outputs)
+        inputs = inputs | following(step, outputs)
     return losses, inputs
 
 

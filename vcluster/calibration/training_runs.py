@@ -30,6 +30,8 @@ _FLOAT8: dict[str, dict[str, Any]] = {
     "fp8-cs": {"fp8_format": "hybrid", "fp8_recipe": "tensorwise"},
 }
 """Flags by what a row says of its precision."""
+_RANK = 16
+"""That of adapters, which no source tells; those of attention are the usual ones.  In float8 all weights are trained here."""
 _ACTIVATIONS = {"gelu": {}, "swiglu": {"swiglu": True}, "relu2": {"squared_relu": True}}
 
 
@@ -99,6 +101,8 @@ class PublishedRun:
             flags["untie_embeddings_and_output_weights"] = True
         if row["biases"] == "False":
             flags["disable_bias_linear"] = True
+        if row["peft"] == "lora" and row["precision"] == "bf16":
+            flags["lora_rank"] = _RANK
         return flags
 
     @cached_property

@@ -35,6 +35,7 @@ from vcluster.cli.program_files import tell_whole, weights_told_once
 from vcluster.cli.serving.cache_words import CACHE, cache_of
 from vcluster.cli.sliced import tell_slicings
 from vcluster.cli.sweeps.imperfect_words import IMPERFECT, imperfections_of
+from vcluster.cli.sweeps.mixed_clusters import MIXED, check_mixed, tell_mixed
 from vcluster.cli.sweeps.question import Search, in_precision, model_and_batch, optimizer_and_flags, question
 from vcluster.cli.sweeps.swept import swept
 from vcluster.cli.sweeps.words import ARGUMENTS as SWEEP, batches_in, take_apart
@@ -100,6 +101,7 @@ OWN: Arguments = {
     "--save": {"type": Path, "metavar": "FILE.json", "help": "write what was found"},
     **SWEEP,
     **IMPERFECT,
+    **MIXED,
     "--load": {"type": Path, "metavar": "FILE.json", "help": "tell what --save wrote, without a search"},
 }
 
@@ -109,6 +111,8 @@ def planned(program: str, words: Sequence[str]) -> int:
     began = perf_counter()
     loads = any(word == "--load" or word.startswith("--load=") for word in words)
     arguments = _arguments(program, words, loads=loads)
+    if arguments.other is not None:
+        return tell_mixed(program, arguments)
     if arguments.tokens is not None:
         return swept(program, arguments)
     if arguments.auto or arguments.slices:
@@ -144,6 +148,7 @@ def _arguments(program: str, words: Sequence[str], *, loads: bool) -> argparse.N
         _check_loads(parser, arguments)
     else:
         _check_given(arguments)
+    check_mixed(arguments)
     arguments.batches = batches
     take_apart(arguments)
     for option in ("save", "html"):

@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -10,6 +10,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from parallelism.display.quantities import count
 from parallelism.hardware import Hardware, compared_in, mfu_remark, usual_error, validation_json
 from parallelism.ir import Function
 from parallelism.models import TransformerSpec
@@ -22,8 +23,7 @@ from parallelism.training import MegatronFlags, TrainingRun
 from parallelism.training.megatron import update_flags
 from parallelism.training.stage_layers import remark_of
 from parallelism.training.training_run import ADAM_W, ROWS, precision_remark
-from parallelism.transforms import SGD, Adam, Pipeline, Strategy
-from parallelism.transforms.parts import first_argument
+from parallelism.transforms import SGD, Adam, Parts, Pipeline, Strategy
 from parallelism.whole_files import written_whole
 from vcluster.cli.command_line import WrongWords, accessing
 from vcluster.cli.megatron_words import tokens_text
@@ -72,7 +72,7 @@ class Asked:
         """The number of parameters."""
         if isinstance(self.model, TransformerSpec):
             return self.model.parameters
-        return sum(int(value.type.size) for value in first_argument(self.model))
+        return sum(int(value.type.size) for value in Parts.of(self.model).weights)
 
 
 def document_of(
@@ -190,8 +190,25 @@ def _assumed(spec: TransformerSpec, task: Task) -> str:
     )
     return (
         f"{task.model.dtypes}; {optimizer_text(task.model.optimizer)}; {kernel}{load and f'; {load}'}"
+        f"{'; '.join(['', *tuning_texts(spec)])}"
         f"{stack and f'; the stack {stack}'}{slow and f'. {slow}'}"
     )
+
+
+def tuning_texts(spec: TransformerSpec) -> Iterator[str]:
+    """The low-rank adapters and the packed documents of a model in words, if it has them."""
+    if spec.lora is not None:
+        products = dict.fromkeys(name.split(".")[1] for name in spec.adapters)
+        yield (
+            f"adapters of rank {spec.lora.rank} of {' and '.join(products)}, {count(spec.trained_parameters)} "
+            "parameters, are trained, and all else is frozen"
+        )
+    if lengths := spec.document_lengths:
+        told = f"{min(lengths)} tokens"
+        if len({*lengths}) > 1:
+            mean = sum(lengths) / len(lengths)
+            told = f"{min(lengths)} to {max(lengths)} tokens, {mean:.0f} in the mean"
+        yield f"sequences are packed documents of {told}"
 
 
 def optimizer_text(optimizer: SGD | Adam) -> str:

@@ -328,13 +328,13 @@ def write_page(document: Mapping[str, Any], trace: Trace | None, path: Path) -> 
     """Writes the page of a document, with the timeline and the memory of the first plan if there is a ``trace``."""
     plans, found = document["plans"], document["all"]
     search = "; ".join(_heading(document))
-    verdict = [search] if plans else [search, needs_text(document)]
+    notes = [search] if plans else []
+    verdict = [] if plans else [search, needs_text(document)]
     if plans:
         first = plans[0]
         verdict = [
             f"Best: {first['split']}, {seconds(first['seconds'])} a step, MFU {first['mfu']:.1%}, "
             f"{gigabytes(first['peak_bytes'])} GB on the fullest device.",
-            search,
             *_why_text(plans),
         ]
         if document.get("verified"):
@@ -362,6 +362,7 @@ def write_page(document: Mapping[str, Any], trace: Trace | None, path: Path) -> 
         rows=plans,
         refused=sorted(document["refused"].items(), key=lambda item: -item[1]),
         answers=answers,
+        notes=notes,
         trace=trace,
     )
 

@@ -129,7 +129,7 @@ class Given:
         function = self.function
         if arguments.inputs is not None:
             return {**self.weights, **arrays_in(arguments.inputs, function)}
-        names = [value.name for value in right(Parts.of, function).parameters] if self.trains else []
+        names = [value.name for value in right(Parts.of, function).weights] if self.trains else []
         arrays = drawn(function, arguments.seed, names)
         if self.trains:
             arrays |= right(first_state, function, {name: arrays[name] for name in names})

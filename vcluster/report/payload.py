@@ -86,7 +86,10 @@ def payload(trace: Trace, *, most_bars: int = MOST_BARS, hardware: Hardware | No
             "total": [sum(column) for column in zip(*by_rank.values(), strict=True)],
         }
         data["measured"] = measured(trace)
-        data["roofline"] = roofline(trace, hardware)
+        found = roofline(trace, hardware)
+        data["roofline"] = found if found.get("roofs") else {}
+        if found and not found["roofs"]:
+            data["facts"].append(("roofline", f"none, as the peak of {found['hardware']} is not known"))
     if rows:
         data["collectives"] = [
             [

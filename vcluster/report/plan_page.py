@@ -13,6 +13,7 @@ from vcluster.report.page import page
 from vcluster.report.payload import payload
 
 SECTIONS = {
+    "notes": "plans.js",
     "front": "plans.js",
     "best": "plans.js",
     "plans": "plans.js",
@@ -46,6 +47,7 @@ def plan_html(
     rows: Sequence[Mapping[str, Any]],
     refused: Sequence[tuple[str, int]],
     answers: Sequence[tuple[str, str]] = (),
+    notes: Sequence[str] = (),
     trace: Trace | None = None,
 ) -> None:
     """Write the page of plans to ``path``.  ``OSError`` if it cannot be written.
@@ -54,7 +56,7 @@ def plan_html(
     are numbers of words, ``seconds``, ``peaks`` in bytes, and ``full``, whether the seconds are those of a full
     simulation.  ``front`` are plans on the front of time and memory.  ``rows`` are the best plans with their ``split``
     in words, ``seconds``, ``mfu``, ``peak_bytes`` and seconds of ``parts``.  ``answers`` are texts with a command each.
-    ``trace`` is that of the first plan.
+    ``notes``, on what was assumed, stand behind the first pictures.  ``trace`` is that of the first plan.
     """
     data: dict[str, Any] = {"title": title, "verdict": verdict, "facts": facts, "left_out": []}
     if trace is not None:
@@ -69,6 +71,7 @@ def plan_html(
         "best": {"names": names, "labels": LABELS, "rows": rows} if rows else None,
         "refused": [[reason, f"{count:,}"] for reason, count in refused] or None,
         "answers": list(answers) or None,
+        "notes": list(notes) or None,
     }
     with written_whole(path) as file:
         file.write(page(data, "plans.html", SECTIONS, ("page.css", "plans.css")))

@@ -126,6 +126,7 @@ function best(given) {
 
 function plans(given) {
   const heads = ["#", "step", "memory", ...given.names], count = given.seconds.length;
+  const look = name => given.words[name] || isSwitch(name) ? "" : "number";
   const order = Uint32Array.from({length: count}, (_, i) => i);
   let shown = order, sorted = 0, upwards = true, start = 0;
   const key = column => column === 0 ? i => i : column === 1 ? i => given.seconds[i]
@@ -154,7 +155,7 @@ function plans(given) {
   function render() {
     const head = element("tr"), top = element("thead"), body = element("tbody");
     heads.forEach((text, column) => {
-      const cell = element("th", undefined, "number"), button = element("button", text);
+      const cell = element("th", undefined, look(text)), button = element("button", text);
       button.type = "button";
       button.addEventListener("click", () => {
         upwards = column === sorted ? !upwards : true;
@@ -173,7 +174,7 @@ function plans(given) {
       row.append(element("td", i + 1, "number"),
                  element("td", (given.full[i] ? "" : "\u2265 ") + seconds(given.seconds[i]), "number"),
                  element("td", gigabytes(given.peaks[i]), "number"));
-      for (const name of given.names) row.append(element("td", valueOf(name, i), "number"));
+      for (const name of given.names) row.append(element("td", valueOf(name, i), look(name)));
       row.addEventListener("click", () => pick(i));
       body.append(row);
     }
@@ -192,6 +193,10 @@ function plans(given) {
     render();
   });
   render();
+}
+
+function notes(given) {
+  $("notes").append(...given.map(text => element("p", text)));
 }
 
 function refused(given) {

@@ -21,6 +21,9 @@ function shape(tag, attributes, text) {
   if (text !== undefined) made.textContent = text;
   return made;
 }
+function say(id, text) {              // no line ends between a number and its unit
+  $(id).textContent = text.replace(/(\d) (?=(?:[um]?s|[KMG]?i?B|[kMGT]?flops?)\b)/g, "$1\u00a0");
+}
 function rows(table, head, lines) {
   const line = (tag, cells) => {
     const made = element("tr");
@@ -60,9 +63,9 @@ function collectives(tables) {
     $("latency-said").textContent = now("latency") + " us";
     $("bandwidth-said").textContent = now("bandwidth") + " GB/s";
     $("step-said").textContent = number + " of " + last;
-    $("ring-said").textContent = `Step ${number} of ${last}: ${step.length} messages; the buffer has ${chosen[0]} ` +
+    say("ring-said", `Step ${number} of ${last}: ${step.length} messages; the buffer has ${chosen[0]} ` +
       `pieces of ${bytes(piece)}; the most that a rank has received so far is ${bytes(Math.max(...bytesBefore))}. ` +
-      `All steps take ${seconds(total)}.`;
+      `All steps take ${seconds(total)}.`);
     picture(ranks, step);
     rows($("messages"), ["rank", "sends (pieces to rank)", "receives (pieces from rank)", "received so far"],
       bytesBefore.map((had, rank) => [String(rank),

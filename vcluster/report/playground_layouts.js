@@ -13,10 +13,10 @@ function layouts(tables) {
     const total = moved(steps), most = steps.length ? Math.max(...blocks[at].map((_, rank) =>
       steps.reduce((sum, step) => sum + step[4][rank], 0))) : 0;
     $("layout-step-said").textContent = number + " of " + steps.length;
-    $("moves-said").textContent = `${now("source")} to ${now("target")}: ` + (steps.length ? "" : "nothing to do. ") +
+    say("moves-said", `${now("source")} to ${now("target")}: ` + (steps.length ? "" : "nothing to do. ") +
       steps.map(([kind, axes, what]) => `${kind.replaceAll("_", " ")} over ${axes} (${what})`).join(", then ") +
       (steps.length ? ". " : "") + `All ranks together receive ${bytes(total)}, the busiest ${bytes(most)}. ` +
-      `Shown after step ${number} of ${steps.length}: ${names[at]}.`;
+      `Shown after step ${number} of ${steps.length}: ${names[at]}.`);
     shards(blocks[at], table().partial[at]);
     rows($("moves"), ["step", "layout after it", ...blocks[at].map((_, rank) => "rank " + rank)], [
       ["before", names[source], ...blocks[source].map(block => "holds " + bytes(held(block)))],

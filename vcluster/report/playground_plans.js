@@ -21,10 +21,10 @@ function plans(questions) {
   const figures = plan => [seconds(plan.at(-2)), (plan.at(-1) / 1e9).toPrecision(3) + " GB"];
   function draw() {
     const all = asked().plans, left = fitting(all, asked().names, wanted()), first = all[left[0]];
-    $("plans-said").textContent = first === undefined ? "No plan that fits has these settings." :
+    say("plans-said", first === undefined ? "No plan that fits has these settings." :
       `${left.length} of ${all.length} plans that fit. The fastest takes ${figures(first)[0]} a step and ` +
       `${figures(first)[1]} on the fullest device` +
-      (left[0] ? `, ${slower(all, left[0])} more time than the fastest of all` : "") + `: ${words(first)}.`;
+      (left[0] ? `, ${slower(all, left[0])} more time than the fastest of all` : "") + `: ${words(first)}.`);
     $("plans-asked").textContent = asked().command;
     picture(all, new Set(left));
     rows($("plans-table"), ["place", "a step", "memory", ...asked().names],

@@ -6,10 +6,10 @@ function products(tables) {
   function draw() {
     const [m, n, k] = ["m", "n", "k"].map(id => Number(now(id))), hardware = tables.hardware[now("device")];
     const each = productAt(tables, now("device"), m, n, k);
-    $("product-said").textContent = `(${m} x ${k}) times (${k} x ${n}) in ${hardware.dtype} on ${hardware.title}: ` +
+    say("product-said", `(${m} x ${k}) times (${k} x ${n}) in ${hardware.dtype} on ${hardware.title}: ` +
       `${each.flops.toPrecision(3)} flop and ${bytes(each.bytes)}, so ${digits(each.intensity)} flop per byte. ` +
       `The roof has its corner at ${digits(each.ridge)}: bound by ${each.bound}. ` +
-      `It takes ${seconds(each.seconds)} and reaches ${rate(each.reached)}, ${(100 * each.share).toFixed(1)}% of the peak.`;
+      `It takes ${seconds(each.seconds)} and reaches ${rate(each.reached)}, ${(100 * each.share).toFixed(1)}% of the peak.`);
     picture(hardware, each);
   }
   function picture(hardware, chosen) {
@@ -28,7 +28,7 @@ function products(tables) {
     }
     drawn.unshift(shape("path", {d: grid, class: "grid"}));
     drawn.push(shape("text", {x: 410, y: 360, "text-anchor": "middle"}, "flop per byte"),
-      shape("text", {x: 70, y: 12}, "flop/s"));
+      shape("text", {x: 70, y: 17}, "flop/s"));
     const low = bottom / hardware.bytes_per_second, start = Math.max(x0, low);
     drawn.push(shape("path", {class: "roof", d: `M${x(start)} ${y(start * hardware.bytes_per_second)}` +
       `L${x(chosen.ridge)} ${y(hardware.flops_per_second)}H750`}));

@@ -30,9 +30,9 @@ function schedules(tables) {
       const chunks = Number(key.split("/")[2]);     // a stage of one of several chunks has that part of the work
       return scheduleTimes(tables[name][key], costs.map((cost, i) => i < 4 ? cost / chunks : cost));
     });
-    $("race-said").textContent = times.map((each, i) => `${shown[i][0].replaceAll("_", " ")}: makespan ` +
+    say("race-said", times.map((each, i) => `${shown[i][0].replaceAll("_", " ")}: makespan ` +
       `${digits(each.makespan)}, bubble ${(100 * each.bubble).toFixed(1)}% of it, at most ` +
-      `${Math.max(...each.kept)} forwards kept on a rank`).join(". ") + ".";
+      `${Math.max(...each.kept)} forwards kept on a rank`).join(". ") + ".");
     rows($("kept"), ["schedule", "stages", "makespan", "bubble", "forwards kept, by rank"], times.map((each, i) => [
       shown[i][0].replaceAll("_", " "), shown[i][1].split("/")[0], digits(each.makespan),
       (100 * each.bubble).toFixed(1) + "%", each.kept.join(" ")]));

@@ -140,8 +140,7 @@ function roofline(given) {
     event.preventDefault();
     choose(to[event.key]);
   });
-  const words = [given.roofs.length ? "The roof is that of " + given.hardware + "."
-    : "There is no roof: the peak and the bandwidth of " + given.hardware + " are not known here."];
+  const words = ["The roof is that of " + given.hardware + "."];
   if (given.compute === "measured") words.push("Seconds are CPU seconds of the machine that ran it.");
   words.push("A point is " + (given.of === points.length ? "a compute" : "computes that look alike")
     + ", the larger the more time it takes in all.");

@@ -119,11 +119,11 @@ def _inputs(function: Function) -> dict[str, Any]:
     parts = Parts.of(function)
     weights = {
         value.name: rng.normal(0, 0.1, value.type.shape) + ("norm" in value.name and value.type.ndim == 1)
-        for value in parts.parameters
+        for value in parts.weights
     }
     given: dict[str, Any] = first_state(function, weights)
     least = min(
-        (int(value.type.shape[0]) for value in parts.parameters if value.name.endswith("tokens")), default=2
+        (int(value.type.shape[0]) for value in parts.weights if value.name.endswith("tokens")), default=2
     )
     for value in function.inputs:
         if value.name not in given:
@@ -135,7 +135,7 @@ def _sensitivity(function: Function, inputs: Mapping[str, Any], expected: Sequen
     """How far the outputs of one process move if each weight changes by one unit in its last place, up or down."""
     rng = np.random.default_rng(1)
     moved, parts = dict(inputs), Parts.of(function)
-    for value in (*parts.parameters, *parts.copies):
+    for value in (*parts.weights, *parts.copies):
         dtype = value.type.dtype
         if not is_floating(dtype):
             continue

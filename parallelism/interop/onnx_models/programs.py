@@ -31,6 +31,7 @@ from parallelism.interop.onnx_models.files import Model
 from parallelism.interop.onnx_models.graph import Graph
 from parallelism.interop.onnx_models.reading import Reader
 from parallelism.ir.core import Builder, Function, TensorType
+from parallelism.ir.passes.frozen import frozen
 from parallelism.ir.tracing import Traced, recording
 from parallelism.spelling import did_you_mean
 
@@ -97,19 +98,22 @@ def _check_sizes(model: Model, graph: Graph) -> None:
         raise ValueError(f"sizes: the model has no dim {unknown[0]}, {has}{near}")
 
 
-def imported(model: Model, trained: Collection[str], prefix: str, name: str) -> Imported:
+def imported(
+    model: Model, weights: Collection[str], prefix: str, name: str, still: Collection[str] = ()
+) -> Imported:
     """The program of a model whose weights are told: those tensors, by names that begin with ``prefix``, which goes.
 
-    Other tensors are constants, or inputs by their own names if they are too large.
+    Other tensors are constants, or inputs by their own names if they are too large.  Of the weights those that are
+    ``still`` are frozen.
     """
     tensors = model.main.tensors
-    kept = {each: f"{WEIGHT}{each.removeprefix(prefix)}" for each in trained if each in tensors}
+    kept = {each: f"{WEIGHT}{each.removeprefix(prefix)}" for each in weights if each in tensors}
     large = {
         each: each.removeprefix(prefix)
         for each, array in tensors.items()
         if each not in kept and array.size > MOST_CONSTANT
     }
-    return _read(model, {}, kept | large, prefix, name)
+    return _read(model, {}, kept | large, prefix, name, still)
 
 
 def _imported(model: Model, known: Mapping[str, Any]) -> Imported:
@@ -129,7 +133,12 @@ def _imported(model: Model, known: Mapping[str, Any]) -> Imported:
 
 
 def _read(
-    model: Model, known: Mapping[str, Any], weights: Mapping[str, str], prefix: str, called: str
+    model: Model,
+    known: Mapping[str, Any],
+    weights: Mapping[str, str],
+    prefix: str,
+    called: str,
+    still: Collection[str] = (),
 ) -> Imported:
     """The program.  ``weights`` has the names that tensors have as inputs; the other tensors are constants."""
     graph, builder = model.main, Builder()
@@ -160,7 +169,10 @@ def _read(
                 )
             results.append(recorded(whole(x)).value)
     plain = re.sub(r"[^A-Za-z0-9_.]+", "_", called).strip("_") or "model"
-    return Imported(builder.function(plain, results, prune=True), arrays)
+    program = builder.function(plain, results, prune=True)
+    there = {value.name for value in program.inputs}
+    held = [name for each in still if each in weights and (name := names[weights[each]]) in there]
+    return Imported(frozen(program, held), arrays)
 
 
 def _plain_names(names: list[str]) -> dict[str, str]:

@@ -16,7 +16,7 @@ If values disagree about a letter, the axes of most of them win, then the longes
 
 Then every op is placed (`parallelism.layouts.propagation.placement`).  A value without a given layout keeps the layout
 in which it is computed.  A partial value is reduced at once into its propagated layout, by all_reduce or
-reduce_scatter, unless the only op that uses it can carry the pending reduction
+reduce_scatter, unless nothing uses it, or the only op that does can carry the pending reduction
 (`parallelism.layouts.propagation.linearity`).  If an op needs a value in another layout, the value is resharded; that
 is a `Conflict`.
 """
@@ -189,7 +189,8 @@ class _Propagation:
         """The layout of every value."""
         layouts = dict(self.given)
         constants = finite_constants(self.function)
-        alone = _used_once(self.function)
+        uses = _uses(self.function)
+        alone = _used_once(self.function, uses)
         pending: dict[str, TensorSharding] = {}
         for value in self.function.inputs:
             layouts.setdefault(value.name, sharding(tuple(self.dims[value.name])))
@@ -207,7 +208,7 @@ class _Propagation:
                 if value.name in self.given:
                     continue
                 layouts[value.name] = layout
-                if layout.partial:
+                if layout.partial and uses[value.name]:  # what nobody uses is summed by nobody
                     user = alone.get(value.name)
                     if user is not None and _may_wait(user, value, layout.op, constants):
                         pending[value.name] = layout
@@ -261,8 +262,13 @@ def _may_wait(user: Op, value: Value, op: str, constants: frozenset[str]) -> boo
     return user.kind == "reshard" or carries(user, {each.name: op for each in together}, constants)
 
 
-def _used_once(function: Function) -> dict[str, Op]:
-    """For each value that is used once, the op that uses it."""
+def _uses(function: Function) -> Counter[str]:
+    """How often each value is used, by its name."""
     counts = Counter(value.name for op in function.ops for value in op.inputs)
     counts.update(value.name for value in function.outputs)
+    return counts
+
+
+def _used_once(function: Function, counts: Counter[str]) -> dict[str, Op]:
+    """For each value that is used once, the op that uses it."""
     return {value.name: op for op in function.ops for value in op.inputs if counts[value.name] == 1}

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from browser import CHROMIUM, Browser
+from measured_page import MEASURE
 
 from vcluster.check import check_collective, check_schedule
 from vcluster.check.answer import Answer
@@ -36,5 +37,8 @@ def test_nothing_of_an_answer_is_cut(tmp_path):
             each => each.querySelector('table') && each.scrollWidth > each.clientWidth).map(each => each.innerText)"""
                              ) == []
         assert browser.value("document.querySelectorAll('table').length") >= 3
+        for dark in (False, True):
+            browser.open(path, 330, 800, dark=dark)
+            assert not browser.value(MEASURE)["bad"]
     finally:
         browser.close()

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from browser import CHROMIUM, Browser
 from hang_dumps import Job
+from measured_page import MEASURE_PAGE
 
 from vcluster.hangs import explain
 
@@ -31,6 +32,14 @@ def page(tmp_path: Any) -> Any:
     job.alike("</script><b>bold", 70, ranks=[rank for rank in range(1000) if rank != 421], done=False)
     explain(job.write(tmp_path)).html(tmp_path / "page.html")
     return tmp_path / "page.html"
+
+
+@pytest.mark.parametrize("width", [1100, 420])
+def test_all_can_be_read(browser: Any, page: Any, width: int) -> None:
+    for dark in (False, True):
+        browser.open(page, width=width, dark=dark)
+        found = browser.value(MEASURE_PAGE)
+        assert not found["bad"] and found["seen"] > 200
 
 
 def test_a_thousand_lanes(browser: Any, page: Any) -> None:

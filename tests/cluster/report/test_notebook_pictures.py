@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from browser import CHROMIUM, Browser
-from measured_page import MEASURE, UNFOLD
+from measured_page import JUPYTERLAB, MEASURE, UNFOLD
 from paths import ROOT
 from pictures import pictures
 
@@ -17,8 +17,10 @@ PLANTED = """<div class="vcluster"><p style="color:#aaa">pale</p>
 <div style="overflow:hidden;width:40px;white-space:nowrap">hidden behind an edge</div>
 <div style="white-space:nowrap">long words that overflow the page, """ + "and more of them " * 12 + """</div>
 <svg width="200" height="60"><text x="180" y="20">beyond</text><text x="9" y="20">one</text><text x="12" y="22">another
-</text><g><rect x="9" y="30" width="30" height="20" fill="#eee"/><text x="10" y="45">far too long</text></g></svg>
-</div>"""
+</text><text x="120" y="50" style="font-size:8px">tiny</text>
+<g><rect x="9" y="30" width="30" height="20" fill="#eee"/><text x="10" y="45">far too long</text></g></svg>
+<table><tr><td style="text-align:right">words</td><td style="text-align:right">1.50 ms</td></tr></table>
+<div style="width:40px">1234 MiB</div></div>"""
 """What the measure must find."""
 VOID = {"meta", "input", "br", "rect", "path"}
 
@@ -82,10 +84,11 @@ def test_in_a_browser_nothing_overflows_no_label_is_cut_and_all_can_be_read(
     shown = executed(list(objects), tmp_path)
     page = tmp_path / "notebook.html"
     page.write_text('<!doctype html><meta charset="utf-8"><meta name="color-scheme" content="light dark">'
-                    f'<body>{"".join(shown.values())}</body>', encoding="utf-8")
+                    f'<style>{JUPYTERLAB}</style><body><div class="jp-RenderedHTMLCommon">{"".join(shown.values())}'
+                    '</div></body>', encoding="utf-8")
     browser = Browser()
     try:
-        for width in (1000, 600):
+        for width in (1100, 420):
             for dark in (False, True):
                 browser.open(page, width=width, dark=dark)
                 browser.value(UNFOLD)
@@ -103,7 +106,10 @@ def test_in_a_browser_nothing_overflows_no_label_is_cut_and_all_can_be_read(
         browser.open(page, width=600)
         found = "; ".join(browser.value(MEASURE)["bad"])
         for fault in ('"pale" has a contrast of', '"hidden behind an edge" is cut', '"beyond" is cut by its picture',
-                      '"one" and "another" lie on each other', '"far too long" is wider than its bar', "overflows"):
+                      '"one" and "another" lie on each other', '"far too long" is wider than its bar', "overflows",
+                      '"tiny" has 8.0 px',
+                      '"words" is text, and flush right', '"4 MiB" is broken from its unit in "1234 MiB"'):
             assert fault in found, (fault, found)
+        assert '"1.50 ms" is text' not in found
     finally:
         browser.close()

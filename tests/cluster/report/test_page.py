@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from browser import CHROMIUM, Browser
+from measured_page import MEASURE_PAGE
 
 from parallelism.events import Columns, Table
 from parallelism.hardware import Hardware, HostLink, Link
@@ -132,7 +133,7 @@ def pixels(browser, x, y, width, height):
 
 def test_bars_have_the_colours_of_what_they_are_in_light_and_in_dark(browser, tmp_path):
     report.html(a_step(), tmp_path / "page.html")
-    for dark, forward, backward in ((False, "47,111,208", "217,121,43"), (True, "79,143,238", "224,136,62")):
+    for dark, forward, backward in ((False, "47,111,208", "184,92,16"), (True, "79,143,238", "224,136,62")):
         browser.open(tmp_path / "page.html", dark=dark)
         wide = browser.value("document.getElementById('bars').clientWidth") - 118
         assert forward in pixels(browser, 119, 28, wide // 6 - 4, 14)          # 0F0: the first 2 of 12 seconds
@@ -192,7 +193,7 @@ def test_no_name_runs_or_breaks_out(browser, tmp_path):
     events += [Event(1, "collective", name, 20, 1, axes=(name,), algorithm=name, bytes_received=8,
                      sources=((0, 8),)) for name in bad]
     events += [Event(0, "memory", name, i, nbytes=9) for i, name in enumerate(bad)]
-    report.html(Trace(events, mesh_shape={bad[0]: 2}, hardware=bad[1]), tmp_path / "bad.html")
+    report.html(Trace(events, mesh_shape={bad[0]: 2}, hardware=bad[1]), tmp_path / "bad.html", hardware=HARDWARE)
     browser.open(tmp_path / "bad.html")
     browser.value("document.getElementById('bars').focus()")
     browser.press("n", "n", "n", "ArrowDown")
@@ -254,14 +255,23 @@ def test_a_long_trace_is_drawn_whole(browser, tmp_path, count):
 
 @pytest.mark.slow
 def test_screenshots_are_taken_in_both_schemes_and_widths(browser, tmp_path):
-    report.html(a_step(), tmp_path / "page.html")
-    for width in (1400, 700):
+    report.html(Trace([*a_step().events, a_product(dtype="float32")], 4), tmp_path / "page.html", hardware=HARDWARE)
+    for width in (1100, 420):
         for dark in (False, True):
             browser.open(tmp_path / "page.html", width=width, dark=dark)
             path = tmp_path / f"{width}-{'dark' if dark else 'light'}.png"
             browser.screenshot(path)
             assert path.read_bytes().startswith(b"\x89PNG") and browser.problems == []
             assert browser.value("document.documentElement.scrollWidth") <= width       # nothing sticks out
+            found = browser.value(MEASURE_PAGE)
+            assert not found["bad"] and found["seen"] > 100 and not browser.value("document.getElementById('roof').hidden")
+
+
+def test_without_a_known_roof_there_is_no_roofline(browser, tmp_path):
+    report.html(Trace([a_product()], hardware=None), tmp_path / "page.html")
+    browser.open(tmp_path / "page.html")
+    assert browser.value("document.querySelector('[data-section=roofline]').hidden") is True
+    assert "none, as the peak of this machine is not known" in browser.text("#facts")
 
 
 def test_the_browser_is_gone_when_it_is_closed(tmp_path):

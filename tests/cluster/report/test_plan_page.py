@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from browser import CHROMIUM, Browser
+from measured_page import MEASURE_PAGE
 
 from parallelism.trace import Event, Trace
 from vcluster.report import plan_html
@@ -47,7 +48,7 @@ def written(path: Path, found: dict[str, Any]) -> Path:
                    Event(0, "compute", "0F0", 0, 2, stage=0, microbatch=0, phase="F")], mesh_shape={"pp": 1})
     plan_html(path, title="Plans of <gpt>", verdict=["Best: pp=2", "Why <not>"], facts=[("timed", "10,000")],
               plans=found, front=[0, 1], rows=rows, refused=[("tp does not divide <heads>", 12)],
-              answers=[("Why not tp=8?", "line")], trace=trace)
+              answers=[("Why not tp=8?", "line")], notes=["assumed: <much>"], trace=trace)
     return path
 
 
@@ -104,11 +105,16 @@ def _place(box: list[float]) -> tuple[float, float]:
 
 def test_nothing_overflows_and_text_is_text(browser: Any, tmp_path: Path) -> None:
     page = written(tmp_path / "page.html", plans(300))
-    for width in (1300, 700):
+    for width in (1100, 420):
         for dark in (False, True):
             browser.open(page, width=width, dark=dark)
             assert browser.value("document.documentElement.scrollWidth") == width
+            found = browser.value(MEASURE_PAGE)
+            assert not found["bad"] and found["seen"] > 1000
             assert browser.problems == []
+    place = "document.querySelector('[data-section={}]').getBoundingClientRect().top"
+    assert browser.value(f"{place.format('best')} < {place.format('notes')}") is True      # behind the pictures
+    assert browser.text("#notes") == "assumed: <much>" and "assumed" not in browser.text("#verdict")
     assert browser.text("h1") == "Plans of <gpt>" and "</script><b>" in browser.text("#parts")
     shown = browser.value("[...document.querySelectorAll('section')].map(s => s.hidden)")
     assert not any(shown)

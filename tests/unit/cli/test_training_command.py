@@ -163,3 +163,25 @@ def test_the_collector_of_cycles_is_as_before_after_a_command(capsys: pytest.Cap
         assert gc.get_threshold()[0] > before[0]
     said(capsys, "gpt", *MODEL, *ON, "--bf16", "--global-batch-size", "7")      # 7 rows do not fit 4 devices
     assert gc.get_threshold() == before
+
+
+def test_adapters_are_told_and_hold_little(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = said(capsys, "gpt", *MODEL, *SPLIT, *ON, "--lora-rank", "4")
+    assert (status, err) == (0, "")
+    assert "adapters of rank 4 of qkv and out, 768 parameters, are trained, and all else is frozen" in " ".join(out.split())
+    status, out, _ = said(capsys, "gpt", *MODEL, *SPLIT, *ON, "--lora-rank", "4", "--json")
+    held = json.loads(out)["memory"]
+    # A stage has one block: half of its adapters is split over tp.
+    assert [stage["gradients"] for stage in held] == [4 * (4 * (16 + 24) + 4 * (8 + 16))] * 2
+    float8 = ["--hardware", "dgx-h100", "--devices", "4", "--fp8-format", "hybrid"]
+    assert said(capsys, "gpt", *MODEL, *SPLIT, *float8, "--lora-rank", "4") == (
+        2, "", "python -m vcluster simulate: products in float8 by the recipe tensor: %p.tokens of @transformer.step is "
+        "frozen; frozen weights stay in 16 bits, so leave out float8\n")
+
+
+def test_packed_documents_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = said(capsys, "gpt", *MODEL, *SPLIT, *ON, "--document-lengths", "2", "--document-variation", "0.5")
+    assert (status, err) == (0, "")
+    assert "sequences are packed documents of 1 to 4 tokens, 2 in the mean" in " ".join(out.split())
+    status, out, _ = said(capsys, "gpt", *MODEL, *SPLIT, *ON, "--document-lengths", "4")
+    assert status == 0 and "sequences are packed documents of 4 tokens" in " ".join(out.split())

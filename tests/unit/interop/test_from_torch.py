@@ -14,6 +14,7 @@ from numpy.testing import assert_allclose
 
 from parallelism import ir
 from parallelism.interop import UnsupportedError, from_torch
+from parallelism.transforms import SGD, Parts, first_state, train_step
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # importing torch alone takes seconds
 MODELS = (
@@ -108,3 +109,23 @@ def test_a_refusal_names_the_line_of_the_module(torch):
 
     with pytest.raises(UnsupportedError, match=r"Det.*test_from_torch\.py:\d+.*not supported"):
         from_torch(Determinant(), torch.eye(3).repeat(2, 1, 1))
+
+
+def test_parameters_without_gradients_are_frozen(torch):
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.GELU(), torch.nn.Linear(7, 3))
+    module[0].requires_grad_(False)
+    x, y = torch.randn(4, 5), torch.randn(4, 3)
+    program, weights = from_torch(module, x, y, loss=torch.nn.functional.mse_loss)
+    assert dict(program.attributes) == {"frozen": ("p.0.weight", "p.0.bias")}
+    step = train_step(program, SGD(0.1))
+    given = {value.name: array.numpy() for value, array in zip(Parts.of(step).data, (x, y), strict=True)}
+    loss, *after = ir.interpret(step.specialize(B=4), first_state(step, weights) | given).outputs
+    found = torch.nn.functional.mse_loss(module(x), y)
+    found.backward()
+    assert_allclose(loss, found.detach().numpy(), rtol=1e-5)
+    assert [value.name for value in step.outputs[1:]] == ["next.p.2.weight", "next.p.2.bias"]
+    for array, parameter in zip(after, module[2].parameters(), strict=True):
+        assert_allclose(array, (parameter - 0.1 * parameter.grad).detach().numpy(), rtol=1e-4, atol=1e-6)
+    module.requires_grad_(False)
+    assert not from_torch(module, x).program.attributes               # it is only evaluated

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import xml.etree.ElementTree as ET
+from collections import Counter
 from fractions import Fraction
 
 import pytest
@@ -180,6 +182,19 @@ def test_the_picture_tells_kinds_apart_without_colour_and_escapes_the_name():
     for word in (">F0<", ">I0<", ">W0<", ">B1<", "backward for the input", "backward for the weights"):
         assert word in page
     assert Pipeline(2, 4, "dual_pipe_v").schedule.to_svg().count("run together") == 1
+
+
+def test_every_box_of_an_interleaved_schedule_says_its_action_and_chunks_differ_in_hue() -> None:
+    """However many there are, the smallest box has room for its words; the picture is as wide as that needs."""
+    page = Pipeline(12, 9, "interleaved_1f1b", 3).schedule.to_svg()
+    for stage, k in ((0, 0), (4, 3), (11, 8)):
+        assert f">{stage}F{k}<" in page and f">{stage}B{k}<" in page
+    hues = re.findall(r'height="5" fill="(.*?)"', page)
+    assert len(hues) == 2 * 12 * 9 and {*Counter(hues).values()} == {2 * 4 * 9}      # three chunks of four stages
+    assert [page.count(f"chunk {chunk} of a rank<") for chunk in (1, 2, 3, 4)] == [1, 1, 1, 0]
+    assert re.search(r'height="5" fill=', Pipeline(4, 9, "1f1b").schedule.to_svg()) is None
+    many = Pipeline(32, 64, "1f1b").schedule.to_svg()
+    assert many.count(">F63<") == 32 and many.count(">B10<") == 32
 
 
 def test_a_timeline_is_drawn_as_text() -> None:

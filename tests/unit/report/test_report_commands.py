@@ -69,7 +69,8 @@ def test_an_integer_that_is_no_float_is_read_as_the_nearest(capsys, tmp_path, fi
 def test_the_roof_is_that_of_the_hardware_that_is_asked_for(capsys, trace, tmp_path):
     Trace([Event(0, "compute", "x", 0, 1.0, flops=8.0, nbytes=4.0)]).save(tmp_path / "r.json")
     words = "report", tmp_path / "r.json", "--html", tmp_path / "r.html"
-    for more, roof in (((), '"hardware":"this machine","roofs":[]'), (("--hardware", "tpu-v4"), '"hardware":"tpu-v4"')):
+    none = '["roofline","none, as the peak of this machine is not known"]'
+    for more, roof in (((), none), (("--hardware", "tpu-v4"), '"hardware":"tpu-v4"')):
         assert run(capsys, *words, *more)[::2] == (0, "")
         assert roof in (tmp_path / "r.html").read_text()
     for name, told in (("dgx-h10", "did you mean 'dgx-h100'"), ("host", "not calibrated"), ("x.json", "cannot be")):

@@ -102,6 +102,17 @@ def test_computes_between_two_collectives_are_one_event_where_collectives_share_
     assert made == {False: 1, True: 1}      # what shares links is seen before the events of all devices are made
     assert runs.peaks() == ops.peaks() and runs.makespan_seconds == pytest.approx(ops.makespan_seconds, rel=1e-12)
     assert runs.flops(0) == ops.flops(0)
+    for rank, parts in split(runs).items():     # a run has the phase of its computes
+        assert parts == pytest.approx(split(ops)[rank], rel=1e-9, abs=1e-15) and min(parts.forward, parts.backward) > 0
+    assert {event.stage for event in runs.events if event.name == "ops" and event.rank == 4} == {1}
+    assert {event.microbatch for event in runs.events if event.name == "ops"} == {0, 1, 2}
+
+
+def test_a_run_of_computes_ends_where_their_phase_changes() -> None:
+    step = step_of(Mesh(pp=2, dp=2, tp=2), 12, 3, recompute=True)
+    runs, ops = (split(simulate(step, fold=True, op_by_op=op_by_op, **ON)) for op_by_op in (False, True))
+    for rank, one in runs.items():
+        assert one == pytest.approx(ops[rank], rel=1e-9, abs=1e-15) and one.recompute > 0
 
 
 def test_what_is_computed_again_is_one_part_in_pieces_and_op_by_op() -> None:

@@ -186,8 +186,8 @@ def test_summary_fits_80_columns_and_says_hostile_names_harmlessly():
 def test_in_a_notebook_no_column_and_no_table_is_all_zeros():
     events = [Event(0, "compute", "f", 0, 1.0, phase="F"), Event(1, "compute", "b", 0, 1.0, phase="B")]
     html = Trace(events)._repr_html_()
-    assert re.findall("<th>(.*?)</th>", html) == ["rank", "forward", "backward"]
-    assert html.count("<td>0 s</td>") == 2      # a rank has a 0 where another one has none
+    assert re.findall("<th(?: [^>]*)?>(.*?)</th>", html) == ["rank", "forward", "backward"]
+    assert html.count("<td>0\N{NO-BREAK SPACE}s</td>") == 2      # a rank has a 0 where another one has none
 
 
 def test_in_a_notebook_collectives_have_their_names_and_compute_of_one_sort_is_compute():
@@ -197,9 +197,20 @@ def test_in_a_notebook_collectives_have_their_names_and_compute_of_one_sort_is_c
     html = Trace(events)._repr_html_()
     assert "data moves: all_reduce</span>" in html and ">compute</span>" in html
     assert "<th>compute</th>" in html and not re.search(">other", html)
-    assert "by span" not in html and "wall time" not in html and "bubble 33.3%<" in html     # it was never run
+    assert "by span" not in html and "wall time" not in html and "bubble" not in html    # it was never run, and nothing waits
     html = Trace([*events, Event(0, "compute", "f", 2.0, 1.0, phase="F", wall_duration_seconds=1.0)])._repr_html_()
-    assert "<th>other</th>" in html and ">other compute</span>" in html and "wall time     1 s" in html
+    assert "<th>other</th>" in html and ">compute without a phase, such as an update</span>" in html
+    assert "wall time     1\N{NO-BREAK SPACE}s" in html
+
+
+def test_the_ops_of_an_update_are_one_bar_and_other_compute_without_a_phase_keeps_its_own():
+    step = [Event(0, "compute", "0F0", 0, 1.0, phase="F"), Event(0, "compute", "scale", 1.0, 0.5),
+            Event(0, "compute", "0B0", 2.0, 2.0, phase="B"),
+            *(Event(0, "compute", "multiply", 4.0 + k / 4, 0.25) for k in range(8))]
+    told = re.findall("<title>(.*?)</title>", Trace(step)._repr_html_())
+    assert told == ["0F0, 1 s", "0B0, 2 s", "scale, 500 ms", "8 bars without a phase, 2 s"]
+    alike = [event for event in step if event.phase is None]      # of compute of one sort each op has its bar
+    assert re.findall("<title>(.*?),", Trace(alike)._repr_html_()) == ["scale", *["multiply"] * 8]
 
 
 @pytest.mark.parametrize("count", [16, 17])
@@ -208,11 +219,12 @@ def test_in_a_notebook_tables_of_more_than_16_ranks_fold_and_the_slowest_and_the
     trace = Trace([*events, *(Event(r, "memory", "x", nbytes=9.0 if r == 11 else 8.0) for r in range(count))])
     html = trace._repr_html_()
     assert html.count("<details><summary>17 ranks</summary>") == (2 if count > 16 else 0)
-    assert html.count('<td>3</td>') == html.count('<td>11</td>') == 2       # a row in both tables, folded or not
+    for rank in (3, 11):        # a row in both tables, folded or not
+        assert html.count(f'<td class="left">{rank}</td>') == 2
     outside = re.sub("<details>.*?</details>", "", html)
-    assert (outside.count("<td>slowest: 3</td>"), outside.count("<td>fullest: 11</td>")) == (
+    assert (outside.count(">slowest: 3</td>"), outside.count(">fullest: 11</td>")) == (
         (2, 2) if count > 16 else (0, 0))
-    assert ("<td>4</td>" in outside) == (count == 16)
+    assert ('<td class="left">4</td>' in outside) == (count == 16)
 
 
 def test_by_rank_keeps_the_order_of_record():

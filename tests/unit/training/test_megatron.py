@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given, settings, strategies as st
 
 from parallelism.mesh import Mesh
-from parallelism.models import Experts, LatentAttention, TransformerSpec, transformer
+from parallelism.models import Experts, LatentAttention, LoRA, TransformerSpec, transformer
 from parallelism.simulation import simulate
 from parallelism.training import OPTIONS, UNCHANGING, MegatronFlags, figures
 from parallelism.transforms import ExpertParallel, Strategy
@@ -42,6 +42,37 @@ def test_a_model_in_all_its_flags() -> None:
         activation="swiglu", norm="rms", positions="rotary", tied=False, biases=False, attention_dropout=0.0,
         hidden_dropout=0.2)
     assert MegatronFlags(ffn_hidden_size=77, swiglu=True, **SMALL).spec().hidden == 77
+
+
+def test_adapters_in_flags() -> None:
+    assert MegatronFlags(**SMALL, lora_rank=4).spec().lora == LoRA(4, 32.0)
+    told = MegatronFlags(**SMALL, lora_rank=4, lora_alpha=8.0, lora_products="qkv up")
+    assert told.spec().lora == LoRA(4, 8.0, ("qkv", "up"))
+    named = transformer("llama2-7b")
+    assert MegatronFlags(lora_rank=4).spec(named).adapters.keys() == {
+        f"{layer}.{name}.{side}" for layer in range(32) for name in ("qkv", "out") for side in ("down", "up")}
+    assert MegatronFlags(lora_rank=4, lora_products="qkv up").words() == ("--lora-rank", "4", "--lora-products", "qkv", "up")
+    for flags, error in (({"lora_alpha": 2.0}, "--lora-alpha needs --lora-rank"),
+                         ({"lora_products": "qkv"}, "--lora-products needs --lora-rank"),
+                         ({"lora_rank": 2, "lora_products": "qkw"}, "LoRA has adapters of 'qkw', which is no product")):
+        with pytest.raises(ValueError, match=error):
+            MegatronFlags(**SMALL, **flags).spec()
+
+
+def test_packed_documents_in_flags() -> None:
+    def lengths(**flags: Any) -> tuple[int, ...]:
+        return MegatronFlags(**SMALL, **flags).spec().document_lengths
+
+    assert (lengths(), lengths(document_lengths="6"), lengths(document_lengths="5 7,3")) == ((), (6,), (5, 7, 3))
+    assert lengths(document_lengths="8", document_variation=0.5) == (13, 7, 4)
+    told = MegatronFlags(document_lengths="5 7", document_variation=0.5)
+    assert told.words() == ("--document-lengths", "5", "7", "--document-variation", "0.5")
+    for flags, error in (({"document_variation": 0.5}, "--document-variation needs --document-lengths"),
+                         ({"document_lengths": "5 x"}, "--document-lengths must be numbers of tokens, as 512 or 512 1024"),
+                         ({"document_lengths": "5 7", "document_variation": 0.5}, "needs the mean length of documents"),
+                         ({"document_lengths": "0"}, "documents must be a length of at least 1 token")):
+        with pytest.raises(ValueError, match=error):
+            lengths(**flags)
 
 
 def test_experts_latent_attention_and_windows_in_flags() -> None:
