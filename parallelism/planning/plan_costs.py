@@ -495,17 +495,8 @@ class PlanCosts:
         around = self.layout_of_ends(row)
         pipeline = shape._replace(schedule="", microbatches=0)
         sequences = self._of_sequences(s)
-        experts = self._of_experts(s)
-        key = (
-            shape.is_v_shaped,
-            pipeline,
-            layout,
-            sequences,
-            experts,
-            s["sp"],
-            s["zero"],
-            *self._registered(s),
-        )
+        options = self._of_experts(s), s["sp"], s["zero"], *self._registered(s)
+        key = shape.is_v_shaped, pipeline, layout, sequences, *options
         if key not in self._ends:
             devices, last = self.devices(row), shape.ranks - 1
             pairs = [self.seconds_of(end, around).end(place, blocks) for end, place, blocks in devices]
