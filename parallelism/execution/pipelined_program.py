@@ -237,13 +237,19 @@ class PipelinedProgram(PipelinedOperation):
 
     def parts(self, rows: int, replicas: int) -> list[tuple[Part, ...]]:
         """The microbatches of each replica, for a batch of so many rows.  ``ValueError`` if one would have no rows."""
-        parts = [dealt(first, count, self.pipeline.microbatches) for first, count in dealt(0, rows, replicas)]
+        parts = [
+            dealt(first, count, self.pipeline.microbatches) for first, count in self.rows_of(rows, replicas)
+        ]
         if not all(count for each in parts for _, count in each):
             raise ValueError(
                 f"a batch of {rows} rows cannot be dealt to {replicas} x {self.pipeline.microbatches} "
                 "microbatches: some would have none"
             )
         return parts
+
+    def rows_of(self, rows: int, replicas: int) -> Sequence[Part]:
+        """The rows of each replica."""
+        return dealt(0, rows, replicas)
 
     def __call__(self, device: Device, share: Share) -> dict[str, Array]:
         """New parameters and state of the device's stages, or without an update the gradients of their weights; and

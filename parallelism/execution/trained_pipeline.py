@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
+from itertools import accumulate
 
 from parallelism.execution.pipelined_program import PipelinedProgram, check_stages
 from parallelism.execution.stage_messages import OwnMeshes, whole_of
 from parallelism.execution.step_updates import StepUpdates
+from parallelism.layouts.stages import Part
 from parallelism.layouts.stages.laid_out_stages import laid_out_stages
 from parallelism.mesh import Mesh
 from parallelism.transforms import Overlap
@@ -86,6 +89,13 @@ class TrainedPipeline(PipelinedProgram):
             overlapping,
             own,
         )
+
+    def rows_of(self, rows: int, replicas: int) -> Sequence[Part]:
+        """As `PipelinedProgram.rows_of`; by the ``shares`` of the pipeline, if it has any."""
+        counts = self.step.pipeline.rows_of_replicas(rows, replicas)
+        if counts is None:
+            return super().rows_of(rows, replicas)
+        return tuple(zip(accumulate(counts[:-1], initial=0), counts, strict=True))
 
     @cached_property
     def updates(self) -> StepUpdates:

@@ -11,7 +11,7 @@ import numpy as np
 from parallelism.arrays import Array
 from parallelism.kernels.masks import Mask
 
-_MOST = 200
+_MOST = 10_000
 """The most characters of a text."""
 
 

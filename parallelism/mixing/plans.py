@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise
 from textwrap import wrap
 from typing import Any
 
@@ -14,31 +13,28 @@ from parallelism.display.quantities import decimal_bytes, plural, seconds
 from parallelism.hardware import MixedHardware
 from parallelism.ir import Function
 from parallelism.mesh import Mesh
-from parallelism.mixing.uneven_stages import SCHEDULE
-from parallelism.mixing.uneven_step import UnevenStep
+from parallelism.mixing.arrangements import Arrangement
 from parallelism.planning import Plan
 from parallelism.planning.plan import Task
-from parallelism.planning.settings import split_text, transforms_of
-from parallelism.planning.trained import BATCH
+from parallelism.planning.settings import transforms_of
 from parallelism.simulation import simulate
 from parallelism.trace import Trace
 from parallelism.training import Figures, TrainingRun, figures
-from parallelism.training.stage_layers import begins_of
-from parallelism.transforms import Pipeline, Step, Strategy
+from parallelism.transforms import Step, Strategy
 
 
 @dataclass(frozen=True)
 class MixedPlan:
-    """A pipeline whose first stages lie in one part, and whose last in the other."""
+    """A training step over two parts: a pipeline from one to the other, or replicas in both."""
 
     task: Task = field(repr=False)
-    """What is planned; its hardware has the parts in the order of the stages."""
+    """What is planned; its hardware has the part with the first ranks first."""
     settings: Mapping[str, Any]
     """By the names of `parallelism.planning.SETTINGS`."""
-    counts: tuple[int, ...]
-    """The blocks of each stage."""
+    arrangement: Arrangement
+    """How the plan lies on the parts."""
     bound_seconds: float
-    """Of a step in which nothing shares links: a step takes as long or longer."""
+    """A lower bound of the seconds of a step, as in `parallelism.planning.Plan`."""
     peak_bytes: tuple[int, int]
     """The memory of the fullest device of each part, in the order of the hardware."""
     simulated_seconds: float | None = None
@@ -46,7 +42,7 @@ class MixedPlan:
 
     @property
     def hardware(self) -> MixedHardware:
-        """The parts, that with the first stages first."""
+        """The parts, that with the first ranks first."""
         assert isinstance(self.task.hardware, MixedHardware)
         return self.task.hardware
 
@@ -60,16 +56,10 @@ class MixedPlan:
         """The mesh of all devices."""
         return self.task.mesh(self.settings)
 
-    @property
-    def microbatches(self) -> int:
-        """Those of each replica."""
-        return self.task.microbatches(self.settings)
-
     @cached_property
     def strategy(self) -> Strategy:
         """The transforms that make the distributed step of the step on one device."""
-        begin = begins_of(self.counts, self.task.model.prefix)
-        pipeline = Pipeline("pp", self.microbatches, SCHEDULE, 1, begin, BATCH)
+        pipeline = self.arrangement.pipeline(self.task, self.settings)
         return Strategy(*transforms_of(self.task.model, self.settings), pipeline)
 
     @cached_property
@@ -80,38 +70,35 @@ class MixedPlan:
         )
 
     @property
+    def microbatches(self) -> int:
+        """Those of each replica."""
+        return self.run.microbatches
+
+    @property
     def step(self) -> Step | Function:
         """The distributed step: ``cluster.run`` runs it, placed by `parallelism.execution.operation_on`."""
         return self.run.step
 
     @property
-    def stages_of_parts(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        """The name of each part, with the blocks of its stages."""
-        first = self.hardware.parts[0].devices * len(self.counts) // self.hardware.devices
-        own = self.counts[:first], self.counts[first:]
-        return tuple(zip(self.hardware.labels, own, strict=True))
-
-    @property
     def split(self) -> str:
-        """The settings in a few words, and how many blocks the stages of each part have."""
-        return f"{self.settings_text}: {self.stages_text}"
+        """The settings in a few words, and what lies on each part."""
+        return f"{self.settings_text}: {self.parts_text}"
 
     @property
     def settings_text(self) -> str:
         """The settings in a few words."""
-        return split_text(self.settings)
+        return self.arrangement.settings_text(self.settings)
 
     @property
-    def stages_text(self) -> str:
-        """The layers of the stages: ``2x5 on dgx-a100`` are two stages of five."""
-        return "layers " + ", then ".join(
-            f"{_runs(counts)} on {name}" for name, counts in self.stages_of_parts
-        )
+    def parts_text(self) -> str:
+        """What lies on each part."""
+        return self.arrangement.text(self.hardware)
 
     @cached_property
     def figures(self) -> Figures:
         """The time and the memory of a step by the full simulation."""
-        return figures(self.run, self.hardware, operation=UnevenStep(self.task, self.settings, self.counts))
+        operation = self.arrangement.operation(self.task, self.settings)
+        return figures(self.run, self.hardware, operation=operation)
 
     def simulated(self) -> MixedPlan:
         """This plan with the seconds of its full simulation; `Unpriceable` if it is not put together from pieces."""
@@ -127,6 +114,7 @@ class MixedPlan:
     def json(self) -> dict[str, Any]:
         """Its figures as plain values."""
         found = self.figures.json() if self.simulated_seconds is not None else {"seconds": self.seconds}
+        each = zip(self.hardware.labels, self.arrangement.json(self.hardware), self.peak_bytes, strict=True)
         return {
             **found,
             "simulated": self.simulated_seconds is not None,
@@ -134,9 +122,8 @@ class MixedPlan:
             "strategy": str(self.strategy),
             "mesh": dict(self.mesh.shape),
             "peak_bytes": max(self.peak_bytes),
-            "stages": [
-                {"hardware": name, "layers": list(counts), "peak_bytes": peak}
-                for (name, counts), peak in zip(self.stages_of_parts, self.peak_bytes, strict=True)
+            "parts_of_hardware": [
+                {"hardware": label, **own, "peak_bytes": peak} for label, own, peak in each
             ],
         }
 
@@ -170,7 +157,7 @@ class MixedPlans:
     found: tuple[MixedPlan, ...]
     alone: tuple[Alone, ...]
     timed: int
-    """How many plans were timed: settings, and ways to deal blocks to stages."""
+    """How many plans were timed: settings, and ways to deal blocks to stages, or rows to replicas."""
     simulated: int
     gap: float
     """By which part of its time the first plan may be slower than the best over both at most; 0: it is the best."""
@@ -235,8 +222,11 @@ class MixedPlans:
         lines = []
         for row, line in zip(rows, in_columns([row[:3] for row in rows], 0, "  "), strict=True):
             lines.append(f"{line}  {row[3]}")
-        for place, plan in enumerate(self.found[:top], 1):
-            lines[2 * place : 2 * place] = [f"     {plan.stages_text}"]
+        for place, plan in reversed([*enumerate(self.found[:top], 1)]):
+            indent = " " * 5
+            lines[place + 1 : place + 1] = wrap(
+                plan.parts_text, WIDTH, initial_indent=indent, subsequent_indent=indent
+            )
         alone = [line for each in self.alone for line in wrap(each.text, WIDTH, subsequent_indent="     ")]
         return "\n".join([*lines, "", *alone, "", *wrap(self.counted, WIDTH)])
 
@@ -253,13 +243,3 @@ class MixedPlans:
 
     def __str__(self) -> str:
         return f"{self.text()}\n\n{self.verdict}"
-
-
-def _runs(counts: Sequence[int]) -> str:
-    """Numbers of blocks in a few characters: ``3x5 4`` for three stages of five and one of four."""
-    ends = [*(place for place, (one, two) in enumerate(pairwise(counts), 1) if one != two), len(counts)]
-    starts = [0, *ends[:-1]]
-    return " ".join(
-        f"{end - start}x{counts[start]}" if end - start > 1 else str(counts[start])
-        for start, end in zip(starts, ends, strict=True)
-    )

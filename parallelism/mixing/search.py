@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from bisect import insort
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -13,8 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from parallelism.hardware import MixedHardware, Reserve, mixed
+from parallelism.mixing.arrangements import Stages
 from parallelism.mixing.dealt_blocks import dealt
 from parallelism.mixing.plans import Alone, MixedPlan, MixedPlans
+from parallelism.mixing.replicas_search import ReplicasSearch
 from parallelism.mixing.uneven_stages import SCHEDULE, PartOfPlans, UnevenStages, part_task
 from parallelism.models import TransformerSpec
 from parallelism.planning import Plans, find_plan
@@ -35,6 +38,8 @@ MOST_WAYS = 1024
 """So many ways to deal blocks to the stages of one plan are timed at most."""
 KEPT = 32
 """So many of the best plans are kept, to be simulated."""
+WORSE = 1.2
+"""Plans with replicas in both parts are timed if they may take at most so many times as long as the best pipeline."""
 
 
 @rarely_collected()
@@ -59,19 +64,21 @@ def find_mixed(
     >>> from parallelism.hardware import mixed
     >>> spec = models.TransformerSpec(layers=6, width=256, heads=4, vocabulary=512, sequence=128)
     >>> both = mixed(Hardware.preset("dgx-a100:1"), Hardware.preset("dgx-h100:1"))
-    >>> find_mixed(spec, hardware=both, batch=16, tp=8, microbatch=1, simulations=1).found[0].stages_of_parts
-    (('dgx-a100', (2,)), ('dgx-h100', (4,)))
+    >>> find_mixed(spec, hardware=both, batch=16, tp=8, microbatch=1, simulations=1).found[0].parts_text
+    'layers 2 on dgx-a100, then 4 on dgx-h100'
 
-    The arguments are those of `parallelism.planning.find_plan`.  A plan over both parts is a pipeline under 1F1B whose
-    first stages lie in one part and whose last in the other; either part may be first.  All stages have the same
-    width, and are split in the same way; each has blocks of its own number.  For each combination of settings the numbers
-    of blocks are searched: all, or the `MOST_WAYS` whose slowest stage has least work.
+    The arguments are those of `parallelism.planning.find_plan`.  A plan over both parts is one of two.  `Stages`: a
+    pipeline under 1F1B whose first stages lie in one part and whose last in the other; either part may be first.  All
+    stages have the same width, and are split in the same way; each has blocks of its own number.  For each combination
+    of settings the numbers of blocks are searched: all, or the `MOST_WAYS` whose slowest stage has least work.
+    `Replicas`: some replicas of a pipeline lie in one part, and some in the other; a microbatch has rows of its own
+    number in each part, and all ways to deal the batch so are searched which may be among the best.
 
     Plans are timed as if nothing shared links, which is a lower bound of their time, and simulated fully in this order
     until no other can be better, or ``simulations`` are made: `MixedPlans.gap` says what is not proved.
 
     ``ValueError``, ``TypeError`` as from `find_plan`; also for a program that is no Transformer, another schedule, and an
-    ``order`` in which stages are not outermost.
+    ``order`` in which stages are not outermost; with an ``order`` there are no replicas in both parts.
     """
     optimizer = ADAM_W if optimizer is None else optimizer
     trained = TrainedModel.of(model, optimizer, gradients, state, precision)
@@ -84,11 +91,10 @@ def find_mixed(
     told = progress or logged
     search = _Search(task, told)
     possible = search.possible(wanted)
-    usable = [
-        usable_bytes(reserve_of(reserve, memory, part), memory_of(memory, part), possible)
-        for part in hardware.parts
-    ]
+    usable = _usable(hardware, memory, reserve, possible)
     search.time(possible, usable)
+    if "order" not in fixed:
+        search.time_replicas(wanted, partial(_usable, hardware, memory, reserve))
     found, simulated, gap = search.simulated(simulations)
     options: dict[str, Any] = {
         "batch": batch,
@@ -105,6 +111,19 @@ def find_mixed(
     alone = tuple(_alone(model, hardware, part, options) for part in range(2))
     _log.info("%d plans over both parts timed, %d simulated", search.timed, simulated)
     return MixedPlans(tuple(found), alone, search.timed, simulated, gap, search.refused)
+
+
+def _usable(
+    hardware: MixedHardware,
+    memory: float | str | None,
+    reserve: Reserve | float | str | None,
+    possible: Choices,
+) -> list[npt.NDArray[np.float64]]:
+    """By part and plan, the bytes that tensors may use on a device."""
+    return [
+        usable_bytes(reserve_of(reserve, memory, part), memory_of(memory, part), possible)
+        for part in hardware.parts
+    ]
 
 
 def _checked(fixed: Mapping[str, Any]) -> dict[str, Any]:
@@ -191,6 +210,23 @@ class _Search:
                 return
             self._time(stages)
 
+    def time_replicas(
+        self, wanted: Mapping[str, Any], usable: Callable[[Choices], list[npt.NDArray[np.float64]]]
+    ) -> None:
+        """Times the plans with replicas in both parts."""
+        search = ReplicasSearch(self.task)
+        possible = search.possible(wanted)
+        given = wanted.get("microbatch")
+        only = [given] if isinstance(given, int) else given
+        limit = min(self.limit, WORSE * self.kept[0].bound_seconds) if self.kept else np.inf
+        found = search.find(possible, usable(possible), only, limit)
+        self.others = min(self.others, limit)
+        self._refuse(found.refused)
+        self.timed += found.timed
+        self.others = min(self.others, found.others)
+        for plan in found.plans:
+            self.add(plan)
+
     def _least(self, stages: UnevenStages, row: int) -> float | None:
         """A lower bound of the seconds of all plans with some settings; None if there are none, which is counted."""
         try:
@@ -232,7 +268,10 @@ class _Search:
             part = stages.part_of(stage)
             peaks[part] = max(peaks[part], int(stages.bytes_held[stage, count - 1]))
         task = replace(self.task, hardware=stages.hardware)
-        plan = MixedPlan(task, stages.settings, counts, seconds, (peaks[0], peaks[1]))
+        self.add(MixedPlan(task, stages.settings, Stages(counts), seconds, (peaks[0], peaks[1])))
+
+    def add(self, plan: MixedPlan) -> None:
+        """Keeps a plan if it is one of the best."""
         insort(self.kept, plan, key=attrgetter("bound_seconds"))
         if len(self.kept) > KEPT:
             self.others = min(self.others, self.kept.pop().bound_seconds)

@@ -6,6 +6,8 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from parallelism.ir.core.types import MOST_BYTES
+from parallelism.ir.operators.masked_scores import allowed_scores
+from parallelism.kernels import Mask
 
 if TYPE_CHECKING:
     from parallelism.models.spec import TransformerSpec
@@ -199,11 +201,14 @@ def idle_parameters(spec: TransformerSpec) -> int:
 
 def forward_flops_of(spec: TransformerSpec, tokens: int) -> int:
     """Floating-point operations of the products of a forward on so many tokens; see `TransformerSpec.flops`."""
-    of_layers = sum(_block_flops(spec, layer) for layer in range(spec.layers))
+    of_layers = 2 * sum(_product_weights(spec, layer) for layer in range(spec.layers))
     of_layers += 2 * sum(map(prod, spec.adapters.values()))
     head = 2 * spec.width * spec.vocabulary
-    further = spec.next_tokens * (4 * spec.width**2 + _block_flops(spec, spec.layers - 1) + head)
-    return tokens * (of_layers + head + further)
+    further = spec.next_tokens * (4 * spec.width**2 + 2 * _product_weights(spec, spec.layers - 1) + head)
+    latent = spec.attention
+    scored = 2 * spec.head_width if latent is None else latent.query_width + latent.value_width
+    scores = 2 * (spec.layers + spec.next_tokens) * spec.heads * scored * _scores(spec)
+    return tokens * (of_layers + head + further) + tokens * scores // spec.sequence
 
 
 def frozen_flops_of(spec: TransformerSpec, tokens: int) -> int:
@@ -214,11 +219,10 @@ def frozen_flops_of(spec: TransformerSpec, tokens: int) -> int:
     return 2 * tokens * (products + spec.width * spec.vocabulary)
 
 
-def _block_flops(spec: TransformerSpec, layer: int) -> int:
-    """Those of a block for one token: of the products with weights, and of the scores of the whole sequence."""
-    latent = spec.attention
-    scored = 2 * spec.head_width if latent is None else latent.query_width + latent.value_width
-    return 2 * _product_weights(spec, layer) + 2 * spec.sequence * spec.heads * scored
+def _scores(spec: TransformerSpec) -> int:
+    """The scores of a head in a sequence: of each token with all of its document."""
+    mask = Mask(documents=spec.document_lengths)
+    return int(allowed_scores(mask, spec.sequence, spec.sequence))
 
 
 def _product_weights(spec: TransformerSpec, layer: int) -> int:

@@ -9,6 +9,7 @@ import numpy as np
 
 from parallelism.ir.tracing.current import region
 from parallelism.ir.tracing.tracing import apply
+from parallelism.kernels import Mask
 from parallelism.models.block_parts import Parts
 from parallelism.models.layers import attention
 
@@ -34,6 +35,7 @@ def latent_attention(parts: Parts, x: Any, block: str) -> Any:
             q,
             k,
             v,
+            mask=Mask(causal=True, documents=spec.document_lengths),
             scale=spec.attention_scale or 1 / sqrt(latent.query_width),
             step=parts.step,
             rate=spec.rates[0],

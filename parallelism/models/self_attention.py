@@ -36,7 +36,7 @@ def self_attention(parts: Parts, x: Any, layer: int, block: str) -> Any:
             q,
             k,
             v,
-            mask=Mask(causal=True, window=window),
+            mask=Mask(causal=True, window=window, documents=spec.document_lengths),
             scale=spec.attention_scale,
             cap=spec.attention_softcap,
             alibi=spec.alibi_scale if spec.positions == "alibi" else None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from math import prod
+from math import inf, prod
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ from parallelism.models.figures import (
 from parallelism.models.forward import Forward, checked_program
 from parallelism.models.latent_attention import LatentAttention
 from parallelism.models.lora import LoRA, adapters_of, check_adapters
+from parallelism.models.packed import document_lengths
 
 VOCABULARY_MULTIPLE = 128
 """What Megatron-LM pads a vocabulary to a multiple of for one tensor-parallel device."""
@@ -114,6 +115,11 @@ class TransformerSpec:
     rotation, ``without_weights``."""
     window: int | None = None
     """A token attends to so many tokens, itself among them; None: to all before it."""
+    documents: int | tuple[int, ...] | None = None
+    """Sequences are packed: a token attends to its own document alone.  A number is the mean length of documents; several
+    are their lengths, one behind another, and behind the last one they begin anew.  None: a sequence is one document."""
+    document_variation: float = 0.0
+    """The coefficient of variation of the lengths, the standard deviation by the mean, where the mean is given."""
     full_attention_every: int | tuple[bool, ...] | None = None
     """Layer i has no window where ``(i + 1) % n == 0``, or where it is true; None: all have it."""
     attention_scale: float | None = None
@@ -174,6 +180,7 @@ class TransformerSpec:
         self._check_positions()
         self._check_layers()
         check_adapters(self)
+        self._check_documents()
         object.__setattr__(self, "dtype", checked_dtype(self.dtype))
 
     def _derive(self) -> None:
@@ -215,6 +222,25 @@ class TransformerSpec:
         if type(self.next_tokens) is not int or self.next_tokens < 0:
             raise ValueError(f"next_tokens must be an integer of at least 0, got {self.next_tokens!r}")
 
+    def _check_documents(self) -> None:
+        """``ValueError`` for lengths of documents that cannot be."""
+        given: Any = self.documents
+        if given is not None and type(given) is not int:
+            object.__setattr__(self, "documents", tuple(given))
+        lengths: Any = [given] if type(given) is int else self.documents or ()
+        if given is not None and (not lengths or any(type(each) is not int or each < 1 for each in lengths)):
+            raise ValueError(
+                f"documents must be a length of at least 1 token, or several, or None, got {given!r}"
+            )
+        variation = self.document_variation
+        if isinstance(variation, bool) or not isinstance(variation, int | float) or not 0 <= variation < inf:
+            raise ValueError(f"document_variation must be a number of at least 0, got {variation!r}")
+        if variation and type(given) is not int:
+            raise ValueError(
+                f"document_variation={variation:g} needs the mean length of documents, got {given!r}"
+            )
+        _ = self.document_lengths  # refuses what a sequence has no place for
+
     def _check_layers(self) -> None:
         """Choices of layers that are listed have an entry for each."""
         for name in ("full_attention_every", "unrotated_every"):
@@ -252,6 +278,14 @@ class TransformerSpec:
     def hidden(self) -> int:
         """The width between the products of the feed-forward block."""
         return 4 * self.width if self.feed_forward is None else self.feed_forward
+
+    @property
+    def document_lengths(self) -> tuple[int, ...]:
+        """The lengths of the documents of a packed sequence, as a `Mask` has them; none if it is one document."""
+        if self.documents is None or isinstance(self.documents, tuple):
+            return self.documents or ()
+        lengths = document_lengths(self.sequence, self.documents, self.document_variation)
+        return lengths[:1] if len({*lengths}) == 1 else lengths
 
     @property
     def expert_width(self) -> int:
@@ -341,10 +375,10 @@ class TransformerSpec:
         """Floating-point operations of the products of a training step on so many tokens, forward and backward.
 
         The backward of a product takes twice its forward, and that of a frozen weight (`LoRA`) as much as it.  Attention
-        counts as if every token attended to the whole sequence; lookups, norms, activations and what is computed twice
-        do not count.  Of experts those count that a token takes, and its router.  For GPT this is the formula of Narayanan
-        et al., 2021, arXiv:2104.04473, section 5.1, without the recomputation: 72 tokens layers width^2 (1 + sequence /
-        (6 width) + vocabulary / (12 width layers)).
+        counts as if every token attended to its whole document, which is the sequence unless it is packed; lookups,
+        norms, activations and what is computed twice do not count.  Of experts those count that a token takes, and its
+        router.  For GPT this is the formula of Narayanan et al., 2021, arXiv:2104.04473, section 5.1, without the
+        recomputation: 72 tokens layers width^2 (1 + sequence / (6 width) + vocabulary / (12 width layers)).
         """
         return 3 * self.forward_flops(tokens) - frozen_flops_of(self, tokens)
 

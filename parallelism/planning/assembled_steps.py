@@ -97,12 +97,12 @@ class AssembledStep:
     def templates(self, price: PriceEvents | None = None) -> Templates:
         """The events of the devices at each position: see `parallelism.simulation.PipelinedStep`."""
         events = [
-            self._events(ranks, price and partial(price, ranks))
+            self.events(ranks, price and partial(price, ranks))
             for ranks in (np.flatnonzero(self.positions == at) for at in range(self.shape.ranks))
         ]
         return Templates(self.mesh, events, self.positions)
 
-    def _events(self, ranks: Ints, price: Any) -> DeviceEvents:
+    def events(self, ranks: Ints, price: Any) -> DeviceEvents:
         """The events of each of these ranks, which are at one position."""
         device = TypedDevice(self.mesh, int(ranks[0]), self._incoming)
         position = int(self.positions[ranks[0]])

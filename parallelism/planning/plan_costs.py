@@ -46,7 +46,7 @@ MOST_OTHERS = 8
 """So many blocks at the beginning of a model may be like no others; they are laid out one by one."""
 
 
-class _Ends(NamedTuple):
+class Ends(NamedTuple):
     """What devices do after the last action: seconds by rank, and of messages between the first and the last rank."""
 
     before: Floats
@@ -100,7 +100,7 @@ class PlanCosts:
         self._actions: dict[tuple[int, bool], StageCosts] = {}
         self._layouts: dict[Any, MeshOnHardware] = {}
         self._columns: dict[Any, tuple[Floats, Floats]] = {}
-        self._ends: dict[Any, _Ends] = {}
+        self._ends: dict[Any, Ends] = {}
         self._flows: dict[Any, int] = {}
         self._memories: dict[Any, tuple[Ints, Ints]] = {}
         self._of_devices: dict[Any, list[tuple[int, int, int | None]]] = {}
@@ -117,6 +117,10 @@ class PlanCosts:
         """The settings from outside, with their values in a plan."""
         return tuple([(name, settings[name]) for name in self.registered])
 
+    def microbatches(self, row: int) -> int:
+        """The microbatches of each replica of a plan."""
+        return self.task.microbatches(self.settings(row))
+
     def shape(self, row: int) -> Shape:
         """The pipeline of a plan."""
         found = self._shapes.get(row)
@@ -124,7 +128,7 @@ class PlanCosts:
             s = self.settings(row)
             counts = self.task.model.layers_of(s["pp"] * s["chunks"], balanced=s["balanced"])
             found = self._shapes[row] = Shape.of(
-                s["schedule"], s["pp"], self.task.microbatches(s), s["chunks"], counts
+                s["schedule"], s["pp"], self.microbatches(row), s["chunks"], counts
             )
         return found
 
@@ -285,6 +289,7 @@ class PlanCosts:
             shape.is_v_shaped,
             *shape._replace(schedule="", microbatches=0),
             *(s[name] for name in ("dp", "instances", "cp", "ep", "tp", "sp", "zero")),
+            self.microbatches(row) * s["microbatch"],
             self._of_sequences(s),
             *self._registered(s),
         )
@@ -355,6 +360,10 @@ class PlanCosts:
             self._layouts[key] = MeshOnHardware(self.task.mesh(s))
         return self._layouts[key]
 
+    def layout_of_ends(self, row: int) -> MeshOnHardware:
+        """The mesh on which the end of a plan's step runs: that of the plan."""
+        return self.layout(row)
+
     # -- a plan --------------------------------------------------------------------------------------------------------
 
     def peaks(self, shape: Shape, rows: Sequence[int]) -> Ints:
@@ -379,7 +388,7 @@ class PlanCosts:
         s, shape = self.settings(row), self.shape(row)
         names = "weights", "inputs", "gradients", "optimizer"
         held: dict[str, int] = {name: end.held(place, blocks, name) for name in names}
-        held["inputs"] *= self.task.batch // (s["dp"] * s["ep"])
+        held["inputs"] *= self.microbatches(row) * s["microbatch"]
         if shape.is_v_shaped and place == ONLY:
             stages, each = self.ends(row, in_stages=True), shape.blocks_of(FIRST)
             held["gradients"] = sum(
@@ -480,20 +489,21 @@ class PlanCosts:
             ]
         )
 
-    def _end(self, shape: Shape, row: int) -> _Ends:
+    def _end(self, shape: Shape, row: int) -> Ends:
         """The end of a plan's step."""
         s, layout = self.settings(row), self.layout(row)
+        around = self.layout_of_ends(row)
         pipeline = shape._replace(schedule="", microbatches=0)
         sequences = self._of_sequences(s)
         key = shape.is_v_shaped, pipeline, layout, sequences, s["sp"], s["zero"], *self._registered(s)
         if key not in self._ends:
             devices, last = self.devices(row), shape.ranks - 1
-            pairs = [self.seconds_of(end, layout).end(place, blocks) for end, place, blocks in devices]
+            pairs = [self.seconds_of(end, around).end(place, blocks) for end, place, blocks in devices]
             before, after = np.array(pairs)[self.number_of(shape)].T
             there = back = -np.inf
             if last and (nbytes := devices[0][0].exchanged(devices[0][1])):
                 there, back = (self.prices.message(nbytes, *ends, layout) for ends in ((0, last), (last, 0)))
-            self._ends[key] = _Ends(before, there, back, after)
+            self._ends[key] = Ends(before, there, back, after)
         return self._ends[key]
 
     @memoized

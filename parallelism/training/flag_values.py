@@ -66,6 +66,8 @@ class FlagValues:
     qk_pos_emb_head_dim: int | None = None
     v_head_dim: int | None = None
     mtp_num_layers: int | None = None
+    document_lengths: str | None = None
+    document_variation: float | None = None
     lora_rank: int | None = None
     lora_alpha: float | None = None
     lora_products: str | None = None

@@ -127,6 +127,19 @@ OPTIONS: tuple[Option, ...] = (
     Option("qk-pos-emb-head-dim", "model", "features of a query that are rotated (64)"),
     Option("v-head-dim", "model", "features of a value (128)"),
     Option("mtp-num-layers", "model", "modules that predict one more token each"),
+    Option(
+        "document-lengths",
+        "model",
+        "sequences are packed, and attention stays in each document: their mean length, or the lengths of several",
+        text=True,
+        many=True,
+    ),
+    Option(
+        "document-variation",
+        "model",
+        "with one --document-lengths: the standard deviation of lengths by their mean (0)",
+        amount=True,
+    ),
     Option("lora-rank", "model", "all weights are frozen, and adapters of so many features are trained"),
     Option(
         "lora-alpha",

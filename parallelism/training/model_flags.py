@@ -68,6 +68,7 @@ class ModelFlags(FlagValues):
             "attention": self._latent_attention,
             "next_tokens": self.mtp_num_layers,
             "lora": self._lora,
+            **self._documents,
             **self._window(named),
         }
         figures = {name: value for name, value in figures.items() if value is not None}
@@ -134,6 +135,25 @@ class ModelFlags(FlagValues):
             rotary_width=self.qk_pos_emb_head_dim or 64,
             value_width=self.v_head_dim or 128,
         )
+
+    @property
+    def _documents(self) -> dict[str, Any]:
+        """The figures of packed sequences."""
+        if self.document_lengths is None:
+            if self.document_variation is not None:
+                raise ValueError("--document-variation needs --document-lengths")
+            return {}
+        words = self.document_lengths.replace(",", " ").split()
+        if not words or not all(re.fullmatch("[0-9]{1,9}", word) for word in words):
+            raise ValueError(
+                f"--document-lengths must be numbers of tokens, as 512 or 512 1024; got "
+                f"{shortened(self.document_lengths, 40)}"
+            )
+        lengths = tuple(map(int, words))
+        return {
+            "documents": lengths[0] if len(lengths) == 1 else lengths,
+            "document_variation": self.document_variation,
+        }
 
     @property
     def _lora(self) -> LoRA | None:

@@ -52,6 +52,8 @@ def scaled_down(run: TrainingRun, devices: int = MOST_DEVICES) -> TrainingRun:
         feed_forward=12 * tp * dp,
         vocabulary=8 * tp * dp,
         sequence=4 * tp * cp,
+        documents=spec.documents and 2 * tp * cp,  # two of them
+        document_variation=0.0,
     )
     transforms = [each for each in run.strategy.transforms if not isinstance(each, Pipeline)]
     count = 1

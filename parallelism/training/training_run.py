@@ -54,11 +54,21 @@ class TrainingRun:
 
     def __post_init__(self) -> None:
         self.strategy.text_on(self.mesh)  # refuses axes that the mesh does not have
-        if self.batch % (self.replicas * self.microbatches):
+        if self.pipeline is not None and self.pipeline.shares:
+            self._check_shares(self.pipeline)
+        elif self.batch % (self.replicas * self.microbatches):
             raise ValueError(
                 f"a batch of {self.batch} rows cannot be dealt to {self.replicas} replicas of "
                 f"{self.microbatches} microbatches of equal size"
             )
+
+    def _check_shares(self, pipeline: Pipeline) -> None:
+        """``ValueError`` if the rows of a replica cannot be dealt to microbatches of equal size."""
+        for rows in pipeline.rows_of_replicas(self.batch, self.replicas) or ():
+            if rows % self.microbatches:
+                raise ValueError(
+                    f"the {rows} rows of a replica cannot be dealt to {self.microbatches} microbatches of equal size"
+                )
 
     @property
     def pipeline(self) -> Pipeline | None:
@@ -78,7 +88,7 @@ class TrainingRun:
 
     @property
     def microbatch(self) -> int:
-        """The rows of a microbatch."""
+        """The rows of a microbatch; of replicas that have not equally many, their mean, rounded down."""
         return self.batch // (self.replicas * self.microbatches)
 
     @property

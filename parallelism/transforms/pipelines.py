@@ -80,6 +80,9 @@ class Pipeline:
     Parameters that the loss does not depend on are updated with a gradient of zero, as without a pipeline; a warning,
     `UnusedParameters`, names them.
 
+    ``shares`` say in what relation the replicas have rows, if not equally many: ``(1, 3)`` gives the second replica three
+    times those of the first.  Each has as many microbatches, whose sizes then differ.
+
     ``ValueError`` for a program without an update, for values that are computed again by `Recompute`, and for an
     update that combines parameters in any other way than by a sum of one number of each.
     """
@@ -92,12 +95,14 @@ class Pipeline:
     batch: str = "B"
     recompute: bool = False
     meshes: tuple[Mesh, ...] = ()
+    shares: tuple[int, ...] = ()
     phase: ClassVar[int] = 90
 
     def __post_init__(self) -> None:
         checked_axis(self)
         object.__setattr__(self, "begin", tuple(self.begin))
         object.__setattr__(self, "meshes", tuple(self.meshes))
+        object.__setattr__(self, "shares", self._checked_shares())
         for mesh in self.meshes:
             if not isinstance(mesh, Mesh) or self.axis in mesh.axes:
                 raise ValueError(
@@ -112,6 +117,28 @@ class Pipeline:
         if isinstance(function, Step):
             raise ValueError(f"{self}: the step is cut into a pipeline already, {function.pipeline}")
         return Step(function, self).warned()
+
+    def _checked_shares(self) -> tuple[int, ...]:
+        shares = tuple(self.shares)
+        if any(isinstance(share, bool) or not isinstance(share, int) or share < 1 for share in shares):
+            raise ValueError(f"the shares of replicas are whole numbers of at least 1; got {shares!r}")
+        if shares and self.meshes:
+            raise ValueError("stages with meshes of their own have no replicas, which shares are for")
+        return shares
+
+    def rows_of_replicas(self, rows: int, replicas: int) -> tuple[int, ...] | None:
+        """The rows of each replica, of a batch of so many; None: they are dealt evenly.
+
+        ``ValueError`` if the ``shares`` are not one for each replica, or do not divide the rows.
+        """
+        if not self.shares:
+            return None
+        whole = sum(self.shares)
+        if len(self.shares) != replicas or rows % whole:
+            raise ValueError(
+                f"{self}: {len(self.shares)} shares, {whole} together, do not deal {rows} rows to {replicas} replicas"
+            )
+        return tuple(rows // whole * share for share in self.shares)
 
     def on(self, mesh: Mesh) -> Scheduled:
         """The stages and their schedule on a mesh.  ``ValueError`` if it lacks the axis."""
@@ -159,7 +186,13 @@ class Pipeline:
     def __str__(self) -> str:
         meshes = "|".join(".".join(f"{axis}={n}" for axis, n in mesh.shape.items()) for mesh in self.meshes)
         schedule = ScheduleWord(
-            self.schedule, self.microbatches, self.chunks, self.recompute, self.batch, meshes
+            self.schedule,
+            self.microbatches,
+            self.chunks,
+            self.recompute,
+            self.batch,
+            meshes,
+            "|".join(map(str, self.shares)),
         )
         return f"{word('pp', self.axis, self.begin)} {schedule}"
 

@@ -223,7 +223,7 @@ def _axis_of(transform: Transform) -> str | None:
 
 def _pipeline(word: Word) -> Pipeline:
     assert word.schedule is not None, word
-    name, microbatches, chunks, recompute, batch, meshes = word.schedule
+    name, microbatches, chunks, recompute, batch, meshes, shares = word.schedule
     return Pipeline(
         word.axis or "",
         microbatches,
@@ -233,6 +233,7 @@ def _pipeline(word: Word) -> Pipeline:
         batch,
         recompute,
         tuple(map(_mesh, meshes.split("|"))) if meshes else (),
+        tuple(map(int, shares.split("|"))) if shares else (),
     )
 
 

@@ -32,6 +32,7 @@ _WORD = re.compile(
 _SCHEDULE = re.compile(
     r"(?P<name>[a-z0-9_]+):(?P<microbatches>[0-9]{1,18})(x(?P<chunks>[0-9]{1,18}))?"
     r"(?P<recompute>,recompute)?(,batch=(?P<batch>[A-Za-z_][A-Za-z0-9_]*))?(,meshes=(?P<meshes>[A-Za-z0-9_=.|]+))?"
+    r"(,shares=(?P<shares>[0-9]{1,9}(\|[0-9]{1,9})*))?"
 )
 
 
@@ -46,12 +47,16 @@ class ScheduleWord(NamedTuple):
     batch: str = "B"
     meshes: str = ""
     """Those of the stages, if they have their own: ``dp=2.tp=2|dp=3``."""
+    shares: str = ""
+    """In what relation replicas have rows, if not equally many: ``1|3``."""
 
     def __str__(self) -> str:
         chunks = f"x{self.chunks}" if self.chunks > 1 else ""
         batch = f",batch={self.batch}" if self.batch != "B" else ""
-        return f"{self.name}:{self.microbatches}{chunks}{',recompute' * self.recompute}{batch}" + (
-            f",meshes={self.meshes}" if self.meshes else ""
+        meshes = f",meshes={self.meshes}" if self.meshes else ""
+        shares = f",shares={self.shares}" if self.shares else ""
+        return (
+            f"{self.name}:{self.microbatches}{chunks}{',recompute' * self.recompute}{batch}{meshes}{shares}"
         )
 
 
@@ -113,6 +118,7 @@ def read_all(text: str) -> list[Word]:
             found["recompute"] is not None,
             found["batch"] or "B",
             found["meshes"] or "",
+            found["shares"] or "",
         )
         words[words.index(pipelines[0])] = pipelines[0]._replace(schedule=schedule)
     return words

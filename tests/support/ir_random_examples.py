@@ -354,7 +354,7 @@ def _normalized_gradient(kind, rng):
     return Example(kind, (shape, shape, shape[-1:]), {"epsilon": 0.5})
 
 
-MASKS = "whole", "causal", "causal:2"
+MASKS = "whole", "causal", "causal:2", "causal/2,1", "whole/3"
 
 
 @maker("attention", "attention_gradient")
@@ -362,8 +362,9 @@ def _attention(kind, rng):
     batch, rows, groups, served, width = (int(n) for n in rng.choice((1, 2, 3), 5))
     rate = float(rng.choice([0, 0.5]))
     starts = (*rng.integers(0, 3, 3).tolist(), 0)
-    return attention(kind, batch, rows, rows + starts[1], groups * served, groups, width, mask=MASKS[rng.integers(3)],
-                     rate=rate, starts=starts, values=int(rng.choice((width, 3))))
+    mask = MASKS[rng.integers(len(MASKS))]
+    return attention(kind, batch, rows, rows + starts[1], groups * served, groups, width, mask=mask, rate=rate,
+                     starts=starts, values=int(rng.choice((width, 3))))
 
 
 @maker("context_attention", "context_attention_gradient", "attention_block", "attention_block_gradient")
@@ -372,7 +373,7 @@ def _attention_of_blocks(kind, rng):
     blocks = int(rng.integers(1, 4))
     more = {"blocks": blocks, "number": int(rng.integers(blocks))} if "block" in kind else {}
     rows = extent * blocks
-    return attention(kind, batch, rows, rows, groups * served, groups, width, mask=MASKS[rng.integers(3)],
+    return attention(kind, batch, rows, rows, groups * served, groups, width, mask=MASKS[rng.integers(len(MASKS))],
                      rate=float(rng.choice([0, 0.5])), values=int(rng.choice((width, 3))), **more)
 
 
@@ -391,7 +392,7 @@ def _ring_shift(kind, rng):
 def _attention_weights(kind, rng):
     shape = (*extents(rng), int(rng.integers(1, 5)))
     shape = (*shape, shape[-1]) if len(shape) < 2 else shape
-    return Example(kind, (shape,), {"scale": 0.5, "mask": MASKS[rng.integers(3)],
+    return Example(kind, (shape,), {"scale": 0.5, "mask": MASKS[rng.integers(len(MASKS))],
                                     "starts": tuple(rng.integers(0, 4, len(shape)).tolist())})
 
 

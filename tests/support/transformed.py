@@ -224,6 +224,11 @@ MODELS = {
         key_value_heads=2, feed_forward=20, activation="swiglu", norm="rms", positions="rotary", biases=False,
         tied=False).function(batch),
     "lora": lambda batch: transformer(**GATED, key_value_heads=2, lora=models.LoRA(2)).function(batch),
+    "packed": lambda batch: transformer(layers=2, sequence=8, documents=(3, 2, 1)).function(batch),
+    "packed llama": lambda batch: transformer(
+        **GATED, key_value_heads=2, sequence=12, documents=4, document_variation=0.5, window=3).function(batch),
+    "packed weights": lambda batch: transformer(sequence=8, documents=(3, 4), fused_attention=False).function(batch),
+    "packed latent": lambda batch: routed(sequence=8, attention=LATENT, documents=(5, 3)).function(batch),
     "lora of all": lambda batch: transformer(
         layers=2, lora=models.LoRA(3, 6.0, ("qkv", "out", "up", "down"))).function(batch),
     "lora of the last": lambda batch: transformer(layers=2, tied=False, lora=models.LoRA(2, products="down")).function(batch),

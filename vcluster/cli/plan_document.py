@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -190,20 +190,25 @@ def _assumed(spec: TransformerSpec, task: Task) -> str:
     )
     return (
         f"{task.model.dtypes}; {optimizer_text(task.model.optimizer)}; {kernel}{load and f'; {load}'}"
-        f"{spec.lora and f'; {adapters_text(spec)}'}"
+        f"{'; '.join(['', *tuning_texts(spec)])}"
         f"{stack and f'; the stack {stack}'}{slow and f'. {slow}'}"
     )
 
 
-def adapters_text(spec: TransformerSpec) -> str:
-    """The low-rank adapters of a model in words; empty without them."""
-    if spec.lora is None:
-        return ""
-    products = dict.fromkeys(name.split(".")[1] for name in spec.adapters)
-    return (
-        f"adapters of rank {spec.lora.rank} of {' and '.join(products)}, {count(spec.trained_parameters)} parameters, "
-        "are trained, and all else is frozen"
-    )
+def tuning_texts(spec: TransformerSpec) -> Iterator[str]:
+    """The low-rank adapters and the packed documents of a model in words, if it has them."""
+    if spec.lora is not None:
+        products = dict.fromkeys(name.split(".")[1] for name in spec.adapters)
+        yield (
+            f"adapters of rank {spec.lora.rank} of {' and '.join(products)}, {count(spec.trained_parameters)} "
+            "parameters, are trained, and all else is frozen"
+        )
+    if lengths := spec.document_lengths:
+        told = f"{min(lengths)} tokens"
+        if len({*lengths}) > 1:
+            mean = sum(lengths) / len(lengths)
+            told = f"{min(lengths)} to {max(lengths)} tokens, {mean:.0f} in the mean"
+        yield f"sequences are packed documents of {told}"
 
 
 def optimizer_text(optimizer: SGD | Adam) -> str:

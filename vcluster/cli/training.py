@@ -33,7 +33,7 @@ from vcluster.cli.megatron_words import (
     tokens_text,
     training_parser,
 )
-from vcluster.cli.plan_document import adapters_text, optimizer_text
+from vcluster.cli.plan_document import optimizer_text, tuning_texts
 from vcluster.cli.serving.cache_words import CACHE, cache_of, cache_text
 from vcluster.cli.sweeps.imperfect_words import SLOW, imperfections_of
 from vcluster.cli.written_files import CHAKRA, keep_for_chakra
@@ -191,10 +191,10 @@ def gigabytes(nbytes: float) -> str:
 def _model(model: Any, name: str, tokens: str) -> list[str]:
     if not isinstance(model, TransformerSpec):
         return [name]
-    adapters = adapters_text(model)
+    more = "; ".join(["", *tuning_texts(model)])
     return wrap(
         f"{name}: {count(model.parameters)} parameters; {model.layers} layers, width {model.width}, "
-        f"{model.heads} heads, {tokens}{adapters and f'; {adapters}'}",
+        f"{model.heads} heads, {tokens}{more}",
         WIDTH,
     )
 

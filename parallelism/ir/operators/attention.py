@@ -111,7 +111,7 @@ def _products(keys: int, values: int) -> Callable[..., Extent]:
     def flops(of: Rule, *, mask: str, whole: Shape, **_: Any) -> Extent:
         known, rows, columns = Scores.parse(mask).mask, whole[1], of.extents["k"]
         count = of_scores(of, keys, values) * scores_of_part(known, of.extents["q"], rows, columns)
-        is_whole = rows == columns and known.window is None
+        is_whole = rows == columns and known.window is None and not known.documents
         return count if is_whole else rounded_up(count)
 
     return flops

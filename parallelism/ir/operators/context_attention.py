@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from parallelism.ir.core import Extent, Operator, Rule, Shape, TensorType
-from parallelism.ir.core.extents import divided, rounded_up
+from parallelism.ir.core.extents import divided, largest, rounded_up
 from parallelism.ir.core.rules import elementwise, rule
 from parallelism.ir.core.table import first_dtype, register
 from parallelism.ir.operators.attention import (
@@ -200,9 +200,10 @@ def _block_dtypes(*types: TensorType, number: int, **_: Any) -> tuple[np.dtype[A
 def _of_block(kind: str) -> Callable[..., Extent]:
     def flops(of: Rule, *, mask: str, whole: Shape, blocks: int, number: int, **_: Any) -> Extent:
         known, rows, part = Scores.parse(mask).mask, whole[1], divided(whole[1], blocks)
-        scores = own = allowed_scores(known, part, part)
-        if number:
-            scores = divided(scores_of_part(known, part, rows, rows) - own, blocks - 1)
+        own, of_all = allowed_scores(known, part, part), scores_of_part(known, part, rows, rows)
+        if known.documents:  # the documents of the first block may have more than the mean
+            own = own + of_all - largest(own, of_all)
+        scores = divided(of_all - own, blocks - 1) if number else own
         return rounded_up(divided(of_scores(of, *PRODUCTS_OF[kind]) * scores * of.extents["q"], part))
 
     return flops

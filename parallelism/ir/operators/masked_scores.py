@@ -6,10 +6,16 @@ kernel computes in the tiles at the mask's edges beyond them is in the efficienc
 
 Rows at one end of a sequence attend to few columns and those at the other to many.  Where rows are split over devices,
 each part counts the mean of all rows: the share of a device where rows are dealt so that all have the same work, as
-context parallelism does (Dubey et al., *The Llama 3 Herd of Models*, 2024, arXiv:2407.21783, section 3.3.2).
+context parallelism does, document by document where sequences are packed (Dubey et al., *The Llama 3 Herd of Models*,
+2024, arXiv:2407.21783, section 3.3.2).
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from itertools import cycle
+from typing import Any
 
 from parallelism.ir.core import Extent
 from parallelism.ir.core.extents import divided, largest, rounded_up
@@ -21,7 +27,11 @@ def allowed_scores(mask: Mask, rows: Extent, columns: Extent) -> Extent:
 
     >>> allowed_scores(Mask(), 4, 6), allowed_scores(Mask(causal=True), 4, 4), allowed_scores(Mask(True, 2), 4, 4)
     (24, 10, 7)
+    >>> allowed_scores(Mask(True, documents=(2, 3)), 7, 7), allowed_scores(Mask(documents=(2, 3)), 5, 5)
+    (12, 13)
     """
+    if mask.documents:
+        return _in_documents(mask, _known(rows), _known(columns))
     if not mask.causal:
         return rows * columns
     seen = _before(rows, columns)
@@ -32,22 +42,43 @@ def allowed_scores(mask: Mask, rows: Extent, columns: Extent) -> Extent:
 
 def scores_of_part(mask: Mask, part: Extent, rows: Extent, columns: Extent) -> Extent:
     """Those of ``part`` of the rows: so many times the mean of a row.  It may be a fraction."""
-    if part == rows or not mask.causal:
+    if part == rows or not (mask.causal or mask.documents):
         return allowed_scores(mask, part, columns)
-    if rows == columns and mask.window is None:
+    if rows == columns and mask.window is None and not mask.documents:
         return divided(part * (rows + 1), 2)
     return divided(part * allowed_scores(mask, rows, columns), rows) if rows != 0 else 0
 
 
 def equal_keys(mask: Mask, rows: Extent, columns: Extent) -> Extent:
-    """So many keys without a window have as many scores in a row, in the mean, as these with it.
+    """So many keys without a window and documents have as many scores in a row, in the mean, as these with them.
 
     >>> equal_keys(Mask(True, 4), 4, 4), equal_keys(Mask(True, 1), 9, 9), equal_keys(Mask(True, 2), 4, 4)
     (4, 1, 3)
     """
-    if mask.window is None or rows == 0:
+    if (mask.window is None and not mask.documents) or rows == 0:
         return columns
-    return rounded_up(divided(2 * allowed_scores(mask, rows, columns), rows)) - 1
+    allowed = allowed_scores(mask, rows, columns)
+    return rounded_up(divided(2 * allowed, rows)) - 1 if mask.causal else rounded_up(divided(allowed, rows))
+
+
+def _known(extent: Extent) -> int:
+    """An extent that is a number.  ``ValueError`` for another one."""
+    if isinstance(extent, int):
+        return extent
+    raise ValueError(f"documents are counted in a sequence whose length is a number, got {extent}")
+
+
+@lru_cache(maxsize=256)
+def _in_documents(mask: Mask, rows: int, columns: int) -> int:
+    """The number of scores inside of documents: of each those of its rows and its columns, which begin together."""
+    inside, found, first = replace(mask, documents=()), 0, 0
+    for length in cycle(mask.documents):
+        end = first + length
+        if first >= min(rows, columns):
+            return found
+        scores: Any = allowed_scores(inside, min(end, rows) - first, min(end, columns) - first)
+        found, first = found + int(scores), end
+    return found
 
 
 def _before(rows: Extent, columns: Extent) -> Extent:

@@ -46,14 +46,15 @@ def test_its_json_has_the_plans_that_a_search_in_python_finds(capsys: pytest.Cap
     spec = Search.of(PROGRAM, _arguments(PROGRAM, [*SMALL, *words], loads=False)).model
     plans = find_mixed(spec, hardware=hardware, batch=8, pp=2, microbatch=2, sp=0, recompute="none", tp=1, zero=0)
     assert [row["seconds"] for row in found["plans"]] == [plan.seconds for plan in plans.found[:2]]
-    assert [row["stages"] for row in found["plans"]] == [plan.json()["stages"] for plan in plans.found[:2]]
+    assert [row["parts_of_hardware"] for row in found["plans"]] == [
+        plan.json()["parts_of_hardware"] for plan in plans.found[:2]]
     assert found["verdict"] == plans.verdict and [row["hardware"] for row in found["alone"]] == ["slow", "fast"]
 
 
 def test_its_text_has_80_columns(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
     status, out, err = said(capsys, "plan", *SMALL, *words)
     assert (status, err) == (0, "") and max(map(len, out.splitlines())) <= 80
-    for told in ("on 4 of slow and 4 of fast; 8 sequences a step", "seconds  memory of the two parts  plan", "layers ",
+    for told in ("on 4 of slow and 4 of fast; 8 sequences a step", "seconds  memory of the two parts  plan", "slow",
                  "slow alone: ", "fast alone: ", "the first is the best over both parts", "; both: ", " pp@block."):
         assert told in " ".join(out.split()) or told in out, told
 

@@ -177,3 +177,11 @@ def test_adapters_are_told_and_hold_little(capsys: pytest.CaptureFixture[str]) -
     assert said(capsys, "gpt", *MODEL, *SPLIT, *float8, "--lora-rank", "4") == (
         2, "", "python -m vcluster simulate: products in float8 by the recipe tensor: %p.tokens of @transformer.step is "
         "frozen; frozen weights stay in 16 bits, so leave out float8\n")
+
+
+def test_packed_documents_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = said(capsys, "gpt", *MODEL, *SPLIT, *ON, "--document-lengths", "2", "--document-variation", "0.5")
+    assert (status, err) == (0, "")
+    assert "sequences are packed documents of 1 to 4 tokens, 2 in the mean" in " ".join(out.split())
+    status, out, _ = said(capsys, "gpt", *MODEL, *SPLIT, *ON, "--document-lengths", "4")
+    assert status == 0 and "sequences are packed documents of 4 tokens" in " ".join(out.split())

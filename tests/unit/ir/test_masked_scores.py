@@ -14,6 +14,7 @@ from parallelism.layouts import annotate, localize, localize_symbolically
 from parallelism.models.layers import attention
 from parallelism.simulation import simulate
 
+PACKED = Mask(documents=(3,)), Mask(True, documents=(2, 1, 4)), Mask(True, 2, (5, 3)), Mask(True, documents=(20,))
 MASKS = (Mask(), Mask(causal=True), *(Mask(True, window) for window in (1, 2, 5, 7, 30)))
 
 
@@ -22,7 +23,7 @@ def counted(mask: Mask, rows: int, columns: int) -> int:
     return rows * columns if allowed is None else int(allowed.sum())
 
 
-@pytest.mark.parametrize("mask", MASKS, ids=str)
+@pytest.mark.parametrize("mask", [*MASKS, *PACKED], ids=str)
 def test_the_scores_are_those_of_the_mask(mask):
     for rows, columns in ((7, 7), (1, 1), (1, 9), (9, 1), (4, 11), (11, 4), (0, 3), (3, 0)):
         assert allowed_scores(mask, rows, columns) == counted(mask, rows, columns), (rows, columns)
@@ -50,7 +51,7 @@ def flops(program: ir.Function, *kinds: str) -> int:
     return sum(op.flops for op in program.ops if op.kind in kinds)
 
 
-@pytest.mark.parametrize("mask", MASKS, ids=str)
+@pytest.mark.parametrize("mask", [*MASKS, *PACKED], ids=str)
 def test_flops_are_two_for_each_term_of_the_products_of_these_scores(mask):
     scores = 2 * 6 * counted(mask, 9, 9)
     assert flops(op_of(mask), "attention") == 2 * scores * (4 + 5)
@@ -58,6 +59,20 @@ def test_flops_are_two_for_each_term_of_the_products_of_these_scores(mask):
     assert flops(both, "attention_gradient") == 2 * scores * (3 * 4 + 2 * 5)
     of_all = 2 * 2 * 6 * 81 * (4 + 5 + 3 * 4 + 2 * 5)
     assert sum(map(hidden_flops, both.ops)) == of_all - flops(both, "attention", "attention_gradient")
+
+
+def test_a_part_of_packed_rows_has_the_mean_of_all_and_needs_their_number():
+    mask = Mask(True, documents=(2, 1, 4))
+    assert 3 * scores_of_part(mask, 7, 21, 21) == counted(mask, 21, 21) == 3 * (3 + 1 + 10)
+    with pytest.raises(ValueError, match="documents are counted in a sequence whose length is a number, got S"):
+        allowed_scores(mask, ir.symbol("S"), ir.symbol("S"))
+
+
+def test_keys_of_documents_have_as_many_scores_without_them():
+    assert equal_keys(Mask(documents=(3,)), 9, 9) == 3
+    assert equal_keys(Mask(True, documents=(3,)), 9, 9) == 3
+    assert equal_keys(Mask(True, documents=(8,)), 8, 8) == 8
+    assert equal_keys(Mask(True, documents=(2, 1, 4)), 7, 7) == 3    # (3 + 1 + 10) / 7 scores in a row
 
 
 def test_attention_that_writes_its_scores_computes_all_of_them():

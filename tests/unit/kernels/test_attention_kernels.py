@@ -171,16 +171,24 @@ def _parts(extent, factors):
     return parts
 
 
-masks = st.builds(Mask, st.booleans()) | st.builds(Mask, st.just(True), st.integers(1, 9))
+documents = st.lists(st.integers(1, 6), max_size=3).map(tuple)
+masks = st.builds(Mask, st.booleans(), st.none(), documents) | st.builds(Mask, st.just(True), st.integers(1, 9), documents)
+
+
+def numbers_of(lengths, count):
+    """The document of each of so many positions; one for all if there are no lengths."""
+    numbers = [i for i, length in enumerate(lengths * count) for _ in range(length)]
+    return numbers[:count] if lengths else [0] * count
 
 
 @given(masks, st.integers(0, 9), st.integers(0, 9), st.integers(0, 9), st.integers(0, 9))
 def test_a_mask_says_of_blocks_what_it_says_of_their_scores(mask, row, rows, column, columns):
     block = range(row, row + rows), range(column, column + columns)
-    scores = [[not mask.causal or (j <= i and (mask.window is None or i - j < mask.window)) for j in block[1]]
-              for i in block[0]]
+    of = numbers_of(mask.documents, 20)
+    scores = [[of[i] == of[j] and (not mask.causal or (j <= i and (mask.window is None or i - j < mask.window)))
+               for j in block[1]] for i in block[0]]
     allowed = mask.allowed(*block)
-    assert (allowed is None) == (not mask.causal)
+    assert (allowed is None) == (not mask.causal and not mask.documents)
     assert allowed is None or allowed.tolist() == scores
     assert mask.hides_all(*block) == (not np.any(scores))
     assert mask.hides_some(*block) == (not np.all(scores))
@@ -190,6 +198,7 @@ def test_a_mask_says_of_blocks_what_it_says_of_their_scores(mask, row, rows, col
 @pytest.mark.parametrize(("arguments", "error"), [
     ((False, 3), "it needs causal=True; got window=3"), ((True, 0), "at least 1, or None, got 0"),
     ((True, True), "got True"), ((True, 2.0), "got 2.0"),
+    ((True, None, (2, 0)), "documents must have lengths of at least 1, got 0"), ((False, None, (True,)), "got True"),
 ])
 def test_a_window_has_columns_up_to_a_row(arguments, error):
     with pytest.raises(ValueError, match=error):
@@ -197,7 +206,8 @@ def test_a_window_has_columns_up_to_a_row(arguments, error):
 
 
 @pytest.mark.parametrize("text", [
-    "", "Causal", "causal:", "causal:0", "causal:-1", "whole:2", "causal:2:3", "causal:" + "9" * 50])
+    "", "Causal", "causal:", "causal:0", "causal:-1", "whole:2", "causal:2:3", "causal:" + "9" * 50, "causal/", "causal/0",
+    "causal/2,", "causal/2,-1", "whole/x", "causal/3:2", "causal/" + "9" * 50])
 def test_a_text_that_is_no_mask_is_refused_in_a_short_line(text):
     with pytest.raises(ValueError, match=r"a mask is|at least 1") as error:
         Mask.parse(text)

@@ -59,6 +59,22 @@ def test_adapters_in_flags() -> None:
             MegatronFlags(**SMALL, **flags).spec()
 
 
+def test_packed_documents_in_flags() -> None:
+    def lengths(**flags: Any) -> tuple[int, ...]:
+        return MegatronFlags(**SMALL, **flags).spec().document_lengths
+
+    assert (lengths(), lengths(document_lengths="6"), lengths(document_lengths="5 7,3")) == ((), (6,), (5, 7, 3))
+    assert lengths(document_lengths="8", document_variation=0.5) == (13, 7, 4)
+    told = MegatronFlags(document_lengths="5 7", document_variation=0.5)
+    assert told.words() == ("--document-lengths", "5", "7", "--document-variation", "0.5")
+    for flags, error in (({"document_variation": 0.5}, "--document-variation needs --document-lengths"),
+                         ({"document_lengths": "5 x"}, "--document-lengths must be numbers of tokens, as 512 or 512 1024"),
+                         ({"document_lengths": "5 7", "document_variation": 0.5}, "needs the mean length of documents"),
+                         ({"document_lengths": "0"}, "documents must be a length of at least 1 token")):
+        with pytest.raises(ValueError, match=error):
+            lengths(**flags)
+
+
 def test_experts_latent_attention_and_windows_in_flags() -> None:
     def spec(**more: Any) -> TransformerSpec:
         return MegatronFlags(**SMALL, **more).spec()
