@@ -6,9 +6,6 @@ An example becomes a block of code, a term with its explanation below it an item
 from __future__ import annotations
 
 import re
-from typing import Any
-
-import griffe
 
 _EXAMPLE = re.compile(r"^( *)>>> .*(?:\n(?! *$).+)*", re.MULTILINE)
 _TERM = re.compile(r"^(``.*)\n(?= {4}\S)((?: {4}.*\n?)+)", re.MULTILINE)
@@ -23,12 +20,3 @@ def as_markdown(text: str) -> str:
     parts = _CODE.split(fenced)
     parts[::2] = [_BRACKET.sub(r"\\[", part) for part in parts[::2]]
     return "".join(parts)
-
-
-class Examples(griffe.Extension):
-    """Turns every docstring that is read into Markdown."""
-
-    def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
-        """Called once for each class, function, attribute and module."""
-        if obj.docstring:
-            obj.docstring.value = as_markdown(obj.docstring.value)

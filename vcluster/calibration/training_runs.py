@@ -134,6 +134,7 @@ class PublishedRun:
             "pipeline_model_parallel_size": self._whole("pp"),
             "context_parallel_size": self._whole("cp"),
             "expert_model_parallel_size": self._whole("ep") if row["ep"] != "1" else None,
+            "expert_tensor_parallel_size": 1 if self._has_whole_experts else None,
             "sequence_parallel": row["tp"] != "1" or None,
             "cp_comm_type": "p2p" if row["cp"] != "1" else None,
             "num_virtual_stages_per_pipeline_rank": self._whole("vp") if row["vp"] != "1" else None,
@@ -142,6 +143,13 @@ class PublishedRun:
             "recompute_granularity": "selective" if row["recompute"] == "selective" else None,
         }
         return MegatronFlags(**self.model_flags, **split, **_FLOAT8[row["precision"]])
+
+    @property
+    def _has_whole_experts(self) -> bool:
+        """Whether tensor parallelism does not split an expert.  No source says it; where the experts are on more devices
+        than there are replicas, they can lie in no other way."""
+        split = self._whole("tp") * self._whole("cp") * self._whole("pp")
+        return self.columns["tp"] != "1" and self._whole("ep") > self.devices // split
 
     @property
     def words(self) -> tuple[str, ...]:

@@ -36,8 +36,8 @@ def test_no_recorded_name_was_removed():
 
 
 def test_the_reference_of_the_site_has_only_rooms_that_are_recorded():
-    hooks = ast.parse((ROOT / "website" / "hooks.py").read_text(encoding="utf-8"))
-    (rooms,) = (ast.literal_eval(node.value) for node in hooks.body
+    reference = ast.parse((ROOT / "website" / "reference.py").read_text(encoding="utf-8"))
+    (rooms,) = (ast.literal_eval(node.value) for node in reference.body
                 if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "ROOMS")
     assert {*rooms} <= {*public_names.ROOMS}
 
