@@ -1,4 +1,4 @@
-"""How replicas and sequences of a plan are dealt to devices: the rules of the settings about data and context parallelism."""
+"""How replicas, sequences and experts of a plan are dealt to devices: the rules of the settings about these."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from parallelism.models import TransformerSpec
 from parallelism.planning.trained import TrainedModel
 from parallelism.training.sequence_split import TYPES, SequenceSplit
-from parallelism.transforms import DataParallel, Strategy, Transform, Zero
+from parallelism.transforms import DataParallel, ExpertParallel, Strategy, Transform, Zero
 from parallelism.transforms.words import REPLICA, SHORTHANDS
 
 Ints = npt.NDArray[np.int64]
@@ -81,6 +81,57 @@ def sequences(model: TrainedModel, settings: Settings) -> Transform | None:
     if settings["cp"] == 1 or split is None:
         return None
     return Strategy(*split.transforms(split.axes(settings["cp"])))
+
+
+EXPERTS_OVER = ("ep", "ep+tp", "ep+cp", "ep+cp+tp")
+"""The axes over which experts may be split."""
+
+
+def experts(model: TrainedModel, settings: Settings) -> Transform | None:
+    """The transform that splits experts over ``ep``, and over the other axes that ``experts_over`` names."""
+    beside = axes_beside_experts(model, settings)
+    return ExpertParallel("ep", beside) if settings["ep"] > 1 or beside else None
+
+
+def axes_beside_experts(model: TrainedModel, settings: Settings) -> tuple[str, ...]:
+    """The axes with several devices over which experts are split beside ``ep``, outermost first."""
+    over = settings.get("experts_over", EXPERTS_OVER[0]).split("+")
+    found: list[str] = []
+    split = split_of_sequences(model, settings) if "cp" in over and settings["cp"] > 1 else None
+    if split is not None:
+        found += [axis for axis, devices in split.axes(settings["cp"]).items() if devices > 1]
+    if "tp" in over and settings["tp"] > 1:
+        found.append("tp")
+    return tuple(found)
+
+
+def checked_experts_over(name: str, value: Any, model: TrainedModel) -> str:
+    if value not in EXPERTS_OVER:
+        raise ValueError(f"{name} must be one of {', '.join(EXPERTS_OVER)}, got {value!r}")
+    if value != EXPERTS_OVER[0] and not model.experts:
+        raise ValueError(f"{name}={value} needs a model with experts")
+    return str(value)
+
+
+def experts_do_not_fit(columns: Columns, model: TrainedModel) -> Bools:
+    """By row, whether the devices do not divide the experts; whether tp splits them and not the tokens; and whether cp
+    splits experts that tp splits inside.  In the latter cases rows of other experts would have to be dealt anew."""
+    over_cp, over_tp = (
+        np.array([axis in over.split("+") for over in columns["experts_over"].tolist()], np.bool_)
+        for axis in ("cp", "tp")
+    )
+    devices = columns["ep"] * np.where(over_cp, columns["cp"], 1) * np.where(over_tp, columns["tp"], 1)
+    inside = over_cp & ~over_tp & (columns["cp"] > 1) & (columns["tp"] > 1)
+    whole_tokens = over_tp & (columns["tp"] > 1) & (columns["sp"] == 0)
+    wrong: Bools = ((model.experts or 1) % devices != 0) | inside | whole_tokens
+    return wrong
+
+
+def experts_over_words(settings: Settings) -> str:
+    """The words of a plan that says ``experts_over``; empty where only ``ep`` splits experts."""
+    axes = settings["experts_over"].split("+")
+    several = [axis for axis in axes if axis == "ep" or settings[axis] > 1]
+    return f"experts={'+'.join(several)}" if len(several) > 1 else ""
 
 
 def tried_exchanges(model: TrainedModel) -> tuple[str, ...]:

@@ -30,6 +30,7 @@ from parallelism.ir.core import symbol
 from parallelism.ir.core.derived import checked_op
 from parallelism.ir.core.extents import names_in, rounded_up
 from parallelism.ir.passes import Kinds, donations
+from parallelism.ir.passes.fusion import space_of
 from parallelism.ir.passes.joined_calls import joined
 from parallelism.layouts import Devices, Localized, localize
 from parallelism.layouts.stages.laid_out_stages import laid_out_stages
@@ -171,8 +172,10 @@ class Updates:
 
     @cached_property
     def several(self) -> set[Split]:
-        """Of what no device of the first replica may have a part of one element: an op on it is in other chains."""
-        return splits_of(self.laid_out) if self.fused else set()
+        """Of what no device of the first replica may have a part of one element: of ops that reduce rows, those with one
+        row are in other chains."""
+        reduces = any(op.rule.whole or op.rule.reduced for op in self.local.ops if space_of(op) is not None)
+        return splits_of(self.laid_out) if self.fused and reduces else set()
 
     def _of_first(self, extent: Any) -> Any:
         """The extent at the first of the replicas, whose part is the largest where parts are uneven."""

@@ -13,7 +13,7 @@ from parallelism.hardware import Hardware
 from parallelism.ir import Function
 from parallelism.mesh import Mesh
 from parallelism.models import TransformerSpec
-from parallelism.planning.dealing import split_of_sequences
+from parallelism.planning.dealing import axes_beside_experts, split_of_sequences
 from parallelism.planning.explanation import Account, Need
 from parallelism.planning.settings import SETTINGS, split_text, transforms_of
 from parallelism.planning.trained import BATCH, TrainedModel
@@ -37,7 +37,8 @@ class Task:
     devices: int
 
     def mesh(self, settings: Mapping[str, Any]) -> Mesh:
-        """The mesh of a plan, in its order.  Axes of one device are left out, except that of the pipeline."""
+        """The mesh of a plan, in its order.  Axes of one device are left out, except that of the pipeline, and that
+        of experts which are split over others alone."""
         sizes: dict[str, int] = {}
         for axis in settings["order"].split():
             size = settings[axis]
@@ -47,7 +48,7 @@ class Task:
             split = split_of_sequences(self.model, settings) if axis == "cp" and size > 1 else None
             if split is not None:
                 sizes |= {name: number for name, number in split.axes(size).items() if number > 1}
-            elif size > 1 or axis == "pp":
+            elif size > 1 or axis == "pp" or (axis == "ep" and axes_beside_experts(self.model, settings)):
                 sizes[axis] = size
         return Mesh(**sizes)
 

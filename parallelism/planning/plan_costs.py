@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from parallelism.memoized import memoized
 from parallelism.models import TransformerSpec
-from parallelism.planning.dealing import split_of_sequences
+from parallelism.planning.dealing import EXPERTS_OVER, axes_beside_experts, split_of_sequences
 from parallelism.planning.event_prices import EventPrices, MeshOnHardware
 from parallelism.planning.orders import (
     FIRST,
@@ -34,7 +34,7 @@ from parallelism.planning.settings import SETTINGS, always
 from parallelism.planning.space import Choices
 from parallelism.planning.stage_costs import StageCosts, StageSeconds
 from parallelism.planning.symbolic_events import Unpriceable
-from parallelism.planning.two_block_steps import Pattern, two_block_steps
+from parallelism.planning.two_block_steps import ExpertPattern, Pattern, two_block_steps
 from parallelism.timeline import Pricing
 from parallelism.training.sequence_split import SequenceSplit
 
@@ -176,12 +176,12 @@ class PlanCosts:
             return 1 if s["zero"] else 0
         return self.steps.zero(s["zero"], sp=s["sp"], cp=s["cp"], ep=s["ep"] > 1)
 
-    @staticmethod
-    def _of_experts(settings: Mapping[str, Any]) -> str:
-        """How experts lie: see `Pattern`."""
+    def _of_experts(self, settings: Mapping[str, Any]) -> ExpertPattern:
+        """How experts lie: the same where nothing is split."""
+        over = settings["experts_over"] if axes_beside_experts(self.task.model, settings) else EXPERTS_OVER[0]
         if settings["ep"] == 1:
-            return ""
-        return "split" if settings["dp"] > 1 else "alone"
+            return ExpertPattern("", over)
+        return ExpertPattern("split" if settings["dp"] > 1 else "alone", over)
 
     def _of_sequences(self, settings: Mapping[str, Any]) -> SequenceSplit:
         """How sequences are dealt: the same where nothing is to deal."""
@@ -288,7 +288,7 @@ class PlanCosts:
             ends,
             shape.is_v_shaped,
             *shape._replace(schedule="", microbatches=0),
-            *(s[name] for name in ("dp", "instances", "cp", "ep", "tp", "sp", "zero")),
+            *(s[name] for name in ("dp", "instances", "cp", "ep", "tp", "sp", "zero", "experts_over")),
             self.microbatches(row) * s["microbatch"],
             self._of_sequences(s),
             *self._registered(s),
@@ -353,7 +353,7 @@ class PlanCosts:
         """The mesh of a plan."""
         s = self.settings(row)
         key = (
-            *(s[name] for name in ("pp", "dp", "instances", "cp", "ep", "tp", "order")),
+            *(s[name] for name in ("pp", "dp", "instances", "cp", "ep", "tp", "order", "experts_over")),
             self._of_sequences(s),
         )
         if key not in self._layouts:
@@ -495,7 +495,8 @@ class PlanCosts:
         around = self.layout_of_ends(row)
         pipeline = shape._replace(schedule="", microbatches=0)
         sequences = self._of_sequences(s)
-        key = shape.is_v_shaped, pipeline, layout, sequences, s["sp"], s["zero"], *self._registered(s)
+        options = self._of_experts(s), s["sp"], s["zero"], *self._registered(s)
+        key = shape.is_v_shaped, pipeline, layout, sequences, *options
         if key not in self._ends:
             devices, last = self.devices(row), shape.ranks - 1
             pairs = [self.seconds_of(end, around).end(place, blocks) for end, place, blocks in devices]

@@ -15,12 +15,17 @@ import numpy as np
 from parallelism.display.quantities import short_errors
 from parallelism.pipelining.generators import SCHEDULES
 from parallelism.planning.dealing import (
+    EXPERTS_OVER,
     Bools,
     Columns,
     Ints,
     Settings,
     checked_exchange,
+    checked_experts_over,
     deals_otherwise,
+    experts,
+    experts_do_not_fit,
+    experts_over_words,
     heads_do_not_fit,
     instances_do_not_fit,
     replicas,
@@ -33,7 +38,6 @@ from parallelism.planning.trained import TrainedModel
 from parallelism.spelling import did_you_mean
 from parallelism.training.megatron import overlap_of
 from parallelism.transforms import (
-    ExpertParallel,
     Recompute,
     SequenceParallel,
     TensorParallel,
@@ -41,7 +45,7 @@ from parallelism.transforms import (
 )
 from parallelism.transforms.words import SHORTHANDS
 
-AXES = ("pp", "dp", "cp", "ep", "tp")
+AXES = ("pp", "dp", "ep", "cp", "tp")
 """The mesh axes of a plan, outermost first in Megatron-LM's order."""
 MOST = {"devices": 1 << 20, "batch": 10**9, "blocks": 10**4}
 """What is planned for at most: beyond it, products of settings would not fit 64 bits, or a search take hours."""
@@ -260,8 +264,9 @@ def _recompute(name: str, value: Any, model: TrainedModel) -> str:
 
 def _order(name: str, value: Any, model: TrainedModel) -> str:
     axes = tuple(value.replace("-", " ").split()) if isinstance(value, str) else ()
-    if "ep" not in axes and "tp" in axes:  # experts lie outside of tp unless it is said
-        axes = (*axes[: axes.index("tp")], "ep", *axes[axes.index("tp") :])
+    inner = next((axis for axis in axes if axis in ("cp", "tp")), None)
+    if "ep" not in axes and inner is not None:  # experts lie outside of cp and tp unless it is said
+        axes = (*axes[: axes.index(inner)], "ep", *axes[axes.index(inner) :])
     if axes not in permutations(AXES):
         raise ValueError(f"order must name {', '.join(AXES)}, outermost first, got {value!r}")
     return " ".join(axes)
@@ -356,7 +361,7 @@ SETTINGS = SettingTable(
         sequences,
         "context_parallel_size",
     ),
-    _axis("ep", 12, lambda model, given: ExpertParallel("ep") if given["ep"] > 1 else None),
+    _axis("ep", 12, experts),
     _axis(
         "tp",
         13,
@@ -474,6 +479,19 @@ SETTINGS = SettingTable(
         from_pieces=always,
     ),
     Setting(
+        "experts_over",
+        checked_experts_over,
+        lambda model: EXPERTS_OVER[:1],
+        is_text=True,
+        useful=lambda columns: columns["cp"] * columns["tp"] > 1,
+        conflict=experts_do_not_fit,
+        conflict_reason="the devices along experts_over do not divide the experts, or tp is among them without sp, or cp "
+        "without tp",
+        words=experts_over_words,
+        place_in_text=13,
+        from_pieces=always,
+    ),
+    Setting(
         "order",
         _order,
         lambda model: (" ".join(AXES),),
@@ -483,7 +501,7 @@ SETTINGS = SettingTable(
         from_pieces=always,
     ),
 )
-"""The settings of a plan: extents of mesh axes, how attention sees sequences that are split, stages on a rank, the schedule
-of the pipeline, rows of a microbatch, what is computed again, the stage of ZeRO, how many groups of devices hold each what
-it shares out, whether gradients are summed over dp during the last backward, sequence parallelism, and the mesh axes,
-outermost first."""
+"""The settings of a plan: extents of mesh axes, how attention sees sequences that are split, which axes split experts, stages
+on a rank, the schedule of the pipeline, rows of a microbatch, what is computed again, the stage of ZeRO, how many groups of
+devices hold each what it shares out, whether gradients are summed over dp during the last backward, sequence parallelism, and
+the mesh axes, outermost first."""

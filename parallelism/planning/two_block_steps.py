@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from parallelism.ir import Function
 from parallelism.ir.core.extents import specialized
 from parallelism.memoized import memoized
+from parallelism.planning.dealing import EXPERTS_OVER
 from parallelism.planning.orders import FIRST, LAST, MIDDLE, ONLY
 from parallelism.planning.pieces import EndPieces, StepPieces, Updates, inside_of
 from parallelism.planning.settings import transforms_of
@@ -36,6 +37,16 @@ from parallelism.transforms import Parts, Pipeline, Recompute, Step, Strategy
 from parallelism.transforms.words import REPLICA
 
 
+class ExpertPattern(NamedTuple):
+    """How experts are split, without numbers."""
+
+    own: str = ""
+    """Of the axis of their own: ``split``, over several devices; ``alone``, these are all that share the batch, and ZeRO is
+    over them alone; empty, over none."""
+    over: str = EXPERTS_OVER[0]
+    """The setting ``experts_over``."""
+
+
 class Pattern(NamedTuple):
     """A strategy without numbers."""
 
@@ -53,8 +64,7 @@ class Pattern(NamedTuple):
     """Whether there are several microbatches, whose gradients are added up."""
     registered: tuple[tuple[str, Any], ...] = ()
     """The settings that were registered from outside, with their values."""
-    experts: str = ""
-    """``split`` over several devices; ``alone``: these are all that share the batch, and ZeRO is over them alone."""
+    experts: ExpertPattern = ExpertPattern()
     sequences: SequenceSplit = SequenceSplit()
     """How the sequences are dealt to the ``cp`` devices."""
     instances: int = 1
@@ -225,7 +235,7 @@ class TwoBlockSteps:
     @memoized
     def _end_sections(self, pattern: Pattern, *, replicated: bool) -> LaidOut:
         """What stages hold, and the ends of stages with one block and with two."""
-        zero = self.zero(pattern.zero, sp=pattern.sp, cp=pattern.cp, ep=bool(pattern.experts))
+        zero = self.zero(pattern.zero, sp=pattern.sp, cp=pattern.cp, ep=bool(pattern.experts.own))
         stages = self._pieces(pattern._replace(zero=zero), 1)
         replicas = _replicas_of(pattern, replicated=replicated)
         labels = _labels(pattern, 1)
@@ -258,11 +268,17 @@ class TwoBlockSteps:
     @staticmethod
     def _splits_state(pattern: Pattern) -> bool:
         """Whether ZeRO needs the axis of replicas, whatever its extent."""
-        return pattern.zero > 0 and pattern.experts != "alone"
+        return pattern.zero > 0 and pattern.experts.own != "alone"
 
     @staticmethod
     def _inside(pattern: Pattern) -> Inside:
-        return inside_of(**pattern.of_sequences, ep=0 if pattern.experts else 1, tp=0 if pattern.tp else 1)
+        own = pattern.experts.own
+        # Experts that are split over others alone name their own axis as well, of one device.
+        alone = {} if own or pattern.experts.over == EXPERTS_OVER[0] else {"ep": 1}
+        return {
+            **alone,
+            **inside_of(ep=0 if own else 1, **pattern.of_sequences, tp=0 if pattern.tp else 1),
+        }
 
     @memoized
     def _pieces(self, pattern: Pattern, blocks: int) -> StepPieces:
@@ -311,7 +327,8 @@ class TwoBlockSteps:
                 "instances": pattern.instances,
                 "cp": pattern.cp,
                 "exchange": pattern.sequences,
-                "ep": several[bool(pattern.experts)],
+                "ep": several[bool(pattern.experts.own)],
+                "experts_over": pattern.experts.over,
                 "tp": several[pattern.tp],
                 "zero": pattern.zero,
                 "sp": pattern.sp,

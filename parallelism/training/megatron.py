@@ -15,6 +15,7 @@ from typing import Any
 
 from parallelism.mesh import Mesh
 from parallelism.models import TransformerSpec
+from parallelism.training.expert_split import ExpertSplit
 from parallelism.training.megatron_options import OPTIONS
 from parallelism.training.model_flags import ModelFlags
 from parallelism.training.precision_flags import (
@@ -41,7 +42,6 @@ from parallelism.transforms import (
     SGD,
     Adam,
     ContextParallel,
-    ExpertParallel,
     MixedPrecision,
     Overlap,
     Pipeline,
@@ -95,9 +95,9 @@ class MegatronFlags(ModelFlags):
             if getattr(self, option.field) in option.unmodelled
         ]
         left_out += of_precision(self)
-        left_out += ["--overlap-param-gather"] * bool(self.overlap_param_gather and not self._gathers_ahead)
-        other = self.expert_tensor_parallel_size not in (None, self.tensor_model_parallel_size or 1)
-        return left_out + [f"--expert-tensor-parallel-size {self.expert_tensor_parallel_size}"] * other
+        return left_out + ["--overlap-param-gather"] * bool(
+            self.overlap_param_gather and not self._gathers_ahead
+        )
 
     def idle(self, mesh: Mesh) -> list[str]:
         """The fields that were given and change nothing on a mesh, because it has one device along their axis."""
@@ -146,9 +146,9 @@ class MegatronFlags(ModelFlags):
         ``ValueError`` for flags that do not fit together, or not these devices.
         """
         spec = self.spec(named)
-        tp, cp, pp, ep = (
+        tp, cp, pp = (
             getattr(self, f"{name}_parallel_size") or 1
-            for name in ("tensor_model", "context", "pipeline_model", "expert_model")
+            for name in ("tensor_model", "context", "pipeline_model")
         )
         if devices % (tp * cp * pp):
             raise ValueError(
@@ -156,8 +156,9 @@ class MegatronFlags(ModelFlags):
                 f"{cp} x {pp} devices"
             )
         replicas = devices // (tp * cp * pp)
-        self._check_experts(spec, ep, replicas)
-        shared = StateSharding.of(self).axes(replicas // ep)
+        sequences = SequenceSplit.of(self, spec)
+        experts = ExpertSplit.of(self, spec, sequences.axes(cp), replicas)
+        shared = StateSharding.of(self).axes(replicas // experts.own)
         micro = self.micro_batch_size or 1
         batch = self.global_batch_size or micro * replicas
         if batch % (micro * replicas):
@@ -181,29 +182,18 @@ class MegatronFlags(ModelFlags):
             )
         schedule = "interleaved_1f1b" if chunks > 1 else "1f1b"
         pipeline = Pipeline("pp", microbatches, schedule, chunks, begins_of(counts))
-        sequences = SequenceSplit.of(self, spec)
         sequences.check(spec, cp, tp)
-        sizes = {"pp": pp, **shared, **sequences.axes(cp), "ep": ep, "tp": tp}
-        mesh = Mesh(**{axis: size for axis, size in sizes.items() if size > 1 or axis == "pp"})
+        sizes = {"pp": pp, **shared, **experts.axes(), **sequences.axes(cp), "tp": tp}
+        mesh = Mesh(**{axis: size for axis, size in sizes.items() if size > 1 or axis in ("pp", "ep")})
         return TrainingRun(
             spec,
             batch,
-            Strategy(*self._transforms(mesh, counts, sequences), pipeline),
+            Strategy(*self._transforms(mesh, counts, sequences, experts), pipeline),
             mesh,
             self.trained_by,
             clip=self.clip_grad or None,
             loss_scale=self.loss_scale or None,
         )
-
-    @staticmethod
-    def _check_experts(spec: TransformerSpec, ep: int, replicas: int) -> None:
-        """``ValueError`` where experts cannot be split over ``ep`` of the devices along dp."""
-        count = 1 if spec.experts is None else spec.experts.count
-        if count % ep or replicas % ep:
-            raise ValueError(
-                f"--expert-model-parallel-size must divide the {count} experts and the {replicas} devices that tensor, "
-                f"context and pipeline parallelism leave, got {ep}"
-            )
 
     def cut(self, spec: TransformerSpec, pp: int) -> tuple[int, tuple[int, ...]]:
         """The stages of each rank, and the layers of each stage (`parallelism.training.stage_layers`).
@@ -257,7 +247,7 @@ class MegatronFlags(ModelFlags):
         return [f"--{name.replace('_', '-')}" for name in given if name is not None]
 
     def _transforms(
-        self, mesh: Mesh, counts: tuple[int, ...], sequences: SequenceSplit
+        self, mesh: Mesh, counts: tuple[int, ...], sequences: SequenceSplit, experts: ExpertSplit
     ) -> Iterator[Transform]:
         precision = precision_of(self)
         if precision is not None:
@@ -265,8 +255,7 @@ class MegatronFlags(ModelFlags):
         replicas = prod(mesh.shape.get(axis, 1) for axis in ("dp", REPLICA, "cp", HEADS_AXIS))
         overlap = overlap_of(replicas, self._ahead) if self.overlap_grad_reduce else None
         yield from StateSharding.of(self).transforms(mesh, overlap)
-        if "ep" in mesh.axes:
-            yield ExpertParallel()
+        yield from experts.transforms()
         yield from sequences.transforms(mesh.shape)
         if "tp" in mesh.axes:
             yield TensorParallel()
@@ -316,6 +305,9 @@ class MegatronFlags(ModelFlags):
             return None
         most = None if again is None else _most_again(again, counts)
         is_even = counts == even(layers, stages)
+        experts = ExpertSplit.flags(run.strategy.transforms, shape)
+        if experts is None:
+            return None
         flags = cls(
             tensor_model_parallel_size=shape.get("tp", 1),
             pipeline_model_parallel_size=shape["pp"],
@@ -327,7 +319,7 @@ class MegatronFlags(ModelFlags):
                 },
                 shape,
             ),
-            expert_model_parallel_size=shape.get("ep"),
+            **experts,
             num_layers_per_virtual_pipeline_stage=layers // stages
             if pipeline.chunks > 1 and layers % stages == 0 and is_even
             else None,

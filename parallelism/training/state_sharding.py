@@ -60,7 +60,7 @@ class StateSharding(NamedTuple):
             yield DataParallel(REPLICA)
         if "dp" in mesh.axes:
             yield DataParallel()
-        shared = next((axis for axis in ("dp", "ep", "cp") if axis in mesh.axes), None)
+        shared = next((axis for axis in ("dp", "ep", "cp") if mesh.shape.get(axis, 1) > 1), None)
         if overlap is not None and shared in ("dp", "cp"):
             yield overlap
         alone = self.instances > 1 and REPLICA not in mesh.axes

@@ -8,16 +8,16 @@ from typing import ClassVar
 from parallelism.ir.core import Function, Value
 from parallelism.sharding import TensorSharding
 from parallelism.transforms.data import split_class
-from parallelism.transforms.dims import Place, dims_of, layout
+from parallelism.transforms.dims import Dims, Place, dims_of, layout
 from parallelism.transforms.parts import Parts
 from parallelism.transforms.products import Product, product_of
-from parallelism.transforms.words import checked_axis, word
+from parallelism.transforms.words import checked_name, word
 
 
 @dataclass(frozen=True)
 class ExpertParallel:
     """The experts are split over ``axis``, and the rows of the batch inside of what splits them already, unless they are
-    split over it.
+    split over it.  The experts are split further over the axes ``beside`` it, which split something else already.
 
     A weight has experts if its product has a dim that weight, activations and result share: each of its places is a
     product of its own.  So has a weight whose dim becomes that dim, as of a product that makes the rows of all experts
@@ -25,14 +25,28 @@ class ExpertParallel:
     back, by all_to_all, twice forward and twice backward (Lepikhin et al., *GShard*, 2020, arXiv:2006.16668, section
     3.2).  What a layout splits already stays.  ``ExpertParallel("dp")`` takes the axis of `DataParallel`.
 
+    ``beside`` may name the axis of `TensorParallel`: then an expert is whole on its device, which Megatron-LM calls an
+    expert tensor parallel size of 1.  It may name that of `ContextParallel`, whose devices then share the experts, not
+    copies of them.  Such axes split tokens, so rows go over each of them by an all_to_all of its own.
+
     ``ValueError`` if no weight is left to be split.
     """
 
     axis: str = "ep"
+    beside: tuple[str, ...] = ()
     phase: ClassVar[int] = 25
 
     def __post_init__(self) -> None:
-        checked_axis(self)
+        object.__setattr__(self, "beside", tuple(self.beside))
+        for axis in self.axes:
+            checked_name(axis, type(self).__name__)
+        if len({*self.axes}) < len(self.axes):
+            raise ValueError(f"the axes of ExpertParallel must differ, got {'+'.join(self.axes)}")
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """All axes over which the experts are split, outermost first."""
+        return (self.axis, *self.beside)
 
     def __call__(self, function: Function) -> Function:
         parts = Parts.of(function)
@@ -41,9 +55,7 @@ class ExpertParallel:
             product = product_of(op, parts.views)
             dim = None if product is None else self._experts(parts, product, classes)
             if product is not None and dim is not None:
-                dims = dims_of(product.weight)
-                dims[dim] = (self.axis,)
-                layouts[product.weight.name] = layout(dims)
+                layouts[product.weight.name] = layout(self._split(product.weight, dim))
                 layouts |= self._seen(parts, product.weight, dim)
         if layouts:
             layouts |= self._added(parts, classes)
@@ -57,6 +69,12 @@ class ExpertParallel:
         ):
             parts = split_class(self, parts, parts.rows, around=False)
         return parts.laid(layouts).joined()
+
+    def _split(self, value: Value, dim: int) -> Dims:
+        """The axes of the dims of a value that is split over the experts, its dim ``dim``."""
+        dims = [tuple(axis for axis in axes if axis not in self.beside) for axes in dims_of(value)]
+        dims[dim] = self.axes
+        return dims
 
     def _experts(self, parts: Parts, product: Product, classes: set[Place]) -> int | None:
         """The dim of a weight that is to be split: that of experts, if an expert has more of the weight than one row.
@@ -77,9 +95,7 @@ class ExpertParallel:
         found = {}
         for value, view in parts.views.items():
             if view.weight is weight and value is not weight and value.layout and dim in view.dims:
-                dims = dims_of(value)
-                dims[view.dims.index(dim)] = (self.axis,)
-                found[value.name] = layout(dims)
+                found[value.name] = layout(self._split(value, view.dims.index(dim)))
         return found
 
     def _added(self, parts: Parts, classes: set[Place]) -> dict[str, TensorSharding]:
@@ -93,9 +109,8 @@ class ExpertParallel:
             own = [dim for dim in range(len(dims)) if parts.classes.of(value, dim) in classes]
             if value in weights or len(dims) < 2 or not own or dims[own[0]]:
                 continue
-            dims[own[0]] = (self.axis,)
-            found[value.name] = layout(dims)
+            found[value.name] = layout(self._split(value, own[0]))
         return found
 
     def __str__(self) -> str:
-        return word("ep", self.axis)
+        return word("ep", "+".join(self.axes))

@@ -9,10 +9,11 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from parallelism.dtypes import as_dtype
-from parallelism.ir.core import Builder, Expression, Function, Op, Value, frozen_attributes
+from parallelism.ir.core import Attributes, Builder, Expression, Function, Op, Value, frozen_attributes
 from parallelism.ir.core.table import meaning
 from parallelism.ir.operators.contractions import matmul_equation
 from parallelism.ir.operators.scaled_products import RECIPES, ProductTerms, scaling_of
+from parallelism.ir.passes.frozen import FROZEN, with_frozen
 from parallelism.layouts.propagation.annotation import laid_out
 from parallelism.transforms.parts import NEXT, UPDATE, Parts
 from parallelism.transforms.products import product_of
@@ -23,8 +24,8 @@ COPY, SCALES = "float8.", "scales."
 """The prefixes of the names of a weight's copy in float8, and of its scales."""
 FORMATS = {"float8": None, "float8_e4m3fn": FORWARD, "float8_hybrid": "float8_e5m2"}
 """What ``products`` may be, and the format of gradients; None: that of the recipe."""
-_OUTSIDE = frozenset(("router", "gate"))
-"""Regions of a block whose products decide where tokens go: they stay in 16 bits."""
+_OUTSIDE = frozenset(("router", "gate", "lora"))
+"""Regions of a block whose products decide where tokens go, and those of adapters: they stay in 16 bits."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,9 @@ class ScaledProducts:
 
     Blocks are the regions with a number, ``block.0``; in a program without such regions all products but the last one
     belong to them.  The head, embeddings, norms, attention and the router stay as they are.  Of a weight there is a copy
-    in float8, with its scales, which the update makes once a step.  What ZeRO 3 splits is gathered in
-    float8, in each pass.  With ``gathers="float8"`` weights are there in float8 alone, rounded from their main copies, and
-    the update gathers them so, too.
+    in float8, with its scales, which the update makes once a step.  A frozen weight is there in float8 alone.  What ZeRO
+    3 splits is gathered in float8, in each pass.  With ``gathers="float8"`` weights are there in float8 alone, rounded
+    from their main copies, and the update gathers them so, too.
 
     ``first`` and ``last`` blocks stay in 16 bits.
     """
@@ -49,11 +50,6 @@ class ScaledProducts:
 
     def __call__(self, function: Function) -> Function:
         parts = Parts.of(function)
-        if parts.frozen:
-            raise ValueError(
-                f"{self}: %{parts.frozen[0].name} of @{function.name} is frozen; frozen weights stay in 16 bits, so leave "
-                "out float8"
-            )
         chosen = [*self._chosen(parts)]
         if not chosen:
             raise ValueError(
@@ -123,6 +119,23 @@ class ScaledProduct(NamedTuple):
         return next((int(each) for each in (self.op.region or "").split(".") if each.isdecimal()), None)
 
 
+def frozen_in_float8(parts: Parts) -> dict[str, Attributes]:
+    """How each frozen weight that is there in float8 alone is quantized, by its name."""
+    frozen, found = {value.name for value in parts.frozen}, dict[str, Attributes]()
+    for op in parts.forward.ops if parts.frozen else ():
+        if op.kind != "scaled_einsum":
+            continue
+        weight, scales = op.inputs[2:]
+        if {weight.name, scales.name} <= frozen:
+            terms, recipe = ProductTerms.of(op["equation"]), op["recipe"]
+            grains, blocks = scaling_of(
+                terms.b, weight.type.shape, terms.contracted, recipe, op["apart"], weight=True
+            )
+            how = {"grains": grains, "blocks": blocks, "dtype": as_dtype(FORWARD), "recipe": recipe}
+            found[weight.name] = frozen_attributes(how)
+    return found
+
+
 class _Scaled:
     """The parts of a step, with products in float8."""
 
@@ -134,13 +147,18 @@ class _Scaled:
         self.kept: dict[Any, tuple[Value, Value]] = {}
         """What is quantized already, by value, grains and blocks."""
         self.first: dict[Value, ScaledProduct] = {}
-        """By weight of which the update makes a copy in float8, the first product that uses it."""
+        """By weight of which there is a copy in float8, the first product that uses it."""
         for product in products:
             if product.is_parameter and before.update is not None:
                 self.first.setdefault(product.weight, product)
-        self.narrow = {
-            weight for weight in self.first if how.gathers == "float8" and self._is_only_scaled(weight)
-        }
+        self.frozen = {weight for weight in self.first if weight in before.frozen}
+        only_scaled = {weight for weight in self.first if self._is_only_scaled(weight)}
+        if mixed := [weight for weight in self.first if weight in self.frozen - only_scaled]:
+            raise ValueError(
+                f"{how}: %{mixed[0].name} is frozen, and other products or ops read it in 16 bits; a frozen weight is there "
+                "in float8 alone"
+            )
+        self.narrow = {weight for weight in only_scaled if how.gathers == "float8" or weight in self.frozen}
         """The weights that are there in float8 alone."""
         self.copies: dict[Value, tuple[Value, Value]] = {}
         """By weight: it in float8, and its scales."""
@@ -167,7 +185,18 @@ class _Scaled:
         layouts |= {
             value.name: value.layout for both in self.copies.values() for value in both if value.layout
         }
-        return replace(self.before, forward=laid_out(made, layouts), update=self._update())
+        return replace(
+            self.before,
+            forward=laid_out(made, layouts),
+            update=self._update(),
+            attributes=self._attributes(),
+        )
+
+    def _attributes(self) -> Attributes:
+        """Those of the step, in which scales of frozen weights are frozen, too."""
+        attributes = self.before.attributes
+        names = dict(attributes).get(FROZEN, ()) if self.frozen else ()
+        return with_frozen(attributes, [f"{SCALES}{name}" for name in names])
 
     def _is_only_scaled(self, weight: Value) -> bool:
         """Whether all that reads a weight are products that take it with the same scales."""
@@ -237,14 +266,15 @@ class _Scaled:
     def _update(self) -> Function | None:
         """The update, which also makes the copies."""
         update = self.before.update
-        if update is None or not self.copies:
+        made_anew = {weight: both for weight, both in self.copies.items() if weight not in self.frozen}
+        if update is None or not made_anew:
             return update
         nexts = {value.name: value for value in update.outputs}
         new: dict[str, Value] = {}
         """The values that are not those of before, by name."""
         ops: list[Op] = []
         copies: list[Value] = []
-        for weight, (copy, scales) in self.copies.items():
+        for weight, (copy, scales) in made_anew.items():
             outputs = tuple(Value(f"{NEXT}{value.name}", value.type) for value in (copy, scales))
             before = nexts[f"{NEXT}{weight.name}"]
             if weight in self.narrow:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import ClassVar
 
 from parallelism.ir.core import Function, Value
@@ -55,14 +56,16 @@ class SequenceParallel:
         for value, inside, open_dims, of_weight in products:
             if value.layout is not None or value in inputs or value.name in layouts:
                 continue
+            of_experts = {*chain(*of_weight.values())}
             dims = [
-                tuple(
-                    axis for axis in given.get(classes.of(value, dim), ()) if axis not in of_weight.values()
-                )
+                tuple(axis for axis in given.get(classes.of(value, dim), ()) if axis not in of_experts)
                 for dim in range(value.type.ndim)
             ]
-            for dim, axis in of_weight.items():
-                dims[dim] = (axis,)
+            for dim, axes in of_weight.items():
+                dims[dim] = axes
+            if self.axis in of_experts:
+                layouts[value.name] = layout(dims)
+                continue
             if inside is None:
                 inside = next(
                     (dim for dim in open_dims if classes.of(value, dim) != rows), next(iter(open_dims), None)
@@ -78,11 +81,13 @@ class SequenceParallel:
             )
         return parts.laid(layouts).joined()
 
-    def _products(self, parts: Parts) -> Iterator[tuple[Value, int | None, list[int], dict[int, str]]]:
+    def _products(
+        self, parts: Parts
+    ) -> Iterator[tuple[Value, int | None, list[int], dict[int, tuple[str, ...]]]]:
         """The activations of the products that are split.
 
         Of those inside, between a product by columns and one by rows, the dim that is split; of the others None, and
-        the dims that may be split.  Then the dims that number the weight's experts, with the axis that splits these.
+        the dims that may be split.  Then the dims that number the weight's experts, with the axes that split these.
         """
         for op in parts.forward.ops:
             product = product_of(op, parts.views)
@@ -102,13 +107,15 @@ class SequenceParallel:
                 inside = letters.index(split) if split in letters else None
                 yield value, inside, free, self._of_experts(product, letters, of_all)
 
-    def _of_experts(self, product: Product, letters: Letters, of_all: set[str | None]) -> dict[int, str]:
-        """The dims of an activation that a weight has, too, and all other values of the product, with the axis over which
+    def _of_experts(
+        self, product: Product, letters: Letters, of_all: set[str | None]
+    ) -> dict[int, tuple[str, ...]]:
+        """The dims of an activation that a weight has, too, and all other values of the product, with the axes over which
         they are split.  (`Zero` may have split other dims of the weight.)"""
         found = {}
         for letter, axes in zip(product.letters, dims_of(product.weight), strict=True):
             if letter is not None and letter in of_all and axes and axes != (self.axis,):
-                found[letters.index(letter)] = axes[0]
+                found[letters.index(letter)] = axes
         return found
 
     def __str__(self) -> str:

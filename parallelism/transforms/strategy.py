@@ -134,7 +134,7 @@ class Strategy:
         """The strategy and the mesh of a text with the sizes of axes, as commands take it: ``tp=8 sp dp=4 zero=1``.
 
         The axes of the mesh lie in Megatron's order, whatever the order of the words: pipelines outermost, then data,
-        context, experts and tensors.  Several of one kind lie in the order of the strategy.  If the stages of a
+        experts, context and tensors.  Several of one kind lie in the order of the strategy.  If the stages of a
         pipeline have meshes of their own, these have the sizes: ``dp tp pp 1f1b:8,meshes=dp=2|dp=2.tp=4``.  Then the
         mesh is ``Mesh(devices=10)``, that of the devices of all stages.
         """
@@ -269,13 +269,19 @@ def _order(transform: Transform) -> tuple[int, str]:
     return transform.phase, "" if isinstance(transform, DataParallel) else str(transform)
 
 
+def _axes(word: Word) -> tuple[str, tuple[str, ...]]:
+    """The axis of a word, and those beside it: ``ep+tp``."""
+    first, *rest = (word.axis or "").split("+")
+    return first, tuple(rest)
+
+
 _SIZED: dict[str, Callable[[Word], Any]] = {
     "pp": _pipeline,
     "dp": lambda word: DataParallel(word.axis or ""),
+    "ep": lambda word: ExpertParallel(*_axes(word)),
     "cp": lambda word: ContextParallel(word.axis or ""),
     "ring": lambda word: ContextParallel(word.axis or "", "p2p"),
     "ulysses": lambda word: ContextParallel(word.axis or "", "a2a"),
-    "ep": lambda word: ExpertParallel(word.axis or ""),
     "tp": lambda word: TensorParallel(word.axis or "", word.regions),
 }
 """The words that may have the size of their axis, in the order of the axes of a mesh, outermost first."""

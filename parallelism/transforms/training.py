@@ -20,6 +20,7 @@ from parallelism.arrays import Array
 from parallelism.dtypes import is_floating
 from parallelism.ir.core import Attributes, Builder, Function, Op, TensorType, Value, frozen_attributes
 from parallelism.ir.core.derived import renamed_value, repeated_op
+from parallelism.ir.core.table import operator
 from parallelism.ir.passes.frozen import frozen_inputs, with_frozen
 from parallelism.ir.passes.gradients import GRADIENT, MARK, depending
 from parallelism.ir.tracing.current import recording
@@ -36,6 +37,7 @@ from parallelism.transforms.parts import (
     without_attributes,
 )
 from parallelism.transforms.pipelines import Step
+from parallelism.transforms.scaled_products import SCALES, frozen_in_float8
 
 T = TypeVar("T")
 
@@ -105,7 +107,8 @@ def first_state(step: Function | Step, parameters: Mapping[str, Any]) -> dict[st
     """
     step = _whole(step)
     parts = Parts.of(step)
-    names = {value.name for value in parts.weights}
+    kept = frozen_in_float8(parts)
+    names = {value.name for value in given_weights(step)}
     if names != parameters.keys():
         has = "has the weights" if parts.frozen else "trains"
         raise ValueError(
@@ -113,8 +116,13 @@ def first_state(step: Function | Step, parameters: Mapping[str, Any]) -> dict[st
             f"{', '.join(sorted(parameters)) or 'none'}"
         )
     first = {
-        value.name: np.asarray(parameters[value.name]).astype(value.type.dtype) for value in parts.weights
+        value.name: np.asarray(parameters[value.name]).astype(value.type.dtype)
+        for value in parts.weights
+        if value.name in names and value.name not in kept
     }
+    for name, how in kept.items():
+        narrow = np.asarray(parameters[name]).astype(np.float32)
+        first[name], first[f"{SCALES}{name}"] = operator("quantize").run([narrow], how)
     for value in parts.state:
         owner = parts.owner(value)
         if owner and value.name == f"{MAIN}{owner}":
@@ -123,6 +131,13 @@ def first_state(step: Function | Step, parameters: Mapping[str, Any]) -> dict[st
             shape = np.shape(parameters[owner]) if owner else value.type.shape
             first[value.name] = np.zeros(shape, value.type.dtype)
     return first | _first_copies(parts, first)
+
+
+def given_weights(step: Function | Step) -> tuple[Value, ...]:
+    """The weights that `first_state` takes: all but the scales of frozen ones, which follow from these."""
+    parts = Parts.of(_whole(step))
+    scales = {f"{SCALES}{name}" for name in frozen_in_float8(parts)}
+    return tuple(value for value in parts.weights if value.name not in scales)
 
 
 def _first_copies(parts: Parts, first: Mapping[str, Array]) -> dict[str, Array]:

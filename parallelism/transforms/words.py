@@ -25,7 +25,7 @@ REPLICA = "replica"
 """The axis of whole replicas around the devices that share the state, in hybrid sharding."""
 _AXIS = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _WORD = re.compile(
-    r"(?P<name>[a-z0-9_]+)(:(?P<axis>[A-Za-z_][A-Za-z0-9_]*))?(@(?P<regions>[^=]+))?(=(?P<value>.+))?"
+    r"(?P<name>[a-z0-9_]+)(:(?P<axis>[A-Za-z_][A-Za-z0-9_]*(\+[A-Za-z_][A-Za-z0-9_]*)*))?(@(?P<regions>[^=]+))?(=(?P<value>.+))?"
 )
 
 
@@ -165,7 +165,10 @@ def _extents(shorthand: Word) -> tuple[str | None, str | None]:
 
 def checked_axis(transform: Any) -> None:
     """``ValueError`` unless the axis of a transform is a name."""
-    if not isinstance(transform.axis, str) or not _AXIS.fullmatch(transform.axis):
-        raise ValueError(
-            f"the axis of {type(transform).__name__} must be the name of a mesh axis, got {transform.axis!r}"
-        )
+    checked_name(transform.axis, type(transform).__name__)
+
+
+def checked_name(axis: Any, transform: str) -> None:
+    """``ValueError`` unless this is the name of an axis."""
+    if not isinstance(axis, str) or not _AXIS.fullmatch(axis):
+        raise ValueError(f"the axis of {transform} must be the name of a mesh axis, got {axis!r}")

@@ -31,7 +31,7 @@ _FLOAT8: dict[str, dict[str, Any]] = {
 }
 """Flags by what a row says of its precision."""
 _RANK = 16
-"""That of adapters, which no source tells; those of attention are the usual ones.  In float8 all weights are trained here."""
+"""That of adapters, which no source tells; those of attention are the usual ones."""
 _ACTIVATIONS = {"gelu": {}, "swiglu": {"swiglu": True}, "relu2": {"squared_relu": True}}
 
 
@@ -101,7 +101,7 @@ class PublishedRun:
             flags["untie_embeddings_and_output_weights"] = True
         if row["biases"] == "False":
             flags["disable_bias_linear"] = True
-        if row["peft"] == "lora" and row["precision"] == "bf16":
+        if row["peft"] == "lora":
             flags["lora_rank"] = _RANK
         return flags
 
@@ -134,6 +134,7 @@ class PublishedRun:
             "pipeline_model_parallel_size": self._whole("pp"),
             "context_parallel_size": self._whole("cp"),
             "expert_model_parallel_size": self._whole("ep") if row["ep"] != "1" else None,
+            "expert_tensor_parallel_size": 1 if self._has_whole_experts else None,
             "sequence_parallel": row["tp"] != "1" or None,
             "cp_comm_type": "p2p" if row["cp"] != "1" else None,
             "num_virtual_stages_per_pipeline_rank": self._whole("vp") if row["vp"] != "1" else None,
@@ -142,6 +143,13 @@ class PublishedRun:
             "recompute_granularity": "selective" if row["recompute"] == "selective" else None,
         }
         return MegatronFlags(**self.model_flags, **split, **_FLOAT8[row["precision"]])
+
+    @property
+    def _has_whole_experts(self) -> bool:
+        """Whether tensor parallelism does not split an expert.  No source says it; where the experts are on more devices
+        than there are replicas, they can lie in no other way."""
+        split = self._whole("tp") * self._whole("cp") * self._whole("pp")
+        return self.columns["tp"] != "1" and self._whole("ep") > self.devices // split
 
     @property
     def words(self) -> tuple[str, ...]:

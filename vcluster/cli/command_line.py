@@ -22,7 +22,7 @@ from parallelism.spelling import closest
 if TYPE_CHECKING:
     from parallelism.hardware import Hardware
 
-AXES = ("pp", "dp", "cp", "ep", "tp")
+AXES = ("pp", "dp", "ep", "cp", "tp")
 """The axes of a mesh, outermost first. The order is that of Megatron: the ranks of a tp group are neighbours."""
 
 MOST_DEVICES = 256

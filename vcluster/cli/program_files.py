@@ -28,7 +28,6 @@ from parallelism.transforms import (
     SGD,
     Adam,
     AdamW,
-    Parts,
     Pipeline,
     Step,
     Strategy,
@@ -38,6 +37,7 @@ from parallelism.transforms import (
     first_state,
     train_step,
 )
+from parallelism.transforms.training import given_weights
 from vcluster.cli.command_line import WrongWords, accessing, mesh_of, nearest
 from vcluster.cli.megatron_words import is_model, named_model
 from vcluster.runs.drawn import drawn
@@ -129,7 +129,7 @@ class Given:
         function = self.function
         if arguments.inputs is not None:
             return {**self.weights, **arrays_in(arguments.inputs, function)}
-        names = [value.name for value in right(Parts.of, function).weights] if self.trains else []
+        names = [value.name for value in right(given_weights, function)] if self.trains else []
         arrays = drawn(function, arguments.seed, names)
         if self.trains:
             arrays |= right(first_state, function, {name: arrays[name] for name in names})

@@ -20,6 +20,7 @@ from parallelism.trace import HOST, Trace, UndeclaredComputeWarning
 from parallelism.training import TrainingRun
 from parallelism.training.training_run import ROWS
 from parallelism.transforms import Parts, first_state
+from parallelism.transforms.training import given_weights
 from vcluster.runs.cluster import VirtualCluster
 
 TOLERANCES = {2: 1e-2, 4: 1e-4, 8: 1e-10}
@@ -119,7 +120,7 @@ def _inputs(function: Function) -> dict[str, Any]:
     parts = Parts.of(function)
     weights = {
         value.name: rng.normal(0, 0.1, value.type.shape) + ("norm" in value.name and value.type.ndim == 1)
-        for value in parts.weights
+        for value in given_weights(function)
     }
     given: dict[str, Any] = first_state(function, weights)
     least = min(

@@ -144,7 +144,10 @@ class _Chains:
 
 
 def space_of(op: Op) -> Shape | None:
-    """The shape of the points that an op of a chain visits; None for an op that is in no chain."""
+    """The shape of the points that an op of a chain visits, without dims of extent 1; None for an op that is in no chain.
+
+    It is empty for ops on numbers alone, and (1,) for those on tensors of one element.
+    """
     entry = op.operator
     if (
         entry.view
@@ -173,6 +176,8 @@ def space_of(op: Op) -> Shape | None:
         return None
     if any(term != whole[: len(term)] for term in bare[len(rule.inputs) :]):
         return None  # an output is reduced over dims that are not the last
+    if not whole and any((*rule.inputs, *rule.outputs)):
+        return (1,)
     return tuple(rule.extents[letter] for letter in whole)
 
 
@@ -202,8 +207,8 @@ def _in_order(term: tuple[str, ...], whole: tuple[str, ...]) -> bool:
 
 def _alike(made: Shape | None, used: Shape) -> bool:
     """Whether two ops visit the same rows: their points are the same, or those of one are rows of the other's."""
-    if made is None:
-        return False
+    if made is None or bool(made) != bool(used):
+        return False  # a number is no row, not even of a tensor of one element
     short, long = sorted((_without_ones(made), _without_ones(used)), key=len)
     return short == long or bool(short and long[: len(short)] == short)
 

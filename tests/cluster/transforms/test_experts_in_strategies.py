@@ -25,6 +25,11 @@ CASES = [
     ("deepseek", 8, "pp=2 interleaved_1f1b:4x1 ep=2 zero:ep=1", Adam(0.01)), ("capacity", 7, "ep=2 tp=2", SGD(0.1)),
     ("gpt-oss", 8, "pp=2 1f1b:2 ep=2 tp=2 sp", Adam(0.01)), ("gpt-oss", 8, "dp=2 ep=4 zero=1", SGD(0.1)),
     ("qwen3-moe", 4, "cp=2 ep=2 tp=2 sp", AdamW(0.01)), ("deepseek-v2", 8, "pp=2 1f1b:2 dp=2 ep=2 zero=2", Adam(0.01)),
+    ("mixtral", 8, "ep:ep+tp=2 tp=2 sp", Adam(0.01)), ("deepseek", 8, "dp=2 ep:ep+tp=2 tp=2 sp zero=1", AdamW(0.01)),
+    ("mixtral", 4, "ep:ep+tp=1 tp=2 sp", SGD(0.1)), ("gpt-oss", 8, "pp=2 1f1b:2 ep:ep+tp=2 tp=2 sp", Adam(0.01)),
+    ("qwen3-moe", 4, "cp=2 ep:ep+cp=2", AdamW(0.01)), ("deepseek", 4, "cp=2 ep:ep+cp=1 dp=2 zero=1", SGD(0.1, 0.5)),
+    ("capacity", 8, "cp=2 ep:ep+cp+tp=1 tp=2 sp dp=2 zero=2", Adam(0.01)), ("mixtral", 8, "ring=2 ep:ep+cp=2", SGD(0.1)),
+    ("capacity", 8, "ep:ep+tp=2 tp=2 dp=2", SGD(0.1)), ("llama4", 8, "ep:ep+tp=2 tp=2 sp dp=2 zero=3", SGD(0.1, 0.5)),
     ("llama4", 8, "dp=2 ep=2 tp=2 sp zero=3", SGD(0.1, 0.5)), ("llama4", 8, "pp=2 gpipe:2 ep=4", Adam(0.01)),
 ]
 

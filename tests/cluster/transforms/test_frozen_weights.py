@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from trained_runs import ON, B, assert_model_trains, assert_simulated, assert_trains, simulated, trained_on
-from transformed import interpreted, model_step
+from transformed import GATED, interpreted, model_step, transformer
 
-from parallelism import Mesh, ir
-from parallelism.transforms import SGD, Adam, Parts, Strategy, train_step
+from parallelism import Mesh, ir, models
+from parallelism.transforms import SGD, Adam, MixedPrecision, Parts, Strategy, train_step
 
 CASES = [
     ("lora", 4, "dp=2"), ("lora", 4, "tp=2"), ("lora", 4, "tp=2 sp dp=2 zero=1"), ("lora of all", 6, "dp=3 zero=3"),
@@ -42,6 +42,24 @@ def test_a_step_in_mixed_precision_has_no_main_copies_of_frozen_weights(cluster_
     assert {value.name.removeprefix("main.") for value in parts.state if value.name.startswith("main.")} == {
         value.name for value in parts.parameters}
     assert {str(after[value.name].dtype) for value in parts.weights} == {"bfloat16"}
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("text", [
+    "tensor dp=2 tp=2 sp", "block pp=2 1f1b:2 dp=2 zero=1 recompute=block.*", "mx dp=2 zero=3", "tensor ring=2 tp=2",
+    "block dp=2 zero=3 overlap pp=1 1f1b:2"])
+def test_frozen_weights_in_float8_run_as_they_are_simulated_and_near_the_step_alone(cluster_of, text):
+    recipe, _, rest = text.partition(" ")
+    strategy, mesh = Strategy.parse_on_mesh(f"precision=bf16,products:f8,recipe:{recipe} {rest}")
+    figures = GATED | {"feed_forward": 96, "width": 64, "layers": 2, "sequence": 8, "dtype": "float32"}
+    spec = transformer(**figures, lora=models.LoRA(4, 4.0))
+    alone = train_step(spec.function(4), SGD(0.01))
+    step = strategy(train_step(spec.function(B), SGD(0.01)) if strategy.pipeline else alone)
+    (losses, after), trace = trained_on(cluster_of(mesh, "thread", compute="modelled", **ON), step, alone)
+    assert_simulated(simulated(step, mesh, 4), trace)
+    narrow = next(each for each in strategy.transforms if isinstance(each, MixedPrecision))
+    np.testing.assert_allclose(losses, interpreted(narrow(alone), like=alone)[0], rtol=2e-2)
+    assert str(after["p.0.qkv"].dtype) == "float8_e4m3fn"
 
 
 def partly(rows, names):

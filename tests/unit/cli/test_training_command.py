@@ -173,10 +173,13 @@ def test_adapters_are_told_and_hold_little(capsys: pytest.CaptureFixture[str]) -
     held = json.loads(out)["memory"]
     # A stage has one block: half of its adapters is split over tp.
     assert [stage["gradients"] for stage in held] == [4 * (4 * (16 + 24) + 4 * (8 + 16))] * 2
-    float8 = ["--hardware", "dgx-h100", "--devices", "4", "--fp8-format", "hybrid"]
-    assert said(capsys, "gpt", *MODEL, *SPLIT, *float8, "--lora-rank", "4") == (
-        2, "", "python -m vcluster simulate: products in float8 by the recipe tensor: %p.tokens of @transformer.step is "
-        "frozen; frozen weights stay in 16 bits, so leave out float8\n")
+    float8 = ["--hardware", "dgx-h100", "--devices", "4", "--fp8-format", "hybrid", "--json"]
+    status, out, _ = said(capsys, "gpt", *MODEL, *SPLIT, *float8, "--lora-rank", "4")
+    narrow = json.loads(out)["memory"]
+    assert status == 0 and [stage["gradients"] for stage in narrow] == [stage["gradients"] for stage in held]
+    # Products of half a block lose a byte for each element, and get scales: one for each 16th of each dim, in float32.
+    products, scales = (16 * 24 + 8 * 16 + 2 * 16 * 32), 4 * 4 * 16 * 8
+    assert [a["weights"] - b["weights"] for a, b in zip(held, narrow, strict=True)] == [products - scales] * 2
 
 
 def test_packed_documents_are_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -392,7 +392,7 @@ def test_what_a_program_does_not_allow_is_refused_with_its_reason() -> None:
     ({"zero": 4}, "zero must be 0, 1, 2 or 3, got 4"),
     ({"sp": 2}, "sp must be True or False, got 2"),
     ({"schedule": "inference"}, "schedule must be one that trains the whole model"),
-    ({"order": "pp dp"}, "order must name pp, dp, cp, ep, tp, outermost first"),
+    ({"order": "pp dp"}, "order must name pp, dp, ep, cp, tp, outermost first"),
     ({"recompute": "some"}, "recompute must be none or selective or full, got 'some'"),
     ({"model": models.mlp((6, 8, 3), 4)}, "must have the symbol B for the rows of its batch"),
 ])

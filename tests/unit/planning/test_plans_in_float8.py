@@ -50,6 +50,18 @@ def test_each_row_is_its_simulation_and_the_first_is_the_best(
     assert plans.best.seconds == min(seconds)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("recipe", ["tensor", "block", "mx"])
+def test_the_first_of_a_small_space_is_the_best_of_all_simulations(recipe: str) -> None:
+    """Every split, recomputation and stage of ZeRO of two devices, each by its full simulation."""
+    plans = planned(SPEC, recipe=recipe, microbatch=[1, 2], schedule="1f1b")
+    assert len(plans) > 20
+    traces = [plan.simulate() for plan in plans]
+    assert plans.best.seconds == pytest.approx(min(trace.makespan_seconds for trace in traces), rel=1e-9) and plans.gap == 0
+    assert [plan.peak_bytes for plan in plans] == [max(trace.peaks().values()) for trace in traces]
+
+
 def test_a_plan_in_float8_says_so_and_takes_less_time_for_its_products() -> None:
     large = replace(SPEC, width=2048, heads=16, key_value_heads=16, feed_forward=8192, sequence=1024)
     fixed = {"pp": 1, "dp": 2, "tp": 2, "zero": 1, "recompute": "none", "microbatch": 1}

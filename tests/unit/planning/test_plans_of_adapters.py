@@ -10,11 +10,14 @@ import pytest
 from parallelism import models
 from parallelism.ir import symbol
 from parallelism.planning import Plans, find_plan
-from parallelism.transforms import frozen
+from parallelism.transforms import MixedPrecision, frozen
 
 SPEC = models.TransformerSpec(
     layers=4, width=64, heads=4, key_value_heads=2, feed_forward=128, vocabulary=128, sequence=32, activation="swiglu",
     norm="rms", positions="rotary", biases=False, tied=False, dtype="bfloat16")
+
+
+FLOAT8 = MixedPrecision(products="float8", recipe="block")
 
 
 def planned(products: tuple[str, ...] | None, devices: int = 4, **given: Any) -> Plans:
@@ -32,17 +35,21 @@ def check(plans: Plans) -> None:
     assert plans.best.seconds == pytest.approx(min(seconds), rel=1e-9)
 
 
+@pytest.mark.slow
 def test_a_few_plans_are_their_simulations() -> None:
-    plans = planned(None, pp=[1, 2], tp=2, microbatch=2, recompute="full", schedule="1f1b", zero=1, dp=[1, 2])
-    assert len(plans) == 1 and not plans.one_by_one
+    plans = planned(None, devices=2, pp=1, tp=[1, 2], microbatch=4, recompute="full", schedule="1f1b", zero=0)
+    assert len(plans) == 2 and not plans.one_by_one
     check(plans)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("products", "given"), [
     (None, {"recompute": ["none", "full"]}), (("down",), {"microbatch": [1, 2]}),
     (("qkv", "out", "up", "gate", "down"), {"microbatch": 2}),
     (None, {"schedule": "zero_bubble_h1", "microbatch": 1}), (("out",), {"cp": 2, "recompute": "none", "microbatch": 2}),
+    (None, {"precision": FLOAT8, "microbatch": 2, "recompute": "none"}),
+    (None, {"precision": FLOAT8, "tp": 2, "pp": 2, "microbatch": 2}),
     (None, {"zero": 3, "microbatch": 1, "recompute": "none"}), (None, {"pp": 4, "microbatch": 2, "recompute": "none"})])
 def test_every_row_is_its_simulation_and_the_first_is_the_best(products: Any, given: dict[str, Any]) -> None:
     check(planned(products, **given))
@@ -52,12 +59,20 @@ def test_a_plan_needs_the_memory_of_its_closed_form() -> None:
     """Weights in 16 bits; of adapters alone there are gradients in float32, a main copy and two moments."""
     plan = planned(None, devices=2, pp=1, dp=2, zero=1, microbatch=1, recompute="full", schedule="1f1b").best
     adapters = 4 * (4 * (64 + 128) + 4 * (64 + 64))
+    trace = plan.simulate(link_sharing=False)
+    assert plan.bound_seconds == pytest.approx(trace.makespan_seconds, rel=1e-9)
+    assert plan.peak_bytes == max(trace.peaks().values())
     frozen_weights = 2 * 128 * 64 + 64 + 4 * (64 * (128 + 64 + 3 * 128) + 2 * 64)
     held, = plan.memory
+    narrow, = planned(None, devices=2, pp=1, dp=2, zero=1, microbatch=1, recompute="full", schedule="1f1b",
+                      precision=FLOAT8).best.memory
+    products, scales = 4 * 64 * (128 + 64 + 3 * 128), 4 * 4 * 8 * 8 * 5
+    assert held["weights"] - narrow["weights"] == products - scales and held["optimizer"] == narrow["optimizer"]
     assert held["weights"] == 2 * (frozen_weights + adapters)
     assert held["gradients"] == 4 * adapters and held["optimizer"] == 12 * adapters // 2 + 8
 
 
+@pytest.mark.slow
 def test_a_program_of_which_weights_are_frozen_is_planned() -> None:
     """The head and the embedding alone are trained: then no block has gradients of weights."""
     whole = replace(SPEC, dtype="float32").function(symbol("B"))

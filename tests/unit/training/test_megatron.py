@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import pairwise
 from typing import Any
 
@@ -14,7 +14,7 @@ from parallelism.mesh import Mesh
 from parallelism.models import Experts, LatentAttention, LoRA, TransformerSpec, transformer
 from parallelism.simulation import simulate
 from parallelism.training import OPTIONS, UNCHANGING, MegatronFlags, figures
-from parallelism.transforms import Strategy
+from parallelism.transforms import ExpertParallel, Strategy
 
 SMALL: dict[str, Any] = {
     "num_layers": 12, "hidden_size": 48, "num_attention_heads": 6, "seq_length": 24, "vocab_size": 130}
@@ -111,9 +111,58 @@ def test_experts_lie_on_devices_of_dp() -> None:
         told = MegatronFlags.of(each)
         assert told is not None and told.run(each.mesh.size, each.model) == each  # type: ignore[arg-type]
     assert flags.idle(alone.mesh) == []
-    left_out = MegatronFlags(**given, tensor_model_parallel_size=2, expert_tensor_parallel_size=1,
-                             moe_token_dispatcher_type="allgather").unmodelled
-    assert left_out == ["--moe-token-dispatcher-type allgather", "--expert-tensor-parallel-size 1"]
+    assert MegatronFlags(**given, moe_token_dispatcher_type="allgather").unmodelled == [
+        "--moe-token-dispatcher-type allgather"]
+
+
+@pytest.mark.parametrize(("flags", "devices", "text", "mesh"), [
+    ({"tensor_model_parallel_size": 2, "expert_tensor_parallel_size": 1, "expert_model_parallel_size": 4}, 8,
+     "dp tp ep:ep+tp sp", {"pp": 1, "dp": 2, "ep": 2, "tp": 2}),
+    ({"tensor_model_parallel_size": 2, "expert_tensor_parallel_size": 1, "expert_model_parallel_size": 2}, 4,
+     "dp tp ep:ep+tp sp", {"pp": 1, "dp": 2, "ep": 1, "tp": 2}),
+    ({"tensor_model_parallel_size": 2, "expert_tensor_parallel_size": 2, "expert_model_parallel_size": 2}, 4,
+     "tp ep sp", {"pp": 1, "ep": 2, "tp": 2}),
+    ({"context_parallel_size": 2, "expert_model_parallel_size": 4}, 8,
+     "dp ring ep:ep+cp", {"pp": 1, "dp": 2, "ep": 2, "cp": 2}),
+    ({"context_parallel_size": 4, "expert_model_parallel_size": 4}, 4, "ring ep:ep+cp", {"pp": 1, "ep": 1, "cp": 4}),
+    ({"context_parallel_size": 4, "expert_model_parallel_size": 2}, 16,       # half of cp: all are replicas
+     "dp ring ep", {"pp": 1, "dp": 2, "ep": 2, "cp": 4}),
+    ({"context_parallel_size": 2, "tensor_model_parallel_size": 2, "expert_tensor_parallel_size": 1,
+      "expert_model_parallel_size": 4, "use_distributed_optimizer": True}, 8,
+     "dp ring tp ep:ep+cp+tp sp zero=1", {"pp": 1, "dp": 2, "ep": 1, "cp": 2, "tp": 2}),
+])
+def test_experts_lie_on_devices_of_tp_then_cp_then_dp(flags: dict[str, Any], devices: int, text: str,
+                                                      mesh: dict[str, int]) -> None:
+    given = SMALL | {"num_experts": 4, "global_batch_size": 16, "fp32": True, "attention_backend": "flash"}
+    if "tensor_model_parallel_size" in flags:
+        given |= {"sequence_parallel": True}
+    run = MegatronFlags(**given, **flags).run(devices)
+    assert dict(run.mesh.shape) == mesh and str(run.strategy).startswith(f"{text} pp")
+    told = MegatronFlags.of(run)
+    assert told is not None and told.run(devices, run.model) == run  # type: ignore[arg-type]
+
+
+def test_experts_over_a_part_of_what_flags_count_first_are_told_by_none() -> None:
+    given = SMALL | {"num_experts": 4, "global_batch_size": 16, "fp32": True, "attention_backend": "flash"}
+    run = MegatronFlags(**given, context_parallel_size=2, expert_model_parallel_size=4).run(8)
+    assert isinstance(run.model, TransformerSpec)
+    beside_none = Strategy(*(ExpertParallel() if isinstance(each, ExpertParallel) else each
+                             for each in run.strategy.transforms))
+    assert MegatronFlags.of(replace(run, strategy=beside_none)) is None
+
+
+@pytest.mark.parametrize(("flags", "message"), [
+    ({"tensor_model_parallel_size": 4, "expert_tensor_parallel_size": 2}, "must be 1 or the --tensor-model-parallel-size, 4"),
+    ({"tensor_model_parallel_size": 4, "expert_tensor_parallel_size": 1, "expert_model_parallel_size": 2}, "multiple of the"),
+    ({"tensor_model_parallel_size": 4, "expert_tensor_parallel_size": 1, "expert_model_parallel_size": 4},
+     "needs --sequence-parallel"),
+    ({"expert_model_parallel_size": 8}, "must divide the 4 experts and the 8 devices"),
+    ({"context_parallel_size": 4, "expert_model_parallel_size": 2, "pipeline_model_parallel_size": 2}, "got 2"),
+])
+def test_experts_that_do_not_fit_the_devices(flags: dict[str, Any], message: str) -> None:
+    given = SMALL | {"hidden_size": 64, "num_attention_heads": 8, "num_experts": 4, "global_batch_size": 16, "fp32": True}
+    with pytest.raises(ValueError, match=message):
+        MegatronFlags(**given, **flags).run(8)
 
 
 def test_a_rate_of_0_was_given_too() -> None:

@@ -18,6 +18,7 @@ from parallelism.transforms import (
     frozen,
     train_step,
 )
+from parallelism.transforms.training import given_weights
 
 
 def loss(rows):
@@ -93,10 +94,49 @@ def test_zero_splits_frozen_weights_in_stage_3_alone():
     assert all("dp" in layout for layout in layouts(Strategy.parse("dp zero=3")(step)).values())
 
 
-@pytest.mark.parametrize(("transform", "error"), [
-    (LocalLayers("block.*"), "is frozen; local losses train all weights"),
-    (MixedPrecision("bfloat16", products="float8"), "is frozen; frozen weights stay in 16 bits, so leave out float8")])
-def test_what_cannot_be_combined_with_frozen_weights_is_refused(transform, error):
-    spec = models.TransformerSpec(layers=2, width=16, heads=2, vocabulary=10, sequence=4, lora=models.LoRA(2))
-    with pytest.raises(ValueError, match=error):
-        Strategy(transform)(train_step(spec.function(4), SGD(0.1)))
+SMALL = models.TransformerSpec(layers=2, width=32, heads=2, vocabulary=10, sequence=4, biases=False, lora=models.LoRA(2))
+
+
+def test_local_losses_are_refused():
+    with pytest.raises(ValueError, match=r"is frozen; local losses train all weights"):
+        LocalLayers("block.*")(train_step(SMALL.function(4), SGD(0.1)))
+
+
+@pytest.mark.parametrize(("recipe", "of_scales"), [("tensor", 4 * 16 * 16), ("block", 4 * 8 * 8), ("mx", 32 * 8)])
+def test_frozen_weights_of_products_in_float8_are_there_in_8_bits_alone(recipe, of_scales):
+    step = MixedPrecision("bfloat16", products="float8", recipe=recipe)(train_step(SMALL.function(4), Adam()))
+    parts = Parts.of(step)
+    assert dict(parts.attributes)["frozen"] == ("p", "scales.p") and not parts.copies
+    types = {value.name: value.type for value in parts.weights}
+    assert (str(types["p.0.out"].dtype), types["p.0.out"].nbytes, types["scales.p.0.out"].nbytes) == (
+        "float8_e4m3fn", 32 * 32, of_scales)
+    assert {str(types[name].dtype) for name in ("lora.0.out.down", "p.tokens", "p.0.norm1")} == {"bfloat16"}
+    scaled = [op for op in step.ops if op.kind == "scaled_einsum"]
+    gradients = [op for op in scaled if op.region.startswith("gradient.")]
+    # A forward and a gradient of the input for each product: of block 0 not for that of queries, keys and values.
+    assert (len(scaled) - len(gradients), len(gradients)) == (8, 7)
+    assert {value.name.removeprefix("main.") for value in parts.state if value.name.startswith("main.")} == {
+        value.name for value in parts.parameters}
+
+
+def test_the_first_state_quantizes_frozen_weights():
+    step = MixedPrecision("bfloat16", products="float8", recipe="block")(train_step(SMALL.function(4), SGD(0.1)))
+    rng = np.random.default_rng(0)
+    weights = {value.name: rng.normal(size=value.type.shape) for value in given_weights(step)}
+    assert "p.0.out" in weights and not any(name.startswith("scales.") for name in weights)
+    first = first_state(step, weights)
+    restored = first["p.0.out"].astype(float) * np.repeat(np.repeat(first["scales.p.0.out"], 4, 0), 4, 1)
+    assert np.abs(restored - weights["p.0.out"]).max() <= np.abs(weights["p.0.out"]).max() / 16
+    assert first.keys() == {value.name for value in step.inputs} - {"tokens", "targets"}
+
+
+def test_a_frozen_weight_that_is_read_in_16_bits_too_is_refused():
+    def loss(p, x):
+        with ir.region("block.0"):
+            x = x @ p["w"] + (x @ p["a"]) @ p["b"]
+        return np.mean(x * x) + np.mean(p["w"] * p["w"])
+
+    types = {name: ir.TensorType("f4", shape) for name, shape in (("w", (32, 32)), ("a", (32, 2)), ("b", (2, 32)))}
+    function = frozen(ir.record(loss, types, ir.TensorType("f4", (4, 32)), name="twice"), "p.w")
+    with pytest.raises(ValueError, match=r"%p\.w is frozen, and other products or ops read it in 16 bits; a frozen"):
+        MixedPrecision("bfloat16", products="float8")(train_step(function, SGD(0.1)))

@@ -24,7 +24,7 @@ from vcluster.cli.plan_document import Asked
 from vcluster.cli.program_files import loss_of_rows, optimizer_of, program_in, sizes_of
 from vcluster.cli.sweeps.imperfect_words import imperfections_of, words_of_faults
 
-ORDER = "pp dp cp ep tp"
+ORDER = "pp dp ep cp tp"
 _FIXED = SETTINGS.with_flag()
 """The settings of a plan that flags of Megatron-LM fix, by field."""
 _DTYPES = (
