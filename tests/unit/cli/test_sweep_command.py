@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from parallelism import ir, models
+from parallelism import Hardware, ir, models
+from parallelism.planning import find_plan
 from vcluster.__main__ import PROGRAM, main
 from vcluster.cli.command_line import serve
+from vcluster.cli.plan import _arguments
 from vcluster.cli.sweeps import swept
+from vcluster.cli.sweeps.question import Search
 
 SMALL, ON = map(str.split, (
     "gpt --num-layers 2 --hidden-size 16 --num-attention-heads 2 --seq-length 8 --vocab-size 100 --fix schedule=1f1b "
@@ -169,6 +173,27 @@ def test_an_imperfect_cluster_is_told_beside_the_perfect_one(capsys: pytest.Capt
     swept = json.loads(said(capsys, "plan", *SMALL, *on, *wrong, "--tokens", "1B", "--json")[1])["sweep"][0]
     assert swept["seconds"] == found["imperfect"]["seconds"]
     assert swept["degraded"] == {name: each for name, each in found["imperfect"].items() if name != "text"}
+
+
+@pytest.mark.slow
+def test_slow_links_are_faults_of_ports_in_python_and_in_a_simulation_of_every_device(
+    capsys: pytest.CaptureFixture[str]
+) -> None:
+    on = ["--hardware", "dgx-a100:2+plain", "--slow-links", "10%:0.5", "--slow-links", "nvlink:25%:0.25"]
+    found = json.loads(said(capsys, "plan", *SMALL, *on, "--global-batch-size", "16", "--json")[1])["plans"][0]
+    hardware = Hardware.preset("dgx-a100:2+plain")
+    for level, factor, ranks in (("infiniband", 0.5, (0, 10)), ("nvlink", 0.25, (0, 4, 8, 12))):
+        for rank in ranks:
+            hardware = hardware.fault(source=rank, bandwidth_factor=factor, level=level)
+            hardware = hardware.fault(target=rank, bandwidth_factor=factor, level=level)
+    words = [*SMALL, "--global-batch-size", "16", *on[:2]]
+    search = Search.of(PROGRAM, _arguments(PROGRAM, words, loads=False))
+    plans = find_plan(search.model, hardware=hardware, devices=16, batch=16, **search.options)
+    plan = next(plan for plan in plans if str(plan.strategy) == found["strategy"])
+    assert found["seconds"] == plan.figures.seconds
+    assert plan.simulate(fold=False).makespan_seconds == pytest.approx(found["seconds"], rel=1e-9)
+    whole = replace(plan.task, hardware=Hardware.preset("dgx-a100:2+plain")).simulate(plan.settings)
+    assert whole.makespan_seconds < found["seconds"]
 
 
 WRONG = {
