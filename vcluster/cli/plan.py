@@ -52,6 +52,10 @@ OWN: Arguments = {
         "metavar": "S=128",
         "help": "the value of another symbol of a program in a file; may be repeated",
     },
+    "--frozen": {
+        "metavar": "NAMES",
+        "help": "of a program in a file: weights that are not trained, or what their names begin with, as p.table,p.encoder",
+    },
     "--memory": {"metavar": "72GB", "help": "the memory of a device that may be used (default: all)"},
     "--reserve": {
         "metavar": "4GB",
