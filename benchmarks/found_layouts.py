@@ -3,7 +3,7 @@
 Each case is a training step with plain gradient descent: the loss of a model of one layer, its backward and the update.
 Tokens and targets lie split by rows over ``dp``; weights lie as each strategy wants them, and in the next step as in
 this one.  All seconds are those of the simulator, without sharing of links.  What was found is kept in
-``found_layouts.json``, case by case; the table in ``docs/planning.md`` is made of it.
+``found_layouts.json``, case by case; the table in ``docs/found-layouts.md`` is made of it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from parallelism.transforms import (
 from vcluster.cli.command_line import Parser, WrongWords, nearest, serve
 
 HERE = Path(__file__).parent
-FOUND, PAGE = HERE / "found_layouts.json", Path("docs/planning.md")
+FOUND, PAGE = HERE / "found_layouts.json", Path("docs/found-layouts.md")
 BEGIN, END = "<!-- found layouts -->", "<!-- end of found layouts -->"
 PROGRAM = "python -m benchmarks.found_layouts"
 GPT3, LLAMA = (replace(TRANSFORMERS[name], layers=1, vocabulary=1024, sequence=2048, dtype="bfloat16")

@@ -24,8 +24,8 @@ PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGEL
 """Pages that lie outside of docs/: from their paths in the repository to those in the site."""
 SECTIONS = {
     "Tutorial": ["start", "demo", "@lessons", "workshop/instructor", "@playground"],
-    "How to": ["coming-from", "testing", "collectives", "adding", "hardware", "which-split", "planning", "tuning", "serving",
-               "budget", "traces", "hangs", "models", "interop", "mpi"],
+    "How to": ["coming-from", "testing", "collectives", "adding", "hardware", "which-split", "planning", "found-layouts",
+               "tuning", "serving", "budget", "traces", "hangs", "models", "interop", "mpi"],
     "Reference": ["@reference", "glossary", "onnx-operators", "stability"],
     "Explanation": ["sharding", "layouts", "strategies", "attention", "ir", "simulation", "1f1b-or-gpipe", "float8",
                     "accuracy", "accuracy-tables", "performance", "design"],

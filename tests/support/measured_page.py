@@ -63,7 +63,8 @@ MEASURE = r"""
       const box = range.getBoundingClientRect();
       if (!box.width || !box.height) continue;
       seen++;
-      const svg = parent.closest('svg'), name = JSON.stringify(words.slice(0, 40));
+      const around = parent.closest('svg,foreignObject'), svg = around && around.tagName === 'svg' ? around : null;
+      const name = JSON.stringify(words.slice(0, 40));
       if (scaled(parent) < 9) bad.push(`${name} has ${scaled(parent).toFixed(1)} px`);
       const cell = parent.closest('td');
       if (cell && /right|end/.test(getComputedStyle(cell).textAlign) && !quantity.test(cell.innerText.trim()))

@@ -44,6 +44,15 @@ class WrongWords(Exception):
     """The command whose arguments are invalid."""
 
 
+_REQUIRED = "the following arguments are required: "
+
+
+def required(names: str) -> str:
+    """The sentence about arguments that are left out, and where to look."""
+    lists = "; the command `hardware` lists what there is" if "--hardware" in names else ""
+    return f"{_REQUIRED}{names}; see --help{lists}"
+
+
 class Parser(argparse.ArgumentParser):
     """An `ArgumentParser` that raises `WrongWords`, accepts no abbreviations and keeps the line breaks of examples.
 
@@ -62,10 +71,9 @@ class Parser(argparse.ArgumentParser):
             self.add_argument(name, **keywords)
 
     def error(self, message: str) -> NoReturn:
-        raise WrongWords(
-            message.removeprefix("argument ")
-            + ("; see --help" if message.startswith("the following arguments are required") else "")
-        )
+        if message.startswith(_REQUIRED):
+            raise WrongWords(required(message.removeprefix(_REQUIRED)))
+        raise WrongWords(message.removeprefix("argument "))
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
         """As usual; but argparse takes the value of ``--x=--`` for the end of the options, and gives an empty list."""

@@ -20,7 +20,7 @@ from parallelism.planning.search import machine_of
 from parallelism.trace import Trace
 from parallelism.training import MegatronFlags
 from parallelism.transforms.words import SHORTHANDS
-from vcluster.cli.command_line import Arguments, Parser, WrongWords, accessing, whole, writable
+from vcluster.cli.command_line import Arguments, Parser, WrongWords, accessing, required, whole, writable
 from vcluster.cli.layouts_page import layouts_document, write_layouts
 from vcluster.cli.megatron_words import (
     is_model,
@@ -51,6 +51,10 @@ OWN: Arguments = {
         "default": [],
         "metavar": "S=128",
         "help": "the value of another symbol of a program in a file; may be repeated",
+    },
+    "--frozen": {
+        "metavar": "NAMES",
+        "help": "of a program in a file: weights that are not trained, or what their names begin with, as p.table,p.encoder",
     },
     "--memory": {"metavar": "72GB", "help": "the memory of a device that may be used (default: all)"},
     "--reserve": {
@@ -207,7 +211,7 @@ def _check_given(arguments: argparse.Namespace) -> None:
             Path(arguments.model).open("rb").close()
     given = {"model": arguments.model, "--hardware": arguments.hardware}
     if missing := [name for name, value in given.items() if value is None]:
-        raise WrongWords(f"the following arguments are required: {', '.join(missing)}; see --help")
+        raise WrongWords(required(", ".join(missing)))
 
 
 def _without_strategies(program: str, arguments: argparse.Namespace) -> int:

@@ -51,6 +51,8 @@ class Asked:
     """The symbol for the rows of the batch, of a program in a file."""
     sizes: Mapping[str, int] = field(default_factory=dict)
     """Those of its other symbols."""
+    frozen: str = ""
+    """The weights of a program in a file that are not trained, as words."""
     faults: Sequence[str] = ()
     """The words for slow links and devices."""
 
@@ -60,7 +62,8 @@ class Asked:
         if isinstance(self.model, Function):
             optimizer = f"{type(self.optimizer).__name__.lower()}:{self.optimizer.lr:g}"
             sizes = [word for name, size in self.sizes.items() for word in ("--size", f"{name}={size}")]
-            return [*self.program.split(), "simulate", self.name, "--optimizer", optimizer, *sizes]
+            still = ["--frozen", self.frozen] if self.frozen else []
+            return [*self.program.split(), "simulate", self.name, "--optimizer", optimizer, *still, *sizes]
         flags = MegatronFlags(**self.flags.given("model"))
         on = ["--hardware", self.hardware] + (
             ["--devices", str(self.devices)] if self.devices is not None else []

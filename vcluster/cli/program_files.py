@@ -35,6 +35,7 @@ from parallelism.transforms import (
     carried,
     categories,
     first_state,
+    frozen,
     train_step,
 )
 from parallelism.transforms.training import given_weights
@@ -164,10 +165,7 @@ def given(
     if mesh is None and strategy is None and found.mesh is not None:
         mesh = found.mesh
         _check_size(mesh, f"{arguments.file}", most)
-    if arguments.optimizer:
-        if arguments.gradient:
-            raise WrongWords("--optimizer has the gradients computed, too; leave out --gradient")
-        program = right(train_step, _function(program, "--optimizer"), optimizer_of(arguments.optimizer))
+    program = _trained(arguments, program)
     numbers = {name: n for name, n in numbers.items() if name not in found.sizes}
     if getattr(arguments, "inputs", None) is not None:
         numbers = (
@@ -207,12 +205,32 @@ def _loss_of(word: str) -> ir.Function:
 
 def refuse_words(arguments: argparse.Namespace, mesh: Mesh) -> None:
     """`WrongWords` for words that place or change a program, of one that is placed on ``mesh`` already."""
-    for option in ("mesh", "strategy", "optimizer", "gradient", "size"):
+    for option in ("mesh", "strategy", "optimizer", "frozen", "gradient", "size"):
         if getattr(arguments, option):
             raise WrongWords(
                 f"{arguments.file} is the program of one of {mesh.size} devices already, with its "
                 f"collectives; leave out --{option}"
             )
+
+
+def _trained(arguments: argparse.Namespace, program: ir.Function | Step) -> ir.Function | Step:
+    """The training step of a loss, if an optimizer is given; else the program as it is."""
+    if not arguments.optimizer:
+        if arguments.frozen:
+            raise WrongWords("--frozen says what a step does not train: it needs --optimizer")
+        return program
+    if arguments.gradient:
+        raise WrongWords("--optimizer has the gradients computed, too; leave out --gradient")
+    loss = held(arguments, _function(program, "--optimizer"))
+    step: ir.Function = right(train_step, loss, optimizer_of(arguments.optimizer))
+    return step
+
+
+def held(arguments: argparse.Namespace, program: ir.Function) -> ir.Function:
+    """The loss, of which the weights that ``--frozen`` names are not trained."""
+    names = [name.strip() for name in (arguments.frozen or "").split(",") if name.strip()]
+    frozen_loss: ir.Function = right(frozen, program, names)
+    return frozen_loss
 
 
 def loss_of_rows(program: ir.Function, name: str, sizes: Mapping[str, int]) -> ir.Function:
@@ -249,7 +267,7 @@ def trained_run(arguments: argparse.Namespace) -> TrainingRun:
     if (rows := sizes.pop(name, None)) is None:
         raise WrongWords(f"--size must give a value for {name}, as {name}=64")
     program, sizes = program_in(arguments.file, sizes)
-    loss = right(loss_of_rows, _function(program, "--optimizer"), name, sizes)
+    loss = held(arguments, right(loss_of_rows, _function(program, "--optimizer"), name, sizes))
     inside = [
         replace(each, batch=ROWS) if isinstance(each, Pipeline) else each for each in strategy.transforms
     ]

@@ -420,6 +420,11 @@ def _parsed(
                 "help": "make a training step of a loss: sgd, adam or adamw, with a learning rate as "
                 "adam:0.001; it trains the inputs named as the first one, p for p.w",
             },
+            "--frozen": {
+                "metavar": "NAMES",
+                "help": "with --optimizer: inputs that are weights and are not trained, or what their names begin with, "
+                "as p.table,p.encoder",
+            },
             "--gradient": {
                 "action": "store_true",
                 "help": "take the program with the gradients of its result by its floating-point inputs",

@@ -11,6 +11,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from browser import CHROMIUM, Browser
+from measured_page import MEASURE
+from page_pictures import PICTURES, svg
 from paths import ROOT
 
 from vcluster import DeadlockError
@@ -131,6 +134,36 @@ def test_a_picture_of_a_page_is_what_its_command_draws(page, picture, capsys):
     assert f"]({picture})" in text
     exec(code, {})
     assert capsys.readouterr().out == (ROOT / "docs" / picture).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", [*PICTURES, "collectives", "start", "which-split"])
+def test_a_page_of_a_concept_begins_with_a_picture(page):
+    lines = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8").splitlines()
+    picture = next(re.search(r"!\[.{20,}\]\((.+)\)", line) for line in lines[1:8] if line.startswith("!["))
+    assert (ROOT / "docs" / picture[1]).exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PICTURES)
+def test_the_picture_of_a_page_is_what_a_notebook_shows(page):
+    """If it changed: `python tests/support/page_pictures.py`, and look at it."""
+    assert svg(PICTURES[page]) == (ROOT / "docs" / f"{page}.svg").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+def test_the_picture_of_a_page_has_room_and_can_be_read(tmp_path):
+    browser = Browser()
+    try:
+        for page, picture in PICTURES.items():
+            for dark in (False, True):
+                browser.open(ROOT / "docs" / f"{page}.svg", width=picture.width, height=picture.height, dark=dark)
+                browser.value("document.querySelectorAll('details:not([open]) > :not(summary)').forEach(e => e.remove())")
+                found = browser.value(MEASURE)
+                assert not found["bad"] and found["seen"] > 8, (page, found)
+                assert browser.value("document.querySelector('.vcluster').offsetHeight") <= picture.height, page
+    finally:
+        browser.close()
 
 
 def section(title: str) -> tuple[str, str]:

@@ -308,6 +308,9 @@ def test_a_model_of_onnx_with_its_loss_is_planned(capsys: pytest.CaptureFixture[
     assert status == 0 and {plan["strategy"] for plan in plans} >= {"dp pp 1f1b:1"}
     again = json.loads(said(capsys, *shlex.split(plans[0]["command"])[3:], "--json")[1])
     assert again["seconds"] == plans[0]["seconds"] and again["memory"] == plans[0]["memory"]
+    parts = ["--batch", "batch=8", "--micro-batch-size", "2", "--fix", "tp=1"]
+    of_half = json.loads(said(capsys, "plan", *words, *parts, "--frozen", "p.w", "--json")[1])["plans"][0]
+    assert of_half["memory"][0]["gradients"] == 4 * 40 and of_half["memory"][0]["weights"] == 4 * 100
     assert "has no symbol B for the rows of its batch: its symbols are batch" in said(
         capsys, "plan", *words, "--batch", "B=8")[2]
 
@@ -368,7 +371,8 @@ def test_a_question_that_cannot_be_is_refused(text: str, error: str) -> None:
     ("gpt3-13bb --global-batch-size 4 --devices 4", "neither a model nor a file 'gpt3-13bb'; did you mean gpt3-13b?"),
     ("something --devices 4", "there is neither a model nor a file 'something'"),
     (f"{'a' * 300} --devices 4", "there is neither a model nor a file 'aaa"),
-    ("gpt2 --devices 4", "the following arguments are required: --hardware; see --help"),
+    ("gpt2 --devices 4",
+     "the following arguments are required: --hardware; see --help; the command `hardware` lists what there is"),
     ("loss.mlir --devices 4", "the following arguments are required: --hardware; see --help"),
     ("--devices 4", "the following arguments are required: model, --hardware; see --help"),
     ("gpt2 --hardware dgx-a100 --gpus 4", "there is no option --gpus; did you mean --devices?"),
@@ -614,3 +618,22 @@ def test_the_reserve_is_told(
     assert status == 0 and told in " ".join(out.split())
     reserve = json.loads(said(capsys, "plan", *asked, "--json")[1]).get("reserve", {})
     assert reserve.get("context_bytes", 0) == context
+
+
+def test_weights_of_a_program_in_a_file_are_frozen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "loss.mlir"
+    path.write_text(str(models.mlp((64, 32, 16), ir.symbol("B"), dtype="float32")))
+    words = ["--batch", "B=8", "--hardware", "dgx-a100", "--devices", "1", "--fix", "recompute=none", "--fix", "microbatch=4"]
+    status, out, _ = said(capsys, "plan", str(path), *words, "--frozen", "p.w0,p.b0", "--json")
+    plan, *_ = json.loads(out)["plans"]
+    assert status == 0 and plan["memory"][0]["gradients"] == 4 * (32 * 16 + 16) and "--frozen p.w0,p.b0" in plan["command"]
+    again = json.loads(said(capsys, *shlex.split(plan["command"])[3:], "--json")[1])
+    assert again["memory"] == plan["memory"] and again["seconds"] == plan["seconds"]
+    for more, told in ((["plan", str(path), *words, "--frozen", "p.w7"], "has no input 'p.w7' to freeze; did you mean 'p.w"),
+                       (["plan", str(path), *words, "--frozen", "p"], "has no floating-point input 'p.w' to train; it has"),
+                       (["plan", "gpt2", "--global-batch-size", "8", *words[2:], "--frozen", "p"],
+                        "a model by its name has --lora-rank"),
+                       (["simulate", str(path), "--size", "B=8", "--hardware", "dgx-a100", "--frozen", "p.w0"],
+                        "--frozen says what a step does not train: it needs --optimizer")):
+        status, _, err = said(capsys, *more)
+        assert status == 2 and told in err, err

@@ -21,7 +21,7 @@ from parallelism.transforms import SGD, Adam
 from vcluster.cli.command_line import WrongWords
 from vcluster.cli.megatron_words import check_float8, check_rate, flags_of, is_model, named_model
 from vcluster.cli.plan_document import Asked
-from vcluster.cli.program_files import loss_of_rows, optimizer_of, program_in, sizes_of
+from vcluster.cli.program_files import held, loss_of_rows, optimizer_of, program_in, sizes_of
 from vcluster.cli.sweeps.imperfect_words import imperfections_of, words_of_faults
 
 ORDER = "pp dp ep cp tp"
@@ -92,7 +92,12 @@ class Search:
         )
         asked = replace(asked, faults=words_of_faults(imperfections_of(arguments)))
         if not isinstance(model, TransformerSpec):
-            asked = replace(asked, rows=rows_of(arguments)[0], sizes=sizes_of(arguments.size))
+            asked = replace(
+                asked,
+                rows=rows_of(arguments)[0],
+                sizes=sizes_of(arguments.size),
+                frozen=arguments.frozen or "",
+            )
         fixed = fixed_settings(flags, model, arguments.fix)
         if isinstance(model, TransformerSpec):
             model = replace(model, dtype=dtype_of(flags))
@@ -141,6 +146,8 @@ def model_and_batch(
     if is_model(arguments.model):
         if arguments.size:
             raise ValueError("--size is for a program in a file; a model by its name has flags")
+        if arguments.frozen:
+            raise ValueError("--frozen is for a program in a file; a model by its name has --lora-rank")
         if arguments.batch is not None:
             raise ValueError(
                 "--batch is for a program in a file; a model by its name has --global-batch-size"
@@ -160,7 +167,7 @@ def model_and_batch(
         raise ValueError(
             f"{arguments.model} is cut into a pipeline already; a plan is for the program of a loss"
         )
-    return loss_of_rows(program, name, sizes), rows
+    return held(arguments, loss_of_rows(program, name, sizes)), rows
 
 
 def dtype_of(flags: MegatronFlags) -> str:
