@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from bisect import insort
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -36,8 +37,12 @@ from parallelism.transforms import SGD, Adam, MixedPrecision
 _log = logging.getLogger("parallelism")
 MOST_WAYS = 1024
 """So many ways to deal blocks to the stages of one plan are timed at most."""
-KEPT = 32
-"""So many of the best plans are kept, to be simulated."""
+KEPT, ALIKE = 64, 8
+"""So many of the best plans are kept, to be simulated; and of those with equal settings."""
+HOPELESS, PATIENCE = 1.5, 50_000
+"""Of plans over both that take so many times as long as the faster part alone, at most about so many are timed."""
+TWICE = 2
+"""So many plans with equal settings are simulated before others are."""
 WORSE = 1.2
 """Plans with replicas in both parts are timed if they may take at most so many times as long as the best pipeline."""
 
@@ -89,13 +94,6 @@ def find_mixed(
     wanted = _checked(fixed)
     task = Task(trained, batch, hardware, hardware.devices)
     told = progress or logged
-    search = _Search(task, told)
-    possible = search.possible(wanted)
-    usable = _usable(hardware, memory, reserve, possible)
-    search.time(possible, usable)
-    if "order" not in fixed:
-        search.time_replicas(wanted, partial(_usable, hardware, memory, reserve))
-    found, simulated, gap = search.simulated(simulations)
     options: dict[str, Any] = {
         "batch": batch,
         "memory": memory,
@@ -109,6 +107,13 @@ def find_mixed(
         **fixed,
     }
     alone = tuple(_alone(model, hardware, part, options) for part in range(2))
+    best_alone = min((each.plan.seconds for each in alone if each.plan is not None), default=np.inf)
+    search = _Search(task, told, HOPELESS * best_alone)
+    possible = search.possible(wanted)
+    search.time(possible, _usable(hardware, memory, reserve, possible))
+    if "order" not in fixed:
+        search.time_replicas(wanted, partial(_usable, hardware, memory, reserve))
+    found, simulated, gap = search.simulated(simulations)
     _log.info("%d plans over both parts timed, %d simulated", search.timed, simulated)
     return MixedPlans(tuple(found), alone, search.timed, simulated, gap, search.refused)
 
@@ -159,6 +164,8 @@ class _Search:
 
     task: Task
     told: Progress
+    hopeless: float
+    """Once `PATIENCE` plans were timed, none is looked for that takes as long or longer."""
     kept: list[MixedPlan] = field(default_factory=list)
     """The best by their bounds."""
     others: float = np.inf
@@ -205,7 +212,7 @@ class _Search:
         waiting.sort()
         for done, (least, _, stages) in enumerate(waiting):
             self.told("timed", done, len(waiting))
-            if least >= self.limit:
+            if least >= self.limit or (self.timed >= PATIENCE and least >= self.hopeless):
                 self.others = min(self.others, least)
                 return
             self._time(stages)
@@ -249,18 +256,18 @@ class _Search:
     def _time(self, stages: UnevenStages) -> None:
         """Times the ways to deal blocks to the stages under some settings."""
         ways = dealt(stages.loads, stages.blocks, MOST_WAYS, self.limit)
-        self.others = min(self.others, ways.others)
+        self.others = min(self.others, max(ways.others, stages.crossing_seconds))
         if not ways.counts:
             return
         seconds = stages.step_seconds(ways.counts)
         self.timed += len(seconds)
         best = np.argsort(seconds, kind="stable")
-        for place in best[:KEPT].tolist():
+        for place in best[:ALIKE].tolist():
             if seconds[place] >= self.limit:
                 break
             self._keep(stages, ways.counts[place], float(seconds[place]))
-        if len(best) > KEPT:
-            self.others = min(self.others, float(seconds[best[KEPT]]))
+        if len(best) > ALIKE:
+            self.others = min(self.others, float(seconds[best[ALIKE]]))
 
     def _keep(self, stages: UnevenStages, counts: tuple[int, ...], seconds: float) -> None:
         peaks = [0, 0]
@@ -279,9 +286,13 @@ class _Search:
     def simulated(self, most: int | None) -> tuple[list[MixedPlan], int, float]:
         """The plans that were kept, those first that were simulated; how many were; and the gap of `MixedPlans`."""
         full, rest, best = list[MixedPlan](), list(self.kept), np.inf
+        tried = Counter[int]()
         while rest and rest[0].bound_seconds < best and (most is None or len(full) < most):
             self.told("simulated", len(full), most or len(self.kept))
-            full.append(rest.pop(0).simulated())
+            # Plans of one kind differ little, and their bounds may be low alike: others come first.
+            place = next((i for i, plan in enumerate(rest) if tried[id(plan.settings)] < TWICE), 0)
+            tried[id(rest[place].settings)] += 1
+            full.append(rest.pop(place).simulated())
             best = min(best, full[-1].seconds)
         least = min([self.others, *(plan.bound_seconds for plan in rest[:1])])
         gap = 0.0 if not self.kept or least >= best else float(1 - least / best) if full else 1.0

@@ -216,7 +216,12 @@ class UnevenStages:
     def least_seconds(self) -> float:
         """A lower bound of the seconds of a step, however the blocks are dealt; infinite if they cannot be."""
         least = least_load(self.loads, self.blocks)
-        return max(least, self.microbatches * max(self.crossing))
+        return max(least, self.crossing_seconds)
+
+    @property
+    def crossing_seconds(self) -> float:
+        """The seconds in which all microbatches hold what joins the parts, in one direction."""
+        return self.microbatches * max(self.crossing)
 
     @property
     def loads(self) -> Floats:

@@ -36,6 +36,7 @@ def test_the_table_of_llama_3_is_what_its_command_finds(capsys: pytest.CaptureFi
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_the_example_of_two_kinds_of_nodes_is_what_the_command_says(capsys: pytest.CaptureFixture[str]) -> None:
     text = (ROOT / "docs" / "budget.md").read_text(encoding="utf-8")
     told = text.split("<!-- mixed -->")[1].split("<!-- end of mixed -->")[0].replace("```text", "").replace("```", "")

