@@ -67,10 +67,10 @@ def find_mixed(
 
     >>> from parallelism import Hardware, models
     >>> from parallelism.hardware import mixed
-    >>> spec = models.TransformerSpec(layers=6, width=256, heads=4, vocabulary=512, sequence=128)
+    >>> spec = models.TransformerSpec(layers=6, width=256, heads=8, vocabulary=512, sequence=128)
     >>> both = mixed(Hardware.preset("dgx-a100:1"), Hardware.preset("dgx-h100:1"))
     >>> find_mixed(spec, hardware=both, batch=16, tp=8, microbatch=1, simulations=1).found[0].parts_text
-    'layers 2 on dgx-a100, then 4 on dgx-h100'
+    'layers 4 on dgx-h100, then 2 on dgx-a100'
 
     The arguments are those of `parallelism.planning.find_plan`.  A plan over both parts is one of two.  `Stages`: a
     pipeline under 1F1B whose first stages lie in one part and whose last in the other; either part may be first.  All
