@@ -5,7 +5,7 @@ from transformed import assert_trained, interpreted, model_step, trained
 
 from parallelism import ir
 from parallelism.simulation import simulate
-from parallelism.transforms import Step, Strategy
+from parallelism.transforms import Adam, Step, Strategy
 
 B, = ir.symbols("B")
 ON = {"hardware": "dgx-h100", "priced_dtype": "bfloat16"}
@@ -33,10 +33,10 @@ def simulated(step, mesh, rows, on=None, **options):
     return simulate(step, mesh=mesh, **batch, **(on or ON), **options)
 
 
-def assert_trains(cluster, step, alone, rows, steps=2):
+def assert_trains(cluster, step, alone, rows, steps=2, tolerance=1e-10):
     """Some steps are those of the step alone, and a simulation is the last run.  Returns the trace of that."""
     results, trace = trained_on(cluster, step, alone, steps)
-    assert_trained(results, interpreted(alone, steps=steps))
+    assert_trained(results, interpreted(alone, steps=steps), tolerance)
     assert_simulated(simulated(step, cluster.mesh, rows), trace)
     return trace
 
@@ -47,4 +47,6 @@ def assert_model_trains(cluster_of, model, rows, text, rule, backend="thread", c
     strategy, mesh = Strategy.parse_on_mesh(text)
     assert Strategy.parse(str(strategy)) == strategy
     step = strategy(model_step(model, B, rule, clip=clip) if strategy.pipeline else alone)
-    assert_trains(cluster_of(mesh, backend, compute="modelled", **ON), step, alone, rows)
+    # Adam divides a gradient that is 0 but for rounding, such as that of a bias of keys, by its epsilon: 1e-16 becomes 1e-8.
+    tolerance = 1e-9 if isinstance(rule, Adam) else 1e-10
+    assert_trains(cluster_of(mesh, backend, compute="modelled", **ON), step, alone, rows, tolerance=tolerance)

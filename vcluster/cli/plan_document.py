@@ -277,11 +277,7 @@ def words_of(run: TrainingRun, hardware: Hardware, rows: str = ROWS) -> list[str
         return ["--strategy", text, "--size", f"{rows}={run.batch}", "--hardware", named]
     flags = MegatronFlags.of(run)
     if flags is not None:
-        given = {
-            name: value
-            for name, value in flags.given().items()
-            if not (name.endswith("_parallel_size") and value == 1) and name != "bf16"
-        }
+        given = {name: value for name, value in flags.given().items() if not _is_usual(name, value)}
         return [*MegatronFlags(**given).words()]
     batch = ["--global-batch-size", str(run.batch), *MegatronFlags(**update_flags(run.optimizer)).words()]
     text = run.strategy.text_on(run.mesh)
@@ -290,6 +286,14 @@ def words_of(run: TrainingRun, hardware: Hardware, rows: str = ROWS) -> list[str
         return ["--strategy", text, *batch]
     axes = ",".join(f"{axis}={size}" for axis, size in run.mesh.shape.items())
     return ["--strategy", str(strategy), "--mesh", axes, *batch]
+
+
+def _is_usual(flag: str, value: Any) -> bool:
+    """Whether a run is the same without a flag: sizes are 1, but that of the experts' tensor parallelism is that of the
+    rest of the model."""
+    if flag == "expert_tensor_parallel_size":
+        return False
+    return flag == "bf16" or (flag.endswith("_parallel_size") and value == 1)
 
 
 def _why_not(

@@ -202,6 +202,19 @@ def test_the_words_of_the_tables_are_explained(file: Path, capsys: pytest.Captur
     assert [word for word in sorted(words) if f"**{word}**" not in glossary] == []
 
 
+@pytest.mark.slow
+def test_the_command_of_a_plan_with_experts_over_tensor_parallelism_is_that_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "mixtral-8x7b", "--num-layers", "4", "--hardware", "dgx-h100", "--devices", "8",
+             "--global-batch-size", "8"]
+    out = said(capsys, *words, "--fix", "tp=2", "--fix", "experts_over=ep+tp", "--fix", "pp=1", "--top", "2", "--json")[1]
+    plans = json.loads(out)["plans"]
+    assert [("ep:ep+tp" in plan["strategy"], "--expert-tensor-parallel-size 1" in plan["command"]) for plan in plans] == [
+        (True, True)] * 2
+    for plan in plans:
+        again = figures_of(plan["command"])
+        assert again["seconds"] == pytest.approx(plan["seconds"], rel=1e-9) and again["peak_bytes"] == plan["peak_bytes"]
+
+
 def test_what_a_cap_leaves_unproved_is_told(capsys: pytest.CaptureFixture[str], file: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.json"
     other.write_text(json.dumps(json.loads(file.read_text()) | {"gap": 0.125}))
