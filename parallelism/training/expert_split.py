@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from parallelism.models import TransformerSpec
 from parallelism.training.flag_values import FlagValues
+from parallelism.training.sequence_split import HEADS_AXIS
 from parallelism.transforms import ExpertParallel
 
 
@@ -73,7 +74,7 @@ class ExpertSplit(NamedTuple):
     def flags(cls, transforms: Sequence[Any], sizes: Mapping[str, int]) -> dict[str, Any] | None:
         """The flags of a strategy with these transforms on a mesh; None if no flags say it."""
         experts = next((each for each in transforms if isinstance(each, ExpertParallel)), None)
-        contexts = [axis for axis in ("cp", "cp_heads") if sizes.get(axis, 1) > 1]
+        contexts = [axis for axis in ("cp", HEADS_AXIS) if sizes.get(axis, 1) > 1]
         if experts is None:
             return {}
         own = sizes.get(experts.axis, 1)

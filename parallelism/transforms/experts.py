@@ -27,7 +27,7 @@ class ExpertParallel:
 
     ``beside`` may name the axis of `TensorParallel`: then an expert is whole on its device, which Megatron-LM calls an
     expert tensor parallel size of 1.  It may name that of `ContextParallel`, whose devices then share the experts, not
-    copies of them.  Such axes split tokens, so rows go over each of them by an all_to_all of its own.
+    copies of them.  Such axes split sequences, so rows go over them by an all_to_all of its own.
 
     ``ValueError`` if no weight is left to be split.
     """

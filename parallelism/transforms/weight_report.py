@@ -127,7 +127,7 @@ def report_of(transforms: Sequence[object], program: Function | Step) -> WeightR
     searched = [
         Splits(parts, each.axis, {*matching(parts.forward, each.regions or (), f"{each}")}) for each in tensor
     ]
-    experts = [each.axis for each in transforms if isinstance(each, ExpertParallel)]
+    experts = [axis for each in transforms if isinstance(each, ExpertParallel) for axis in each.axes]
     rows, asked = list[ProductWeight](), list[ProductWeight]()
     for reading in readings(parts.forward, parts.views):
         inside = [splits for splits in searched if reading.op in splits.scope]

@@ -121,6 +121,22 @@ def test_rows_of_a_transformer_go_to_their_experts_and_back(ep, tp, load):
                     ("all_to_all", "ep", True): 3 * 8 * rows * (2 * spec.width + tp)}
 
 
+@pytest.mark.parametrize(("text", "axes"), [
+    ("ep:ep+tp=2 tp=2 sp", {"ep": 2, "tp": 2}), ("ep:ep+tp=1 tp=4 sp", {"tp": 4}), ("cp=2 ep:ep+cp=2", {"ep": 2, "cp": 2}),
+    ("cp=2 ep:ep+cp+tp=1 tp=2 sp", {"cp,tp": 4})])
+def test_rows_of_experts_over_several_axes_go_over_those_of_sequences_by_themselves(text, axes):
+    # A device has 1 / 4 of the experts and of the rows of all tokens, and keeps 1 / n of them where n devices exchange.
+    spec = routed(sequence=8, layers=3, experts=models.Experts(count=4, chosen=2))
+    each = {key: found for key, found in moved(spec.function(8), text).items() if key[0] == "all_to_all"}
+    rows = 8 * spec.sequence * 2 // 4
+    assert each == {("all_to_all", axis, back): 3 * 8 * 2 * rows * (n - 1) // n * (2 * spec.width + 1) // 2
+                    for axis, n in axes.items() for back in (False, True)}
+    step = Strategy.parse_on_mesh(text)[0](train_step(spec.function(8), SGD(0.1)))
+    layouts = {value.name: value.layout.short() for value in step.inputs if value.layout}
+    over = text.split("ep:")[1].split("=")[0].replace("+", ", ")
+    assert [layouts[f"p.0.expert_{name}"] for name in ("up", "gate", "down")] == [f"[({over}), None, None]"] * 3
+
+
 def test_what_is_no_expert_is_split_over_both_axes_of_replicas_and_an_expert_over_its_own():
     # With etp = tp an expert has tp cp dp / (tp ep) replicas; here dp counts those of everything else, 2 x 4.
     step = Strategy.parse("dp ep tp zero=1")(model_step("mixtral", 8, Adam(0.01)))
