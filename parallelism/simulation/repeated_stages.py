@@ -55,7 +55,7 @@ class RepeatedEvents(RepeatedAction):
         ):
             rows = [row for _, row in group]
             if is_own and sum(row.kind == "compute" for row in rows) > 1:
-                found.append((start, DeviceEvents(rows)))
+                found.append((start, DeviceEvents(rows, part_of=(self.events, start))))
             start += len(rows)
         return found
 

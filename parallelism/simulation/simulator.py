@@ -317,6 +317,8 @@ class _Pieces:
         self._alike: dict[tuple[GroupKey, bytes], int | None] = {}
         self._seconds: dict[Any, tuple[DeviceEvents, float | None]] = {}
         """By the id of the events and the numbers of their groups.  The value keeps the events alive."""
+        self._columns: dict[Any, tuple[DeviceEvents, Columns, set[int]]] = {}
+        """What `_priced` returns, in the same way."""
         self.levels: set[int] = set()
         """The levels of the links that collectives inside of pieces use."""
         self.refused: set[int] = set()
@@ -377,6 +379,22 @@ class _Pieces:
 
     def _priced(self, rank: int, events: DeviceEvents) -> tuple[Columns, set[int]]:
         """`priced`, and the levels of the links that its collectives use."""
+        key = id(events), self.same_price(rank, events)
+        if key not in self._columns:
+            part = self._part_of_priced(rank, events)
+            self._columns[key] = events, *(self._price(rank, events) if part is None else (part, set()))
+        return self._columns[key][1:]
+
+    def _part_of_priced(self, rank: int, events: DeviceEvents) -> Columns | None:
+        """The part for these events of the columns that they were cut out of; None if those have no price yet, or if
+        something overlaps among them."""
+        whole, start = events.part_of or (None, 0)
+        if whole is None or whole.asynchronous:
+            return None
+        known = self._columns.get((id(whole), self.same_price(rank, whole)))
+        return None if known is None else known[1].take(slice(start, start + len(events)))
+
+    def _price(self, rank: int, events: DeviceEvents) -> tuple[Columns, set[int]]:
         templates = Templates(self.mesh, [events], np.zeros(self.mesh.size, np.int64))
         columns, _, looks = templates.by_rank([rank])
         at = np.flatnonzero(columns.isin("kind", {"collective"}))
