@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from math import prod
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -27,6 +28,8 @@ from parallelism.transforms import UnusedParameters
 
 MOST_LEFT = 8
 """So many plans of a program are simulated by themselves, where others are put together from pieces."""
+NOT_HELD = "microbatch", "recompute", "order"
+"""Settings that change nothing of what a device holds during the whole step."""
 Told = Callable[[str, int, int], None]
 
 
@@ -195,7 +198,7 @@ def _share(
     """The costs of some rows.  The peaks of those that do not fit are those of their actions only if ``all_peaks``."""
     seconds, peaks = np.full(len(possible), np.inf), np.zeros(len(possible), np.int64)
     groups, left = _prepared(
-        table, rows.tolist(), np.full(len(possible), np.inf) if all_peaks else limits, peaks, told
+        table, rows, np.full(len(possible), np.inf) if all_peaks else limits, peaks, told
     )
     for shape in list(groups):
         groups[shape] = [row for row in groups[shape] if peaks[row] <= limits[row]]
@@ -209,7 +212,7 @@ def _share(
 
 def _prepared(
     table: PlanCosts,
-    rows: list[int],
+    rows: npt.NDArray[np.int64],
     limits: npt.NDArray[np.float64],
     peaks: npt.NDArray[np.int64],
     told: Told,
@@ -222,16 +225,32 @@ def _prepared(
     """
     groups: dict[Shape, list[int]] = defaultdict(list)
     left = dict[int, str]()
-    for done, row in enumerate(rows):
-        if done % 256 == 0:
-            told("prepared", done, len(rows))
+    done = 0
+    for alike in _held_alike(table, rows):
+        told("prepared", done, len(rows))
+        done += len(alike)
         try:
-            peaks[row] = table.held(row)
-            if peaks[row] <= limits[row]:
-                table.prepare(row)
-                groups[table.shape(row)].append(row)
+            peaks[alike] = table.held(int(alike[0]))
         except Unpriceable as error:
-            left[row] = str(error)
-    for shape, rows in groups.items():
-        peaks[rows] = table.peaks(shape, rows)
-    return groups, left
+            left |= dict.fromkeys(alike.tolist(), str(error))
+            continue
+        for row in alike[peaks[alike] <= limits[alike]].tolist():
+            try:
+                table.prepare_held(row)
+                groups[table.shape(row)].append(row)
+            except Unpriceable as error:
+                left[row] = str(error)
+    for shape, own in groups.items():
+        peaks[own] = table.peaks(shape, own)
+    return groups, dict(sorted(left.items()))
+
+
+def _held_alike(table: PlanCosts, rows: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
+    """The rows, those of plans together that are equal in what they hold during the whole step."""
+    columns, limited = table.possible.columns, {setting.name for setting in table.limited}
+    names = [name for name in SETTINGS if name not in NOT_HELD or name in limited]
+    rows_at_once = prod(columns[name][rows] for name in ("dp", "ep", "microbatch"))
+    one_microbatch = (rows_at_once == table.task.batch).astype(np.int64)
+    keys = combined(one_microbatch, *(columns[name][rows] for name in names))
+    order = np.argsort(keys, kind="stable")
+    return np.split(rows[order], 1 + np.flatnonzero(np.diff(keys[order])))

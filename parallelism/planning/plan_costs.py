@@ -303,6 +303,10 @@ class PlanCosts:
     def prepare(self, row: int) -> None:
         """Measures the pieces of a plan.  `Unpriceable` if it cannot be put together from pieces."""
         self.held(row)
+        self.prepare_held(row)
+
+    def prepare_held(self, row: int) -> None:
+        """`prepare`, of a plan of which it is known that what it `held` is put together from pieces."""
         self._memory(row)
         self._held_by_devices(row, ends=True)
 

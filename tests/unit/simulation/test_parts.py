@@ -20,7 +20,7 @@ from parallelism import (
     step_parts,
 )
 from parallelism.layouts import annotate, partition
-from parallelism.simulation import simulator
+from parallelism.simulation import priced_pieces
 from parallelism.trace import Operation, OperationTotals, split, totals_by_operation
 from parallelism.trace.breakdown import PARTS
 
@@ -141,18 +141,18 @@ def test_ops_are_priced_once_however_many_microbatches_there_are(
     microbatches: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts: Counter[str] = Counter()
-    priced = simulator._Pieces._priced
+    priced = priced_pieces.PricedPieces._price
 
-    def counted(self: simulator._Pieces, *arguments: Any) -> Any:
+    def counted(self: priced_pieces.PricedPieces, *arguments: Any) -> Any:
         counts["priced"] += 1
         return priced(self, *arguments)
 
-    monkeypatch.setattr(simulator._Pieces, "_priced", counted)
+    monkeypatch.setattr(priced_pieces.PricedPieces, "_price", counted)
     lengths = []
     for layers in (2, 4):
         counts.clear()
         parts = step_parts(step_of(Mesh(pp=2), microbatches, microbatches, layers=layers), **ON)
-        assert counts["priced"] == 2 * 2 * 2        # F and B of two stages: as pieces, and as parts
+        assert counts["priced"] == 2 * 2            # F and B of two stages, once for their pieces and their parts
         lengths.append(len(parts.trace))
     assert lengths[0] == lengths[1] <= 2 * (8 + 12 * microbatches)      # events of actions, none of their ops
 
