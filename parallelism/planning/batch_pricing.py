@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from parallelism.arrays import distinct
 from parallelism.events.columns import combined
 from parallelism.models import TransformerSpec
 from parallelism.planning.orders import Shape
@@ -225,32 +226,89 @@ def _prepared(
     """
     groups: dict[Shape, list[int]] = defaultdict(list)
     left = dict[int, str]()
-    done = 0
     for alike in _held_alike(table, rows):
-        told("prepared", done, len(rows))
-        done += len(alike)
         try:
             peaks[alike] = table.held(int(alike[0]))
         except Unpriceable as error:
             left |= dict.fromkeys(alike.tolist(), str(error))
-            continue
-        for row in alike[peaks[alike] <= limits[alike]].tolist():
+    known = rows[(peaks[rows] <= limits[rows]) & ~np.isin(rows, list(left))]
+    larger, done = _Larger(table, known), 0
+    for of_size in _by_microbatch(table, known):
+        of_shape: dict[Shape, list[int]] = defaultdict(list)
+        for row in larger.that_may_fit(of_size, peaks).tolist():
+            told("prepared", done, len(known))
+            done += 1
             try:
                 table.prepare_held(row)
-                groups[table.shape(row)].append(row)
+                of_shape[table.shape(row)].append(row)
             except Unpriceable as error:
                 left[row] = str(error)
-    for shape, own in groups.items():
-        peaks[own] = table.peaks(shape, own)
+        for shape, own in of_shape.items():
+            peaks[own] = table.peaks(shape, own)
+            groups[shape] += own
+            larger.learn(shape, [row for row in own if peaks[row] > limits[row]], peaks)
     return groups, dict(sorted(left.items()))
+
+
+class _Larger:
+    """Plans that need as much memory as others with smaller microbatches, which do not fit.
+
+    Every array of an action is as large or larger where a microbatch has more rows.  So is what is held at any moment,
+    if as many microbatches are under way: where the order of the pipeline is that of another number of microbatches,
+    with more or fewer repetitions.
+    """
+
+    def __init__(self, table: PlanCosts, rows: npt.NDArray[np.int64]) -> None:
+        self.table, columns = table, table.possible.columns
+        self.count = table.task.batch // prod(columns[name] for name in ("dp", "ep", "microbatch"))
+        """By row, the microbatches of a replica."""
+        names = [name for name in SETTINGS if name != "microbatch"]
+        self.others = np.zeros(len(self.count), np.int64)
+        """By row, a number for all other settings."""
+        keys = combined(*(columns[name][rows] for name in names))
+        different, self.others[rows] = np.unique(keys, return_inverse=True)
+        self.least = np.full(len(different), np.iinfo(np.int64).max)
+        """By number, how many microbatches there must be at least; more than any where nothing is known."""
+        self.period, self.rest = np.ones((2, len(different)), np.int64)
+        """Of the number of microbatches."""
+        self.peaks = np.zeros(len(different), np.int64)
+
+    def learn(self, shape: Shape, rows: list[int], peaks: npt.NDArray[np.int64]) -> None:
+        """Takes plans of one shape that do not fit."""
+        order, repeats = self.table.orders(shape)
+        if not repeats:
+            return
+        few = 1 + int(order.microbatch_of.max())
+        period = (shape.microbatches - few) // repeats
+        numbers = self.others[rows]
+        self.least[numbers], self.period[numbers] = few + period, period
+        self.rest[numbers], self.peaks[numbers] = shape.microbatches % period, peaks[rows]
+
+    def that_may_fit(
+        self, rows: npt.NDArray[np.int64], peaks: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.int64]:
+        """Those of some rows of which nothing is known; the ``peaks`` of the others become those of smaller ones."""
+        numbers, count = self.others[rows], self.count[rows]
+        known = (count >= self.least[numbers]) & (count % self.period[numbers] == self.rest[numbers])
+        peaks[rows[known]] = self.peaks[numbers[known]]
+        return rows[~known]
+
+
+def _by_microbatch(table: PlanCosts, rows: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[np.int64]]:
+    """The rows, by the rows of their microbatches, the fewest first."""
+    sizes = table.possible.columns["microbatch"][rows]
+    for size in distinct(sizes).tolist():
+        yield rows[sizes == size]
 
 
 def _held_alike(table: PlanCosts, rows: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
     """The rows, those of plans together that are equal in what they hold during the whole step."""
+    if not len(rows):
+        return []
     columns, limited = table.possible.columns, {setting.name for setting in table.limited}
     names = [name for name in SETTINGS if name not in NOT_HELD or name in limited]
     rows_at_once = prod(columns[name][rows] for name in ("dp", "ep", "microbatch"))
-    one_microbatch = (rows_at_once == table.task.batch).astype(np.int64)
+    one_microbatch = np.equal(rows_at_once, table.task.batch).astype(np.int64)
     keys = combined(one_microbatch, *(columns[name][rows] for name in names))
     order = np.argsort(keys, kind="stable")
     return np.split(rows[order], 1 + np.flatnonzero(np.diff(keys[order])))
