@@ -128,8 +128,9 @@ class TrainedModel:
     def only_tp(self) -> int:
         """The only number of devices of tensor parallelism that heads with copies are split over; 0: any that divide them."""
         spec = self.model
-        has_copies = isinstance(spec, TransformerSpec) and spec.key_value_copies > 1
-        return spec.copied_groups if has_copies else 0
+        if not isinstance(spec, TransformerSpec) or spec.key_value_copies == 1:
+            return 0
+        return spec.copied_groups
 
     @property
     def key_value_heads(self) -> int | None:

@@ -63,7 +63,8 @@ def test_copies_for_more_than_a_node_are_searched_where_tp_is_fixed() -> None:
     given = {"hardware": "dgx-h100", "devices": 16, "batch": 16, "pp": 1, "microbatch": 1, "schedule": "1f1b"}
     plans = find_plan(spec, simulations=0, **given)
     assert {plan.settings["tp"] for plan in plans} == {1, 2, 4, 8}
-    assert plans.refused["copies of heads of keys and values for more than 8 devices are searched where tp is fixed"].count == 1
+    reason = "copies of heads of keys and values for more than 8 devices are searched where tp is fixed"
+    assert plans.refused[reason].count == 1
     assert find_plan(spec, simulations=0, tp=16, **given).best.settings["tp"] == 16
     three = find_plan(replace(spec, heads=33, width=66, key_value_heads=3), simulations=0, **given)
     reason = "tp does not divide heads of keys and values, and is no multiple of them"
