@@ -173,8 +173,8 @@ class TrainedModel:
 
     @property
     def products(self) -> str:
-        """The dtype of most products: ``float8``, where those of the blocks are; else `dtype`."""
-        return "float8" if self.precision is not None and self.precision.products else self.dtype
+        """The dtype of most products: ``float8`` or ``float4``, where those of the blocks are; else `dtype`."""
+        return self.dtype if self.precision is None else self.precision.products_dtype
 
     @property
     def dtypes(self) -> str:
