@@ -52,8 +52,8 @@ class Validation:
 
 
 def compared_in(dtype: str, validation: Sequence[Validation]) -> Sequence[Validation]:
-    """The comparisons that say something of steps whose products have this dtype: no run in float8 was among them."""
-    return () if dtype == "float8" else validation
+    """The comparisons that say something of steps whose products have this dtype: none in float8 or float4 was among them."""
+    return () if dtype in ("float8", "float4") else validation
 
 
 def validation_text(validation: Sequence[Validation]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -75,7 +75,33 @@ def unused_told_before() -> Iterator[None]:
 
 @unused_told_before()
 def price_plans(task: Task, possible: Choices, limits: npt.NDArray[np.float64], told: Told) -> PricedPlans:
-    """The costs of all plans; those that need more memory than their limit, by row, are not timed."""
+    """The costs of all plans; those that need more memory than their limit, by row, are not timed.
+
+    Plans whose models differ (`TrainedModel.at`) have pieces of their own.
+    """
+    sizes, number = np.unique(possible["tp"], return_inverse=True)
+    models = [task.model.at(tp) for tp in sizes.tolist()]
+    different = [*dict.fromkeys(models)] or [task.model]
+    if len(different) == 1:
+        return _price(replace(task, model=different[0]), possible, limits, told)
+    model_of = np.array([different.index(model) for model in models])[number]
+    seconds, peaks = np.zeros(len(possible)), np.zeros(len(possible), np.int64)
+    found = list[PricedPlans]()
+    one_by_one = Counter[str]()
+    for place, model in enumerate(different):
+        rows = np.flatnonzero(model_of == place)
+        own = _price(replace(task, model=model), possible.take(rows), limits[rows], told)
+        seconds[rows], peaks[rows] = own.seconds, own.peaks
+        one_by_one.update(own.one_by_one)
+        found.append(own)
+    timed, setup, timing = (
+        sum(getattr(own, name) for own in found) for name in ("timed", "setup_seconds", "timing_seconds")
+    )
+    return PricedPlans(possible, seconds, peaks, timed, setup, timing, one_by_one)
+
+
+def _price(task: Task, possible: Choices, limits: npt.NDArray[np.float64], told: Told) -> PricedPlans:
+    """`price_plans` of plans with one model."""
     start = perf_counter()
     seconds, peaks = np.full(len(possible), np.inf), np.zeros(len(possible), np.int64)
     one_of, number = different_programs(possible)

@@ -76,7 +76,7 @@ class Pattern(NamedTuple):
         return self.sequences.axes(self.cp)
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=8)
 def two_block_steps(model: TrainedModel, *, fused: bool | str, overlapping: bool) -> TwoBlockSteps:
     """`TwoBlockSteps` with these arguments; those of another search for the same model are used again."""
     return TwoBlockSteps(model, fused=fused, overlapping=overlapping)
@@ -270,14 +270,15 @@ class TwoBlockSteps:
         """Whether ZeRO needs the axis of replicas, whatever its extent."""
         return pattern.zero > 0 and pattern.experts.own != "alone"
 
-    @staticmethod
-    def _inside(pattern: Pattern) -> Inside:
+    def _inside(self, pattern: Pattern) -> Inside:
         own = pattern.experts.own
         # Experts that are split over others alone name their own axis as well, of one device.
         alone = {} if own or pattern.experts.over == EXPERTS_OVER[0] else {"ep": 1}
         return {
             **alone,
-            **inside_of(ep=0 if own else 1, **pattern.of_sequences, tp=0 if pattern.tp else 1),
+            **inside_of(
+                ep=0 if own else 1, **pattern.of_sequences, tp=self.model.only_tp if pattern.tp else 1
+            ),
         }
 
     @memoized
