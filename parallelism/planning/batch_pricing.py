@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from math import prod
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -286,7 +285,9 @@ class _Larger:
 
     def __init__(self, table: PlanCosts, rows: npt.NDArray[np.int64]) -> None:
         self.table, columns = table, table.possible.columns
-        self.count = table.task.batch // prod(columns[name] for name in ("dp", "ep", "microbatch"))
+        self.count: npt.NDArray[np.int64] = table.task.batch // (
+            columns["dp"] * columns["ep"] * columns["microbatch"]
+        )
         """By row, the microbatches of a replica."""
         names = [name for name in SETTINGS if name != "microbatch"]
         self.others = np.zeros(len(self.count), np.int64)
@@ -317,7 +318,8 @@ class _Larger:
         numbers, count = self.others[rows], self.count[rows]
         known = (count >= self.least[numbers]) & (count % self.period[numbers] == self.rest[numbers])
         peaks[rows[known]] = self.peaks[numbers[known]]
-        return rows[~known]
+        found: npt.NDArray[np.int64] = rows[~known]
+        return found
 
 
 def _by_microbatch(table: PlanCosts, rows: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[np.int64]]:
@@ -333,8 +335,8 @@ def _held_alike(table: PlanCosts, rows: npt.NDArray[np.int64]) -> list[npt.NDArr
         return []
     columns, limited = table.possible.columns, {setting.name for setting in table.limited}
     names = [name for name in SETTINGS if name not in NOT_HELD or name in limited]
-    rows_at_once = prod(columns[name][rows] for name in ("dp", "ep", "microbatch"))
-    one_microbatch = np.equal(rows_at_once, table.task.batch).astype(np.int64)
+    together = (columns["dp"] * columns["ep"] * columns["microbatch"])[rows]
+    one_microbatch = np.equal(together, table.task.batch).astype(np.int64)
     keys = combined(one_microbatch, *(columns[name][rows] for name in names))
     order = np.argsort(keys, kind="stable")
     return np.split(rows[order], 1 + np.flatnonzero(np.diff(keys[order])))
