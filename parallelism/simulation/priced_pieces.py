@@ -70,6 +70,15 @@ class PricedPieces:
             (self.levels if is_piece else self.refused).update(levels)
         return self._seconds[key][1]
 
+    def of_own_ports(self, ranks: Ints, events: DeviceEvents) -> float | None:
+        """As the call, where each device has ports of its own; None for other events with collectives.
+
+        A device is in one collective after the other, so that none is beside those of a piece, unless there are
+        asynchronous ones.
+        """
+        alone = self.pricing.hardware is not None and own_ports(self.pricing.hardware)
+        return self(ranks, events) if alone or not events.collectives else None
+
     def of_computes(self, ranks: Ints, events: DeviceEvents) -> float | None:
         """As the call, of events without collectives; None for others."""
         return None if events.collectives else self(ranks, events)

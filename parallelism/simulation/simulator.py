@@ -190,14 +190,17 @@ class _Simulation:
         """A simulation of the representatives.  Where that is exact, an action of a stage is one piece.
 
         It is not with ``op_by_op``, if messages use the links of a piece's collectives, or if the members of a group do
-        not start the piece at the same time.  Without ``op_by_op``, each run of compute between two collectives is a
-        piece then.
+        not start the piece at the same time.  Without ``op_by_op``, each run between two collectives is a piece then:
+        one of compute and of collectives on links that nothing else uses meanwhile, or else one of compute alone.
         """
         simulated = self.placed_on(pricing)
         pieces = PricedPieces(simulated.mesh, pricing, _levels_between_stages(simulated, pricing))
         each = _representatives(simulated.templates(None if self.op_by_op else pieces), pricing)
-        share = _on_levels(each.events, pricing, pieces.levels) or pieces.levels & pieces.refused
-        if share or not pieces.are_of_equals(each.equal):
+        alone = pieces.levels.isdisjoint(pieces.refused)
+        if not (alone and _are_exact(pieces, each, pricing)) and not self.op_by_op:
+            each = _representatives(simulated.templates(pieces.of_own_ports), pricing)
+            alone = not (each.events.isin("kind", {"collective"}) & each.events.present("work")).any()
+        if not (alone and _are_exact(pieces, each, pricing)):
             runs = None if self.op_by_op else pieces.of_computes
             each = _representatives(simulated.templates(runs), pricing)
         trace = self._trace(_timed(each, pricing), simulated.mesh, pricing, each)
@@ -261,6 +264,11 @@ class _Representatives:
     """The number of events of each representative."""
     looks: Ints
     """For each event, its number in `Templates.looks`, which has each different event once."""
+
+
+def _are_exact(pieces: PricedPieces, each: _Representatives, pricing: Pricing) -> bool:
+    """Whether no message uses the links of pieces, and the members of all groups in them begin at the same time."""
+    return not _on_levels(each.events, pricing, pieces.levels) and pieces.are_of_equals(each.equal)
 
 
 def _representatives(templates: Templates, pricing: Pricing) -> _Representatives:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from parallelism import (
+    Hardware,
     Mesh,
     Pipeline,
     PipelinedProgram,
@@ -30,16 +32,17 @@ LAYOUTS = {"qkv": "[None, tp]", "up": "[None, tp]", "out": "[tp, None]", "down":
 
 def step_of(
     mesh: Mesh, rows: int, microbatches: int, *, layers: int = 2, schedule: str = "1f1b", chunks: int = 1,
-    recompute: bool = False, width: int = 8, heads: int = 4,
+    recompute: bool = False, width: int = 8, heads: int = 4, inside: Mesh | None = None,
+    layouts: dict[str, str] = LAYOUTS,
 ) -> PipelinedStep:
     """A step of a small Transformer, with stages on ``pp`` and split over ``tp`` inside."""
-    inside, stages = Mesh(tp=mesh.shape.get("tp", 1)), mesh.shape["pp"] * chunks
+    inside, stages = inside or Mesh(tp=mesh.shape.get("tp", 1)), mesh.shape["pp"] * chunks
     function = models.TransformerSpec(
         layers=layers, width=width, heads=heads, vocabulary=12, sequence=3, dtype="float64", biases=False, norm="rms",
         activation="relu").function(ir.symbol("B"))
     if inside.size > 1:
         function = annotate(function, {
-            f"p.{layer}.{name}": layout for layer in range(layers) for name, layout in LAYOUTS.items()})
+            f"p.{layer}.{name}": layout for layer in range(layers) for name, layout in layouts.items()})
     cut = partition(function, stages, batch="B", recompute=recompute)
     return PipelinedStep(
         PipelinedProgram(cut, Pipeline(stages, microbatches, schedule, chunks), inside), mesh, rows)
@@ -106,6 +109,32 @@ def test_computes_between_two_collectives_are_one_event_where_collectives_share_
         assert parts == pytest.approx(split(ops)[rank], rel=1e-9, abs=1e-15) and min(parts.forward, parts.backward) > 0
     assert {event.stage for event in runs.events if event.name == "ops" and event.rank == 4} == {1}
     assert {event.microbatch for event in runs.events if event.name == "ops"} == {0, 1, 2}
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_collectives_inside_of_nodes_are_in_runs_between_those_that_share_links_with_messages(recompute: bool) -> None:
+    """Nodes of two devices: ``tp`` is inside of them, while ``x`` and the messages of stages are between them."""
+    hardware = Hardware.of("dgx-h100")
+    of_two, between = (replace(link, extents=(each,)) for link, each in zip(hardware.links, (2, 6), strict=True))
+    on: Any = {"hardware": replace(hardware, links=(of_two, between)), "priced_dtype": "bfloat16"}
+    step = step_of(
+        Mesh(pp=2, x=3, tp=2), 12, 4, recompute=recompute, width=12, heads=6, inside=Mesh(x=3, tp=2),
+        layouts={**LAYOUTS, "up": "[None, x]", "down": "[x, None]"})
+    parts, ops = step_parts(step, **on), simulate(step, fold=True, op_by_op=True, **on)
+    every = simulate(step, **on)
+    expected, by_part = totals_by_operation(ops.columns), split(ops)
+    counts = {
+        axis: [len(trace.filter(kind="collective", axes=axis)) for trace in (parts.trace, ops)] for axis in ("tp", "x")}
+    assert counts["tp"][0] == 0 < counts["tp"][1] and counts["x"][0] == counts["x"][1] > 0
+    assert parts.trace.peaks() == ops.peaks()
+    for trace in (parts.trace, ops):
+        assert trace.makespan_seconds == pytest.approx(every.makespan_seconds, rel=1e-12)
+    for rank in ops.ranks:
+        assert parts.split[rank] == pytest.approx(by_part[rank], rel=0, abs=1e-12 * ops.makespan_seconds)
+        for operation, total in expected[rank].items():
+            told = parts.by_operation[rank][operation]
+            assert told._replace(seconds=0.0) == total._replace(seconds=0.0)
+            assert told.seconds == pytest.approx(total.seconds, rel=1e-9)
 
 
 def test_a_run_of_computes_ends_where_their_phase_changes() -> None:
