@@ -37,7 +37,9 @@ NARROW_INTEGERS = {"i2": "int2", "i4": "int4", "ui2": "uint2", "ui4": "uint4"}
 """The narrow integers: their names in programs, and those that ml_dtypes gives them."""
 NUMERIC_KINDS = "biufc"
 """The kinds of NumPy's own numbers and bools."""
-_NAMES = frozenset(NARROW_FLOATS.values())
+FLOAT4 = "float4_e2m1fn"
+"""The name of numbers of 4 bits in ml_dtypes.  No array of a program has them: two of them lie in a byte."""
+_NAMES = frozenset((*NARROW_FLOATS.values(), FLOAT4))
 _INTEGER_NAMES = frozenset(NARROW_INTEGERS.values())
 _HALF, _SINGLE = np.dtype(np.float16), np.dtype(np.float32)
 _BYTE, _UNSIGNED_BYTE = np.dtype(np.int8), np.dtype(np.uint8)

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 from parallelism.dtypes import is_floating
 from parallelism.ir import Expression, Op, Value
 from parallelism.ir.operators.attention import attention_shape
-from parallelism.ir.operators.contractions import product_shape
-from parallelism.ir.passes.fusion import PRODUCTS
+from parallelism.ir.operators.contractions import PRODUCTS, factor_dtype, product_shape
 from parallelism.ir.passes.waiting import Run, Start, Step, Wait
 
 Chain = list[Run]
@@ -97,7 +96,7 @@ def declared_cost(op: Op, seconds: Callable[[Op], float] | None = None) -> Decla
     dtypes = [value.type.dtype for value in (*op.outputs, *op.inputs)]
     shape = product_shape(op) or attention_shape(op)
     if product_shape(op):
-        dtypes.insert(0, op.inputs[0].type.dtype)  # that in which it multiplies
+        dtypes.insert(0, factor_dtype(op))
     floating = next(filter(is_floating, dtypes), None)
     flops = number(op.flops) if floating is not None else 0.0
     dtype = floating or dtypes[0]

@@ -49,7 +49,7 @@ from parallelism.execution.chains import (
 from parallelism.execution.device_calls import METHODS, Later, StartedCall, UnderWay, one_call, started
 from parallelism.execution.typed_arrays import ArrayMaker, TypedArray
 from parallelism.ir import Function, Op, Value
-from parallelism.ir.operators.contractions import product_shape
+from parallelism.ir.operators.contractions import factor_dtype, product_shape
 from parallelism.ir.passes import Donated, freed_after, taken_by, unread_after, written_inputs
 from parallelism.ir.passes.donation import owners
 from parallelism.ir.passes.given_arrays import without_number
@@ -387,6 +387,8 @@ class DeviceProgram:
             for op in ((product,) if product else reversed(ops))
             for value in ((*op.inputs, *op.outputs) if product else (*op.outputs, *op.inputs))
         ]
+        if product is not None:
+            dtypes.insert(0, factor_dtype(product))
         dtype = next(filter(is_floating, dtypes), dtypes[0])
         seconds = None if self.seconds is None else sum(map(self.seconds, ops))
         return DeclaredCost(

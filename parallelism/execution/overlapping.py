@@ -8,8 +8,9 @@ from collections import defaultdict
 from parallelism.execution.device_program import runs_again
 from parallelism.ir import Function
 from parallelism.ir.core.regions import inside
+from parallelism.ir.operators.contractions import PRODUCTS
 from parallelism.ir.passes import chained
-from parallelism.ir.passes.fusion import ELEMENTWISE, EPILOGUES, PRODUCTS
+from parallelism.ir.passes.fusion import ELEMENTWISE, EPILOGUES
 from parallelism.ir.passes.gradients import UPDATE
 from parallelism.ir.passes.overlapping import ASYNCHRONOUS, Order, overlapped
 from parallelism.layouts.localization import Localized

@@ -99,8 +99,9 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
 
 
 def rate_name(dtype: str) -> str:
-    """The name under which hardware has the rate of a dtype: its own, but ``float8`` for every format of 8 bits."""
-    return "float8" if dtype.startswith("float8_") else dtype
+    """The name under which hardware has the rate of a dtype: its own, but ``float8`` for every format of 8 bits, and
+    ``float4`` for that of 4."""
+    return dtype.partition("_")[0] if dtype.startswith(("float8_", "float4_")) else dtype
 
 
 _PARTS: hardware_files.Parts = {

@@ -26,7 +26,7 @@ class Validation:
     """A table of measurements beside the predictions of a stack: how many rows of ``what``, and their mean error.
 
     ``mean_error`` is without signs, as a part: 0.05 for 5 %.  ``held_out`` says that no constant was fitted to the rows.
-    ``products`` is the dtype of the products of the rows, if it is ``float8``; empty: one of 16 bits or more.
+    ``products`` is the dtype of the products of the rows, if it is one of 8 or 4 bits; empty: a wider one.
     """
 
     table: str
@@ -48,7 +48,7 @@ class Validation:
         )
 
     def __str__(self) -> str:
-        products = " in float8" if self.products == "float8" else ""
+        products = f" in {self.products}" if self.products else ""
         return (
             f"{self.rows} {self.what}{products} of {self.table}, {'held out' if self.held_out else 'fitted'}: "
             f"{self.mean_error:.1%} in the mean"
@@ -56,8 +56,9 @@ class Validation:
 
 
 def compared_in(dtype: str, validation: Sequence[Validation]) -> Sequence[Validation]:
-    """The comparisons that say something of steps whose products have this dtype."""
-    return tuple(each for each in validation if (each.products == "float8") == (dtype == "float8"))
+    """The comparisons that say something of steps whose products have this dtype: of narrow ones only those in the same."""
+    narrow = dtype if dtype in ("float8", "float4") else ""
+    return tuple(each for each in validation if each.products == narrow)
 
 
 def validation_text(validation: Sequence[Validation]) -> str:

@@ -21,7 +21,7 @@ from parallelism.execution.overlapping import arranged, beside_products
 from parallelism.execution.stage_code import StagePrograms, cached
 from parallelism.ir import Function, TensorType, Value
 from parallelism.ir.core import Extent
-from parallelism.ir.passes.fusion import PRODUCTS
+from parallelism.ir.operators.contractions import PRODUCTS
 from parallelism.ir.passes.overlapping import Order
 from parallelism.layouts import Devices, Localized, localize
 from parallelism.layouts.localization.local_program import moves_of

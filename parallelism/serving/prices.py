@@ -22,7 +22,7 @@ import numpy.typing as npt
 from parallelism.execution.overlapping import arranged
 from parallelism.hardware import Hardware
 from parallelism.ir.core.extents import divided, names_in
-from parallelism.ir.passes.fusion import PRODUCTS
+from parallelism.ir.operators.contractions import PRODUCTS
 from parallelism.layouts import Devices
 from parallelism.memoized import memoized
 from parallelism.models import TransformerSpec

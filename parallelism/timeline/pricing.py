@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from parallelism.collectives import CollectiveCall
 from parallelism.cost import Costs, costs_of
-from parallelism.dtypes import NARROW_FLOATS
+from parallelism.dtypes import FLOAT4, NARROW_FLOATS
 from parallelism.events import ABSENT, Columns, Table, column_of
 from parallelism.events.columns import codes, combined
 from parallelism.hardware import ITEMSIZE, Hardware, MixedHardware, rate_name
@@ -37,7 +37,7 @@ COMPUTE_KINDS = ("measured", "modelled")
 
 Floats = npt.NDArray[np.float64]
 
-_FLOATS = frozenset({"float16", "float32", "float64", *NARROW_FLOATS.values()})
+_FLOATS = frozenset({"float16", "float32", "float64", *NARROW_FLOATS.values(), FLOAT4})
 """The floats of arrays: ``priced_dtype`` stands for each of them."""
 
 

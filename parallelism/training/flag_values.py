@@ -111,6 +111,9 @@ class FlagValues:
     fp8: str | None = None
     fp8_recipe: str | None = None
     fp8_param_gather: bool | None = None
+    fp4_format: str | None = None
+    fp4: str | None = None
+    fp4_recipe: str | None = None
     first_last_layers_bf16: bool | None = None
     num_layers_at_start_in_bf16: float | None = None
     num_layers_at_end_in_bf16: float | None = None

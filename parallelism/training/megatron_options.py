@@ -302,6 +302,9 @@ OPTIONS: tuple[Option, ...] = (
         "weights of these products are there, and gathered, in float8 alone",
         switch=True,
     ),
+    Option("fp4-format", "strategy", "products of the blocks are in float4", choices=("e2m1",)),
+    Option("fp4", "strategy", "as --fp4-format", choices=("e2m1",)),
+    Option("fp4-recipe", "strategy", "how they are scaled (nvfp4)", choices=("nvfp4",)),
     Option(
         "first-last-layers-bf16",
         "strategy",

@@ -56,44 +56,67 @@ def state_of(flags: FlagValues) -> dict[str, str]:
 
 RECIPES = {"delayed": "tensor", "tensorwise": "tensor", "blockwise": "block", "mxfp8": "mx"}
 """The recipes of products in float8, by the words of ``--fp8-recipe``."""
-_OF_FLOAT8 = ("fp8_param_gather", "first_last_layers_bf16")
+_FLOAT4 = {"products": "float4", "recipe": "nvfp4"}
+"""What ``--fp4-format e2m1`` says, whose only recipe is ``nvfp4``."""
 
 
 def products_of(flags: FlagValues) -> dict[str, Any]:
-    """What the flags say about products in float8, by the fields of `MixedPrecision`; empty if none is.
+    """What the flags say about products in 8 or 4 bits, by the fields of `MixedPrecision`; empty if none is.
 
     ``ValueError`` for flags that need others, or exclude each other.
     """
-    said = {getattr(flags, name) for name in ("fp8", "fp8_format")} - {None}
-    if len(said) > 1:
-        raise ValueError(f"--fp8 {flags.fp8} and --fp8-format {flags.fp8_format} exclude each other")
-    if not said:
-        if alone := [name for name in _OF_FLOAT8 if getattr(flags, name)]:
-            raise ValueError(f"--{alone[0].replace('_', '-')} needs --fp8-format")
+    eight, four = _format_of(flags, "fp8"), _format_of(flags, "fp4")
+    if eight is not None and four is not None:
+        raise ValueError("--fp8-format and --fp4-format exclude each other")
+    if eight is None and flags.fp8_param_gather:
+        raise ValueError("--fp8-param-gather needs --fp8-format")
+    if eight is None and four is None:
+        if flags.first_last_layers_bf16:
+            raise ValueError("--first-last-layers-bf16 needs --fp8-format or --fp4-format")
         return {}
     if flags.fp16 or flags.fp32:
         raise ValueError(
-            f"--fp8-format needs weights in bfloat16; leave out {'--fp16' if flags.fp16 else '--fp32'}"
+            f"--fp{8 if eight else 4}-format needs weights in bfloat16; leave out "
+            f"{'--fp16' if flags.fp16 else '--fp32'}"
         )
+    return {**(_FLOAT4 if eight is None else _of_float8(eight, flags)), **_at_ends(flags)}
+
+
+def _format_of(flags: FlagValues, name: str) -> str | None:
+    """The word of ``--fp8-format``, which ``--fp8`` may say, too; likewise of 4 bits."""
+    plain, full = getattr(flags, name), getattr(flags, f"{name}_format")
+    if None not in (plain, full) and plain != full:
+        raise ValueError(f"--{name} {plain} and --{name}-format {full} exclude each other")
+    found: str | None = full or plain
+    return found
+
+
+def _of_float8(format: str, flags: FlagValues) -> dict[str, Any]:
     recipe = RECIPES[flags.fp8_recipe or "delayed"]
-    found: dict[str, Any] = {"products": _FORMATS[said.pop(), recipe == "tensor"], "recipe": recipe}
-    if flags.fp8_param_gather:
-        found["gathers"] = "float8"
-    if flags.first_last_layers_bf16:
-        for field, given in (
-            ("first_blocks", flags.num_layers_at_start_in_bf16),
-            ("last_blocks", flags.num_layers_at_end_in_bf16),
-        ):
-            if given is not None and given != int(given):
-                flag = "start" if field == "first_blocks" else "end"
-                raise ValueError(f"--num-layers-at-{flag}-in-bf16 must be a whole number, got {given}")
-            found[field] = 1 if given is None else int(given)
+    found = {"products": _FORMATS[format, recipe == "tensor"], "recipe": recipe}
+    return found | ({"gathers": "float8"} if flags.fp8_param_gather else {})
+
+
+def _at_ends(flags: FlagValues) -> dict[str, int]:
+    """How many of the first and of the last blocks stay in 16 bits."""
+    found: dict[str, int] = {}
+    if not flags.first_last_layers_bf16:
+        return found
+    for field, given in (
+        ("first_blocks", flags.num_layers_at_start_in_bf16),
+        ("last_blocks", flags.num_layers_at_end_in_bf16),
+    ):
+        if given is not None and given != int(given):
+            flag = "start" if field == "first_blocks" else "end"
+            raise ValueError(f"--num-layers-at-{flag}-in-bf16 must be a whole number, got {given}")
+        found[field] = 1 if given is None else int(given)
     return found
 
 
 def idle_of_products(flags: FlagValues) -> list[str]:
-    """The fields about products in float8 that were given and change nothing, because another flag is not."""
+    """The fields about products in few bits that were given and change nothing, because another flag is not."""
     idle = ["fp8_recipe"] * bool(flags.fp8_recipe and not (flags.fp8 or flags.fp8_format))
+    idle += ["fp4_recipe"] * bool(flags.fp4_recipe and not (flags.fp4 or flags.fp4_format))
     if not flags.first_last_layers_bf16:
         ends = ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
         idle += [name for name in ends if getattr(flags, name) is not None]
@@ -140,19 +163,27 @@ def precision_flags(precision: MixedPrecision | None) -> dict[str, Any]:
 
 
 def _flags_of_products(precision: MixedPrecision) -> dict[str, Any]:
-    """The flags of products in float8, by field."""
+    """The flags of products in 8 or 4 bits, by field."""
     if precision.products is None:
         return {}
-    is_tensor = precision.recipe == "tensor"
-    words = {products: word for (word, of_tensor), products in _FORMATS.items() if of_tensor == is_tensor}
     at_ends = bool(precision.first_blocks or precision.last_blocks)
     return {
-        "fp8_format": words.get(precision.products, "e4m3"),
-        "fp8_recipe": {recipe: word for word, recipe in RECIPES.items()}[precision.recipe],
+        **_flags_of_recipe(precision.products, precision.recipe),
         "fp8_param_gather": precision.gathers == "float8" or None,
         "first_last_layers_bf16": at_ends or None,
         "num_layers_at_start_in_bf16": precision.first_blocks if at_ends else None,
         "num_layers_at_end_in_bf16": precision.last_blocks if at_ends else None,
+    }
+
+
+def _flags_of_recipe(products: str, recipe: str) -> dict[str, str]:
+    if products == "float4":
+        return {"fp4_format": "e2m1", "fp4_recipe": recipe}
+    is_tensor = recipe == "tensor"
+    words = {each: word for (word, of_tensor), each in _FORMATS.items() if of_tensor == is_tensor}
+    return {
+        "fp8_format": words.get(products, "e4m3"),
+        "fp8_recipe": {each: word for word, each in RECIPES.items()}[recipe],
     }
 
 

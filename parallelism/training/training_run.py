@@ -103,9 +103,9 @@ class TrainingRun:
 
     @property
     def products(self) -> str:
-        """The dtype of most products: ``float8``, where those of the blocks are; else `dtype`."""
+        """The dtype of most products: ``float8`` or ``float4``, where those of the blocks are; else `dtype`."""
         narrow = [each for each in self.strategy.transforms if isinstance(each, MixedPrecision)]
-        return "float8" if narrow and narrow[0].products else self.dtype
+        return narrow[0].products_dtype if narrow else self.dtype
 
     @cached_property
     def step(self) -> Step | Function:

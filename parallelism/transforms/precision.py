@@ -13,8 +13,8 @@ import numpy.typing as npt
 from parallelism.dtypes import is_floating
 from parallelism.ir.core import Builder, Function, Op, TensorType, Value, checked_dtype, dtype_text
 from parallelism.ir.core.derived import renamed_value, with_values
-from parallelism.ir.operators.scaled_products import RECIPES
 from parallelism.ir.operators.vocabulary import FUSED_LOSS, READING_LOGITS
+from parallelism.kernels.scaled_numbers import RECIPES
 from parallelism.layouts.localization.local_program import free_name
 from parallelism.layouts.propagation.annotation import laid_out
 from parallelism.transforms.parts import NEXT, UPDATE, Parts
@@ -34,7 +34,7 @@ _OF_PRODUCTS = {
     "first": "first_blocks",
     "last": "last_blocks",
 }
-"""The fields about products in float8, by their words in a text."""
+"""The fields about products in 8 or 4 bits, by their words in a text."""
 _WITHOUT_PRODUCTS: dict[str, Any] = {
     "products": None,
     "recipe": "tensor",
@@ -42,8 +42,14 @@ _WITHOUT_PRODUCTS: dict[str, Any] = {
     "first_blocks": 0,
     "last_blocks": 0,
 }
-"""These fields, where no product is in float8."""
-_WORDS = {"float8": "f8", "float8_e4m3fn": "f8e4m3fn", "float8_hybrid": "f8hybrid", "bfloat16": "bf16"}
+"""These fields, where no product is in few bits."""
+_WORDS = {
+    "float8": "f8",
+    "float8_e4m3fn": "f8e4m3fn",
+    "float8_hybrid": "f8hybrid",
+    "float4": "f4",
+    "bfloat16": "bf16",
+}
 """The words of values of these fields."""
 
 
@@ -83,8 +89,10 @@ class MixedPrecision:
     nothing else is (`parallelism.transforms.scaled_products`).  Recipes are ``tensor``, a scale for each tensor;
     ``block``, one for 1 x 128 elements of activations and 128 x 128 of weights; and ``mx``, one for 32
     (`parallelism.ir.operators.scaled_products`).  Gradients of results are in e5m2 with ``tensor``, else in e4m3;
-    ``products="float8_e4m3fn"`` or ``"float8_hybrid"`` says e4m3, or e5m2, for all recipes.  ``gathers="float8"``: these
-    weights are there in float8 alone, and ZeRO gathers them so.  ``first_blocks`` and ``last_blocks`` stay in ``dtype``.
+    ``products="float8_e4m3fn"`` or ``"float8_hybrid"`` says e4m3, or e5m2, for all recipes.  ``products="float4"`` has
+    the recipe ``nvfp4``: 4 bits, e2m1, with a scale in e4m3 for 16 elements, 16 x 16 of weights, and one for the tensor.
+    ``gathers="float8"``: these weights are there in float8 alone, and ZeRO gathers them so.  ``first_blocks`` and
+    ``last_blocks`` stay in ``dtype``.
 
     ``ValueError`` for a program without an update, or with layouts on activations or state, and for a ``dtype`` that
     is not narrower than that of the parameters.
@@ -126,6 +134,15 @@ class MixedPrecision:
         if self.products is None and fields_of_products(self) != {}:
             name, given = next(iter(fields_of_products(self).items()))
             raise ValueError(f"{name}={given} of MixedPrecision needs products='float8'")
+        if self.products is not None and (self.products == "float4") != RECIPES[self.recipe].pairs:
+            raise ValueError(
+                f"products='float4' of MixedPrecision and recipe='nvfp4' need each other, got {self.products!r} and "
+                f"{self.recipe!r}"
+            )
+        if self.products == "float4" and self.gathers == "float8":
+            raise ValueError(
+                "gathers='float8' of MixedPrecision needs products in float8: weights are gathered in float4 as copies"
+            )
 
     @classmethod
     def parse(cls, text: str) -> MixedPrecision:
@@ -146,6 +163,11 @@ class MixedPrecision:
             raise ValueError(f"precision names a part of it twice: {text!r}")
         fields |= zip(("dtype", "gradients"), plain, strict=False)
         return cls(**fields)
+
+    @property
+    def products_dtype(self) -> str:
+        """The dtype of the products of the blocks: ``float8`` or ``float4``, whatever the format; else `dtype`."""
+        return str(self.dtype) if self.products is None else self.products.partition("_")[0]
 
     @property
     def of_products(self) -> str:

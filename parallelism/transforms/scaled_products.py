@@ -1,4 +1,4 @@
-"""Products of the blocks in float8 with scales: what `MixedPrecision` does with ``products``."""
+"""Products of the blocks in 8 or 4 bits with scales: what `MixedPrecision` does with ``products``."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ import numpy as np
 from parallelism.dtypes import as_dtype
 from parallelism.ir.core import Attributes, Builder, Expression, Function, Op, Value, frozen_attributes
 from parallelism.ir.core.table import meaning
-from parallelism.ir.operators.contractions import matmul_equation
-from parallelism.ir.operators.scaled_products import RECIPES, ProductTerms, scaling_of
+from parallelism.ir.operators.contractions import ProductTerms, matmul_equation, unpacked_shape
+from parallelism.ir.operators.scaled_products import Scaling, scaling_of
 from parallelism.ir.passes.frozen import FROZEN, with_frozen
+from parallelism.kernels.scaled_numbers import RECIPES
 from parallelism.layouts.propagation.annotation import laid_out
 from parallelism.transforms.parts import NEXT, UPDATE, Parts
 from parallelism.transforms.products import product_of
 
-FORWARD = "float8_e4m3fn"
-"""The format of weights and activations."""
-COPY, SCALES = "float8.", "scales."
-"""The prefixes of the names of a weight's copy in float8, and of its scales."""
-FORMATS = {"float8": None, "float8_e4m3fn": FORWARD, "float8_hybrid": "float8_e5m2"}
+SCALES, TENSOR_SCALES = "scales.", "tensor_scales."
+"""The prefixes of the names of a weight's scales, and of the scales of these."""
+FORMATS = {"float8": None, "float8_e4m3fn": "float8_e4m3fn", "float8_hybrid": "float8_e5m2", "float4": None}
 """What ``products`` may be, and the format of gradients; None: that of the recipe."""
 _OUTSIDE = frozenset(("router", "gate", "lora"))
 """Regions of a block whose products decide where tokens go, and those of adapters: they stay in 16 bits."""
@@ -30,12 +29,12 @@ _OUTSIDE = frozenset(("router", "gate", "lora"))
 
 @dataclass(frozen=True)
 class ScaledProducts:
-    """The products of the blocks with their weights are in float8, with scales by a `Recipe`.
+    """The products of the blocks with their weights are in few bits, with scales by a `Recipe`.
 
     Blocks are the regions with a number, ``block.0``; in a program without such regions all products but the last one
     belong to them.  The head, embeddings, norms, attention and the router stay as they are.  Of a weight there is a copy
-    in float8, with its scales, which the update makes once a step.  A frozen weight is there in float8 alone.  What ZeRO
-    3 splits is gathered in float8, in each pass.  With ``gathers="float8"`` weights are there in float8 alone, rounded
+    in few bits, with its scales, which the update makes once a step.  A frozen weight is there in few bits alone.  What
+    ZeRO 3 splits is gathered so, in each pass.  With ``gathers="float8"`` weights are there in float8 alone, rounded
     from their main copies, and the update gathers them so, too.
 
     ``first`` and ``last`` blocks stay in 16 bits.
@@ -53,9 +52,19 @@ class ScaledProducts:
         chosen = [*self._chosen(parts)]
         if not chosen:
             raise ValueError(
-                f"{self}: @{function.name} has no product of a weight inside of a block, so nothing is in float8"
+                f"{self}: @{function.name} has no product of a weight inside of a block, so nothing is in {self.bits}"
             )
         return _Scaled(self, parts, chosen).parts().joined()
+
+    @property
+    def bits(self) -> str:
+        """``float8`` or ``float4``."""
+        return self.products.partition("_")[0]
+
+    @property
+    def forward(self) -> np.dtype[Any]:
+        """The format of weights and activations."""
+        return as_dtype(RECIPES[self.recipe].forward)
 
     @property
     def backward(self) -> np.dtype[Any]:
@@ -119,35 +128,41 @@ class ScaledProduct(NamedTuple):
         return next((int(each) for each in (self.op.region or "").split(".") if each.isdecimal()), None)
 
 
+def names_of(weight: str, recipe: str, copy: str = "") -> tuple[str, ...]:
+    """The names of a weight in few bits, of its scales, and of the scales of these if the recipe has such."""
+    names = f"{copy}{weight}", f"{SCALES}{weight}", f"{TENSOR_SCALES}{weight}"
+    return names if RECIPES[recipe].nested else names[:2]
+
+
 def frozen_in_float8(parts: Parts) -> dict[str, Attributes]:
-    """How each frozen weight that is there in float8 alone is quantized, by its name."""
+    """How each frozen weight that is there in few bits alone is quantized, by its name."""
     frozen, found = {value.name for value in parts.frozen}, dict[str, Attributes]()
     for op in parts.forward.ops if parts.frozen else ():
         if op.kind != "scaled_einsum":
             continue
-        weight, scales = op.inputs[2:]
-        if {weight.name, scales.name} <= frozen:
+        weight, *scales = op.inputs[len(op.inputs) // 2 :]
+        if {weight.name, *(value.name for value in scales)} <= frozen:
             terms, recipe = ProductTerms.of(op["equation"]), op["recipe"]
-            grains, blocks = scaling_of(
-                terms.b, weight.type.shape, terms.contracted, recipe, op["apart"], weight=True
-            )
-            how = {"grains": grains, "blocks": blocks, "dtype": as_dtype(FORWARD), "recipe": recipe}
+            packed = dict(op.attributes).get("packed", (None, None))[1]
+            shape = unpacked_shape(weight.type.shape, packed)
+            scaling = scaling_of(terms.b, shape, terms.contracted, recipe, op["apart"], weight=True)
+            how = {**scaling.attributes, "dtype": weight.type.dtype, "recipe": recipe}
             found[weight.name] = frozen_attributes(how)
     return found
 
 
 class _Scaled:
-    """The parts of a step, with products in float8."""
+    """The parts of a step, with products in few bits."""
 
     def __init__(self, how: ScaledProducts, before: Parts, products: list[ScaledProduct]) -> None:
         self.how, self.before = how, before
         self.products = {product.op: product for product in products}
         self.builder = Builder()
         self.values: dict[Value, Value] = {}
-        self.kept: dict[Any, tuple[Value, Value]] = {}
-        """What is quantized already, by value, grains and blocks."""
+        self.kept: dict[Any, tuple[Value, ...]] = {}
+        """What is quantized already, by value and scaling."""
         self.first: dict[Value, ScaledProduct] = {}
-        """By weight of which there is a copy in float8, the first product that uses it."""
+        """By weight of which there is a copy in few bits, the first product that uses it."""
         for product in products:
             if product.is_parameter and before.update is not None:
                 self.first.setdefault(product.weight, product)
@@ -156,12 +171,12 @@ class _Scaled:
         if mixed := [weight for weight in self.first if weight in self.frozen - only_scaled]:
             raise ValueError(
                 f"{how}: %{mixed[0].name} is frozen, and other products or ops read it in 16 bits; a frozen weight is there "
-                "in float8 alone"
+                f"in {how.bits} alone"
             )
         self.narrow = {weight for weight in only_scaled if how.gathers == "float8" or weight in self.frozen}
-        """The weights that are there in float8 alone."""
-        self.copies: dict[Value, tuple[Value, Value]] = {}
-        """By weight: it in float8, and its scales."""
+        """The weights that are there in few bits alone."""
+        self.copies: dict[Value, tuple[Value, ...]] = {}
+        """By weight: it in few bits, and its scales."""
 
     def parts(self) -> Parts:
         """The parts."""
@@ -196,7 +211,9 @@ class _Scaled:
         """Those of the step, in which scales of frozen weights are frozen, too."""
         attributes = self.before.attributes
         names = dict(attributes).get(FROZEN, ()) if self.frozen else ()
-        return with_frozen(attributes, [f"{SCALES}{name}" for name in names])
+        return with_frozen(
+            attributes, [each for name in names for each in names_of(name, self.how.recipe)[1:]]
+        )
 
     def _is_only_scaled(self, weight: Value) -> bool:
         """Whether all that reads a weight are products that take it with the same scales."""
@@ -204,27 +221,32 @@ class _Scaled:
         hows = [self._how(self.products[op], weight=True) for op in readers if op in self.products]
         return len(hows) == len(readers) and all(how == hows[0] for how in hows)
 
-    def _how(self, product: ScaledProduct, *, weight: bool) -> dict[str, Any]:
-        """The attributes with which an operand is quantized."""
+    def _scaling(self, product: ScaledProduct, *, weight: bool) -> Scaling:
+        """How an operand of a product is scaled."""
         term, value = (product.terms.b, product.weight) if weight else (product.terms.a, product.x)
-        grains, blocks = scaling_of(
+        return scaling_of(
             term, value.type.shape, product.terms.contracted, self.how.recipe, product.apart, weight=weight
         )
-        return {"grains": grains, "blocks": blocks, "dtype": as_dtype(FORWARD), "recipe": self.how.recipe}
 
-    def _copy(self, weight: Value) -> tuple[Value, Value]:
-        """The inputs for a weight in float8 and for its scales."""
+    def _how(self, product: ScaledProduct, *, weight: bool) -> dict[str, Any]:
+        """The attributes with which an operand is quantized."""
+        scaling = self._scaling(product, weight=weight)
+        return {**scaling.attributes, "dtype": self.how.forward, "recipe": self.how.recipe}
+
+    def _copy(self, weight: Value) -> tuple[Value, ...]:
+        """The inputs for a weight in few bits and for its scales."""
         attributes = frozen_attributes(self._how(self.first[weight], weight=True))
         types = meaning("quantize", (weight.type,), attributes).outputs
-        names = weight.name if weight in self.narrow else f"{COPY}{weight.name}", f"{SCALES}{weight.name}"
-        copy, scales = (
+        names = names_of(weight.name, self.how.recipe, "" if weight in self.narrow else f"{self.how.bits}.")
+        copies = tuple(
             self.builder.input(name, type, weight.layout) for name, type in zip(names, types, strict=True)
         )
         if weight in self.narrow:
-            self.values[weight] = copy
-        return copy, scales
+            self.values[weight] = copies[0]
+        return copies
 
     def _scaled(self, product: ScaledProduct) -> Value:
+        x, weight = (self._scaling(product, weight=each).packed for each in (False, True))
         (result,) = self.builder.emit(
             "scaled_einsum",
             [*self._quantized(product, weight=False), *self._of_weight(product)],
@@ -234,11 +256,12 @@ class _Scaled:
                 "dtype": product.op.outputs[0].type.dtype,
                 "equation": f"{product.terms.a},{product.terms.b}->{product.terms.result}",
                 "recipe": self.how.recipe,
+                **({} if x is None else {"packed": (x, weight)}),
             },
         )
         return result
 
-    def _of_weight(self, product: ScaledProduct) -> tuple[Value, Value]:
+    def _of_weight(self, product: ScaledProduct) -> tuple[Value, ...]:
         """The weight of a product, and its scales."""
         weight = product.weight
         first = self.first.get(weight)
@@ -247,18 +270,17 @@ class _Scaled:
         if weight in self.narrow:
             return self.copies[weight]
         if weight not in self.kept:
-            copy, scales = self.copies[weight]
+            copy, *scales = self.copies[weight]
             (stands,) = self.builder.emit("standing_for", [copy, self.values[weight]], {})
-            self.kept[weight] = stands, scales
+            self.kept[weight] = stands, *scales
         return self.kept[weight]
 
-    def _quantized(self, product: ScaledProduct, *, weight: bool) -> tuple[Value, Value]:
+    def _quantized(self, product: ScaledProduct, *, weight: bool) -> tuple[Value, ...]:
         value = product.weight if weight else product.x
         how = self._how(product, weight=weight)
-        key = value, how["grains"], how["blocks"]
+        key = value, self._scaling(product, weight=weight)
         if key not in self.kept:
-            q, scales = self.builder.emit("quantize", [self.values[value]], how)
-            self.kept[key] = q, scales
+            self.kept[key] = tuple(self.builder.emit("quantize", [self.values[value]], how))
         return self.kept[key]
 
     # -- the update ----------------------------------------------------------------------------------------------------
@@ -274,15 +296,15 @@ class _Scaled:
         """The values that are not those of before, by name."""
         ops: list[Op] = []
         copies: list[Value] = []
-        for weight, (copy, scales) in made_anew.items():
-            outputs = tuple(Value(f"{NEXT}{value.name}", value.type) for value in (copy, scales))
+        for weight, (copy, *scales) in made_anew.items():
+            outputs = tuple(Value(f"{NEXT}{value.name}", value.type) for value in (copy, *scales))
             before = nexts[f"{NEXT}{weight.name}"]
             if weight in self.narrow:
                 before = self._rounded_from(update, before)
                 new |= {weight.name: Value(weight.name, copy.type), outputs[0].name: outputs[0]}
             else:
                 copies.append(Value(copy.name, copy.type))
-            copies.append(Value(scales.name, scales.type))
+            copies += [Value(value.name, value.type) for value in scales]
             attributes = frozen_attributes(self._how(self.first[weight], weight=True))
             ops.append(Op("quantize", (before,), attributes, outputs, UPDATE))
         made = {value.name: value for op in ops for value in op.outputs}

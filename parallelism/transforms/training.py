@@ -37,7 +37,7 @@ from parallelism.transforms.parts import (
     without_attributes,
 )
 from parallelism.transforms.pipelines import Step
-from parallelism.transforms.scaled_products import SCALES, frozen_in_float8
+from parallelism.transforms.scaled_products import frozen_in_float8, names_of
 
 T = TypeVar("T")
 
@@ -122,7 +122,8 @@ def first_state(step: Function | Step, parameters: Mapping[str, Any]) -> dict[st
     }
     for name, how in kept.items():
         narrow = np.asarray(parameters[name]).astype(np.float32)
-        first[name], first[f"{SCALES}{name}"] = operator("quantize").run([narrow], how)
+        made = operator("quantize").run([narrow], how)
+        first |= zip(names_of(name, dict(how)["recipe"]), made, strict=True)
     for value in parts.state:
         owner = parts.owner(value)
         if owner and value.name == f"{MAIN}{owner}":
@@ -136,7 +137,8 @@ def first_state(step: Function | Step, parameters: Mapping[str, Any]) -> dict[st
 def given_weights(step: Function | Step) -> tuple[Value, ...]:
     """The weights that `first_state` takes: all but the scales of frozen ones, which follow from these."""
     parts = Parts.of(_whole(step))
-    scales = {f"{SCALES}{name}" for name in frozen_in_float8(parts)}
+    kept = frozen_in_float8(parts)
+    scales = {each for name, how in kept.items() for each in names_of(name, dict(how)["recipe"])[1:]}
     return tuple(value for value in parts.weights if value.name not in scales)
 
 

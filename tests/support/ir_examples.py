@@ -346,11 +346,17 @@ for _dtype, _recipe in (("float8_e4m3fn", "block"), ("float8_e5m2", "mx")):
         _how = {"dtype": as_dtype(_dtype), "recipe": _recipe}
         example(_kind, (3, 4, 6), *_scales, grains=(1, 2, 3), blocks=(1, 2, 3), **_how)
         example(_kind, (3, 4, 7), *_scales, grains=(3, 1, 7), blocks=(3, 1, 7), **_how)
+_how = {"dtype": np.dtype(np.uint8), "recipe": "nvfp4", "packed": 1, "tensor_grains": (0, 2, 3)}
+example("quantize", (3, 4, 6), grains=(1, 2, 3), blocks=(1, 4, 3), **_how)
+example("requantize", Ints((3, 2, 6), 255), (3, 2, 1), (3, 1, 1), grains=(1, 2, 3), blocks=(1, 2, 3), was_packed=1, **_how)
 for _shape in ((3, 2), (1, 7), (0, 2)):
     example("standing_for", _shape, _shape)
+example("standing_for", Ints((3, 2), 255), (3, 4))
 _SCALED = {"dtype": F64, "backward": as_dtype("float8_e5m2"), "recipe": "tensor", "apart": "i"}
 example("scaled_einsum", (3, 4), (3, 2), (4, 5), (2, 1), equation="ij,jk->ik", **_SCALED)
 example("scaled_einsum", (3, 7, 4), (3, 7, 2), (3, 4, 6), (3, 2, 3), equation="ibj,ijk->ibk", **_SCALED)
 example("scaled_einsum", (1, 5), (1, 5), (3, 5), (3, 5), equation="ij,kj->ik", **_SCALED)
+example("scaled_einsum", Ints((3, 2), 255), (3, 2), (1, 1), Ints((4, 3), 255), (2, 1), (1, 1), equation="ij,jk->ik",
+        **{**_SCALED, "backward": np.dtype(np.uint8), "recipe": "nvfp4", "packed": (1, 1)})
 example("saturate", (3, 2), dtype=I64)
 example("saturate", (1,), dtype=np.dtype(np.uint8))

@@ -144,8 +144,17 @@ def _quantize(kind, rng):
     grains = tuple(int(n) for n in rng.integers(1, 4, len(parts)))
     shape = tuple(n * grain for n, grain in zip(parts, grains, strict=True))
     before = tuple(n if rng.random() < 0.5 else 1 for n in shape)
-    return made(kind, *((shape,) if kind == "quantize" else (shape, before)), grains=grains, blocks=grains,
-                dtype=as_dtype("float8_e4m3fn"), recipe="block")
+    how = {"grains": grains, "blocks": grains}
+    if rng.random() < 0.5:
+        return made(kind, *((shape,) if kind == "quantize" else (shape, before)), **how,
+                    dtype=as_dtype("float8_e4m3fn"), recipe="block")
+    packed = int(rng.integers(0, len(parts)))
+    shape = tuple(2 * n if dim == packed else n for dim, n in enumerate(shape))
+    how |= {"dtype": np.dtype(np.uint8), "recipe": "nvfp4", "packed": packed, "tensor_grains": shape}
+    if kind == "quantize":
+        return made(kind, shape, **how)
+    pairs = Ints(tuple(n // 2 if dim == packed else n for dim, n in enumerate(shape)), 255)
+    return Example(kind, (pairs, before, tuple(1 for _ in shape)), {**how, "was_packed": packed})
 
 
 @maker("standing_for")

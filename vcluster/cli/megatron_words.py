@@ -335,10 +335,10 @@ def tell_all_devices(arguments: argparse.Namespace, devices: int) -> None:
         )
 
 
-def check_float8(hardware: Hardware, products: str) -> None:
-    """``ValueError`` if products are in float8 and the hardware has no rate for it."""
-    if products == "float8" and "float8" not in hardware.flops_per_second:
-        raise ValueError(f"{hardware.name} has no rate for float8; leave out --fp8-format")
+def check_few_bits(hardware: Hardware, products: str) -> None:
+    """``ValueError`` if products are in float8 or float4 and the hardware has no rate for it."""
+    if products in ("float8", "float4") and products not in hardware.flops_per_second:
+        raise ValueError(f"{hardware.name} has no rate for {products}; leave out --fp{products[-1]}-format")
 
 
 def check_rate(hardware: Hardware, dtype: str) -> None:

@@ -21,7 +21,7 @@ from parallelism.training.training_run import ADAM_W, precision_remark
 from parallelism.transforms import Strategy
 from vcluster.cli.command_line import WrongWords, accessing, mesh_of, writable
 from vcluster.cli.megatron_words import (
-    check_float8,
+    check_few_bits,
     check_rate,
     flags_of,
     hardware_and_devices,
@@ -90,7 +90,7 @@ def simulated_training(program: str, words: Sequence[str]) -> int:
         hardware = imperfections_of(arguments).on(_with_stack(arguments, hardware, run), devices)
         if arguments.strategy is None:
             check_rate(hardware, run.dtype)
-            check_float8(hardware, run.products)
+            check_few_bits(hardware, run.products)
         cache = cache_of(run.model, run.dtype) if arguments.cache else None
         with progress("simulating", alone=True):
             found = figures(run, hardware)

@@ -1,11 +1,15 @@
 """Operators that multiply and sum: ``einsum`` and ``matmul``."""
 
+from __future__ import annotations
+
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from parallelism.dtypes import common_dtype
+from parallelism.dtypes import FLOAT4, as_dtype, common_dtype
 from parallelism.ir.core import (
     Extent,
     Op,
@@ -21,12 +25,8 @@ from parallelism.ir.core import (
 )
 from parallelism.ir.tracing import apply
 
-FACTORS = {
-    "einsum": (True, True),
-    "matmul": (True, True),
-    "scaled_einsum": (True, False, True, False),
-}
-"""Operators of products of two matrices: for each input whether it is a factor, rather than the scales of one."""
+PRODUCTS = frozenset(("einsum", "matmul", "scaled_einsum"))
+"""Operators of products of two matrices."""
 _EQUATION = re.compile(r"[a-zA-Z]*(,[a-zA-Z]*)*->[a-zA-Z]*")
 
 
@@ -36,26 +36,73 @@ def _flops(rule: Rule, **_: Any) -> Extent:
     return each * rule.points if each else 0
 
 
+@dataclass(frozen=True)
+class ProductTerms:
+    """The letters of a product: those of ``a``, of ``b`` and of the result."""
+
+    a: str
+    b: str
+    result: str
+
+    @classmethod
+    def of(cls, equation: str) -> ProductTerms:
+        """Of an equation such as ``bsd,dn->bsn``."""
+        left, result = equation.split("->")
+        a, b = left.split(",")
+        return cls(a, b, result)
+
+    @property
+    def contracted(self) -> str:
+        """The letters that are summed over, in the order of ``a``."""
+        return "".join(letter for letter in self.a if letter in self.b and letter not in self.result)
+
+
+def unpacked_shape(shape: Sequence[Extent], packed: int | None) -> tuple[Extent, ...]:
+    """The shape of the numbers of an array that has two of them in a byte along a dim; None: it has no such."""
+    return tuple(2 * extent if dim == packed else extent for dim, extent in enumerate(shape))
+
+
+def product_extents(
+    equation: str, a: Sequence[Extent], b: Sequence[Extent], packed: Sequence[int] = ()
+) -> dict[str, Extent]:
+    """The extent of each letter of a product of arrays of these shapes, which may be packed along a dim each."""
+    terms, (of_a, of_b) = ProductTerms.of(equation), packed or (None, None)
+    extents = dict(zip(terms.a, unpacked_shape(a, of_a), strict=True))
+    return extents | dict(zip(terms.b, unpacked_shape(b, of_b), strict=True))
+
+
 def product_shape(op: Op) -> tuple[Extent, Extent, Extent, Extent] | None:
     """The (count, m, n, k) of an op that consists of products of two matrices: m x k with k x n; None for others."""
-    factors = FACTORS.get(op.kind)
-    if factors is None or len(op.inputs) != len(factors):
+    if op.kind not in PRODUCTS:
         return None
-    rule = op.rule
-    a, b = (
-        {letter for dim in rule.inputs[place] for letter in dim}
-        for place, is_factor in enumerate(factors)
-        if is_factor
-    )
-    out = rule.outputs[0]
-    kept = {letter for dim in out for letter in dim}
+    if op.kind == "scaled_einsum":
+        terms, shapes = ProductTerms.of(op["equation"]), [value.type.shape for value in op.inputs]
+        extents = product_extents(op["equation"], shapes[0], shapes[len(shapes) // 2], _packed(op))
+        a, b, kept = ({*term} for term in (terms.a, terms.b, terms.result))
+    elif len(op.inputs) == 2:
+        rule = op.rule
+        extents = dict(rule.extents)
+        a, b, kept = ({letter for dim in dims for letter in dim} for dims in (*rule.inputs, rule.outputs[0]))
+    else:
+        return None
     if not (a & b) - kept:
         return None
     count, m, n, k = (
-        product(rule.extents[letter] for letter in sorted(letters - {"1"}))
+        product(extents[letter] for letter in sorted(letters - {"1"}))
         for letters in (a & b & kept, (a & kept) - b, (b & kept) - a, (a | b) - kept)
     )
     return count, m, n, k
+
+
+def factor_dtype(op: Op) -> np.dtype[Any]:
+    """The dtype of the numbers that an op multiplies."""
+    return as_dtype(FLOAT4) if _packed(op) else op.inputs[0].type.dtype
+
+
+def _packed(op: Op) -> Sequence[int]:
+    """The dims along which the operands of a product have two numbers in a byte; empty if they have not."""
+    found: Sequence[int] = dict(op.attributes).get("packed", ())
+    return found
 
 
 def _dtype(*types: TensorType, **_: Any) -> np.dtype[Any]:

@@ -9,99 +9,32 @@ A *block* is what shares a scale, and begins where the shard of a device begins:
 may be longer than a grain; then its scale is kept several times.  So a dim can be split between any two grains, and what
 is gathered of other devices has their scales.
 
-The gradient of ``x`` is that of ``q * s``: rounding is passed over (Bengio et al., *Estimating or Propagating Gradients
-Through Stochastic Neurons*, 2013, arXiv:1308.3432: the straight-through estimator).  The backward of a product
-quantizes the gradient of its result, and multiplies it with both operands, as they are kept.
+Numbers of 4 bits lie in pairs in bytes, along the dim ``packed``: there ``q`` has half the extent of ``x``.  Where scales
+have scales themselves (`Recipe.nested`), these are a third array with the grains ``tensor_grains``: q, s, t = quantize(x).
 
-The `RECIPES` are those of NVIDIA's Transformer Engine: one scale for a tensor (Micikevicius et al., *FP8 Formats for Deep
-Learning*, 2022, arXiv:2209.05433); 1 x 128 elements of activations and 128 x 128 of weights (DeepSeek-AI, *DeepSeek-V3
-Technical Report*, 2024, arXiv:2412.19437, section 3.3); and 32 elements (Rouhani et al., *Microscaling Data Formats for
-Deep Learning*, 2023, arXiv:2310.10537).
+The gradient of ``x`` is that of ``q * s``: rounding is passed over (Bengio et al., *Estimating or Propagating Gradients
+Through Stochastic Neurons*, 2013, arXiv:1308.3432: the straight-through estimator).  The gradient of ``q`` has the dims of
+``x``.  The backward of a product quantizes the gradient of its result, and multiplies it with both operands, as they are
+kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from functools import reduce
 from math import gcd
 from string import ascii_letters
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from parallelism.arrays import Array
-from parallelism.dtypes import as_dtype, is_floating, limits_of
+from parallelism.dtypes import as_dtype, is_floating
 from parallelism.ir.core import Extent, Op, Operator, Rule, TensorType, product, register, rule
 from parallelism.ir.core.extents import quotient
+from parallelism.ir.operators.contractions import ProductTerms, product_extents, unpacked_shape
 from parallelism.ir.tracing import apply
-
-WHOLE = 0
-"""The extent of a block that has all that a device has of a dim."""
-EXPONENTS = np.dtype(np.uint8)
-"""The dtype of scales that are powers of 2, as exponents plus 127 (E8M0)."""
-_BIAS = 127
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How operands of products are scaled."""
-
-    name: str
-    block: int
-    """The elements of the contracted dim that share a scale; `WHOLE`: all of the tensor."""
-    square: bool = False
-    """Whether blocks of weights are square, so that both passes use one copy."""
-    scales: str = "float32"
-    """The dtype of the scales; ``uint8``: exponents."""
-    power_of_two: bool = False
-    """Whether scales are powers of 2."""
-    backward: str = "float8_e4m3fn"
-    """The dtype of the gradients of results, unless it is said."""
-
-
-RECIPES = {
-    each.name: each
-    for each in (
-        Recipe("tensor", WHOLE, backward="float8_e5m2"),
-        Recipe("block", 128, square=True, power_of_two=True),
-        Recipe("mx", 32, scales="uint8", power_of_two=True),
-    )
-}
-"""The recipes by name."""
-MOST_PARTS = 16
-"""The scale of a whole tensor is kept for each of so many parts of a dim: over so many devices it can be split."""
-LEAST_PARTS = 8
-"""The scales of blocks are kept for each of a multiple of so many parts of a dim, if its extent is one."""
-
-
-def _parts(shape: Sequence[Extent], grains: Sequence[int]) -> tuple[Extent | None, ...]:
-    """The number of grains along each dim; None: the grain does not divide the extent."""
-    pairs = zip(shape, grains, strict=True)
-    return tuple(extent if grain == 1 else quotient((extent,), (grain,)) for extent, grain in pairs)
-
-
-def _grain(extent: Extent, parts: Extent) -> Extent | None:
-    """The elements of each of so many parts of a dim; None: the dim does not have as many."""
-    if extent == parts:
-        return 1
-    return quotient((extent,), (parts,)) if parts != 0 else None
-
-
-def grain_of(extent: Extent, block: int) -> int:
-    """The elements along a dim of this extent for which one scale is kept, where blocks are so long.
-
-    It is the whole block, unless the dim could then not be split over 8 devices.
-    """
-    if not isinstance(extent, int):
-        return 1
-    if block == WHOLE:
-        return extent // gcd(extent, MOST_PARTS) if extent else 1
-    parts = gcd(extent, LEAST_PARTS)
-    grains = (n for n in range(min(block, extent), 0, -1) if extent % n == 0 and block % n == 0)
-    return next((n for n in grains if (extent // n) % parts == 0), 1)
-
-
-# -- quantize ----------------------------------------------------------------------------------------------------------
+from parallelism.kernels.scaled_numbers import APART, RECIPES, WHOLE, grain_of, quantized, restored
 
 _HOW = {
     "blocks": "a list of integers",
@@ -109,96 +42,151 @@ _HOW = {
     "grains": "a list of integers",
     "recipe": "a string",
 }
+_OF_PAIRS = {"packed": "an integer", "tensor_grains": "a list of integers"}
 
 
-def _scaled_terms(shape: Sequence[Extent], scales: Sequence[Extent]) -> tuple[str, str, dict[str, Extent]]:
-    """The terms of a tensor and of its scales, and the extents of their letters."""
-    outer, inner = ascii_letters[: len(shape)], ascii_letters[len(shape) : 2 * len(shape)]
-    extents: dict[str, Extent] = {}
-    term = ""
-    for u, v, extent, parts in zip(outer, inner, shape, scales, strict=True):
-        grain = _grain(extent, parts)
-        if grain is None:
-            raise ValueError(f"{extent} elements do not have {parts} scales")
-        extents[u] = parts
-        if grain == 1:
-            term += u
-            continue
-        extents[v] = grain
-        term += f"({u}{v}!)"
-    return term, outer, extents
+class Scaling(NamedTuple):
+    """How an operand is scaled."""
+
+    grains: tuple[int, ...]
+    blocks: tuple[int, ...]
+    packed: int | None = None
+    """The dim along which two numbers lie in a byte."""
+    tensor_grains: tuple[int, ...] | None = None
+    """The grains of the scales of all of a tensor; `APART` where each element is a tensor of its own."""
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """Those that `quantize` and `requantize` take."""
+        return {name: given for name, given in self._asdict().items() if given is not None}
 
 
-def _quantize_rule(
-    x: TensorType, grains: Sequence[int], blocks: Sequence[int], recipe: str, **_: Any
-) -> Rule:
+# -- dims in parts -----------------------------------------------------------------------------------------------------
+
+Laid = tuple[str, Sequence[Extent]]
+"""The letters of an array, and its shape."""
+
+
+def _in_parts(inputs: Sequence[Laid], outputs: Sequence[Laid]) -> Rule:
+    """The rule of arrays that have the same dims in parts of other sizes: a dim can be split where all can be.
+
+    Of a letter with extents of 8, 4 and 2 the outer 2 can be split.
+    """
+    extents: dict[str, list[Extent]] = {}
+    for term, shape in (*inputs, *outputs):
+        for letter, extent in zip(term, shape, strict=True):
+            extents.setdefault(letter, []).append(extent)
+    common = {letter: _common(found) for letter, found in extents.items()}
+    known: dict[str, Extent] = dict(common)
+    free = (letter for letter in ascii_letters if letter not in extents)
+    inner: dict[tuple[str, Extent], str] = {}
+
+    def written(term: str, shape: Sequence[Extent]) -> str:
+        text = ""
+        for letter, extent in zip(term, shape, strict=True):
+            rest = _parts_of(extent, common[letter])
+            if rest is None:
+                raise ValueError(f"a dim of {extent} does not consist of {common[letter]} parts")
+            if rest == 1:
+                text += letter
+                continue
+            if (letter, rest) not in inner:
+                inner[letter, rest] = next(free)
+                known[inner[letter, rest]] = rest
+            text += f"({letter}{inner[letter, rest]}!)"
+        return text
+
+    sides = [",".join([written(*each) for each in side]) for side in (inputs, outputs)]
+    return rule("->".join(sides), [tuple(shape) for _, shape in inputs], known)
+
+
+def _common(extents: Sequence[Extent]) -> Extent:
+    """The number of parts that all of these extents have."""
+    numbers = [extent for extent in extents if isinstance(extent, int)]
+    if len(numbers) == len(extents):
+        return reduce(gcd, numbers)
+    for parts in reversed(extents):
+        if parts != 0 and None not in [_parts_of(extent, parts) for extent in extents]:
+            return parts
+    return 1
+
+
+def _parts_of(extent: Extent, parts: Extent) -> Extent | None:
+    """The elements of each of so many parts of a dim; None: the dim does not have as many."""
+    if extent == parts:
+        return 1
+    return quotient((extent,), (parts,)) if parts != 0 else None
+
+
+# -- quantize ----------------------------------------------------------------------------------------------------------
+
+
+def _quantized_shapes(
+    shape: Sequence[Extent],
+    grains: Sequence[int],
+    blocks: Sequence[int],
+    recipe: str,
+    packed: int | None = None,
+    tensor_grains: Sequence[int] | None = None,
+    **_: Any,
+) -> list[Sequence[Extent]]:
+    """The shapes of the numbers in few bits, of their scales, and of the scales of these."""
     if recipe not in RECIPES:
         raise ValueError(f"a recipe is one of {', '.join(RECIPES)}, got {recipe!r}")
-    if not len(grains) == len(blocks) == x.ndim:
+    how, ndim = RECIPES[recipe], len(shape)
+    if not len(grains) == len(blocks) == ndim:
         raise ValueError(
-            f"grains and blocks have a number for each of {x.ndim} dims, got {grains} and {blocks}"
+            f"grains and blocks have a number for each of {ndim} dims, got {grains} and {blocks}"
         )
-    scales = _parts(x.shape, grains)
-    if None in scales or min(grains, default=1) < 1:
-        raise ValueError(f"grains divide the extents {x.shape}, got {grains}")
-    term, kept, extents = _scaled_terms(x.shape, [each for each in scales if each is not None])
-    return rule(f"{term}->{term},{kept}", [x.shape], extents)
+    if (packed is not None) != how.pairs or (tensor_grains is not None) != how.nested:
+        raise ValueError(
+            f"the recipe {recipe} {'needs' if how.pairs else 'takes no'} packed and tensor_grains, got {packed} and "
+            f"{tensor_grains}"
+        )
+    found = [_packed_shape(shape, packed), _kept_shape(shape, grains)]
+    if tensor_grains is not None:
+        if len(tensor_grains) != ndim:
+            raise ValueError(f"tensor_grains have a number for each of {ndim} dims, got {tensor_grains}")
+        found.append(_kept_shape(shape, [1 if grain == APART else grain for grain in tensor_grains]))
+    return found
 
 
-def _quantized_dtypes(x: TensorType, dtype: Any, recipe: str, **_: Any) -> tuple[Any, Any]:
-    if not is_floating(x.dtype):
-        raise TypeError(f"floating-point numbers are quantized, got {x}")
-    return dtype, as_dtype(RECIPES[recipe].scales)
+def _kept_shape(shape: Sequence[Extent], grains: Sequence[int]) -> Sequence[Extent]:
+    """The shape of scales with these grains."""
+    parts = [_quotient(extent, grain) for extent, grain in zip(shape, grains, strict=True)]
+    kept = [each for each in parts if each is not None]
+    if len(kept) < len(parts):
+        raise ValueError(f"grains divide the extents {shape}, got {tuple(grains)}")
+    return kept
 
 
-def _quantize(
-    x: Array, dtype: Any, grains: Sequence[int], blocks: Sequence[int], recipe: str
-) -> tuple[Array, Array]:
-    wide = x.astype(np.float32, copy=False)
-    largest = _largest(np.abs(wide), grains, blocks)
-    how, most = RECIPES[recipe], np.float32(limits_of(dtype).max)
-    scales = np.where(largest > 0, largest / most, np.float32(1))
-    exponents = _exponents(scales)
-    if how.power_of_two:
-        scales = np.ldexp(np.float32(1), exponents)
-    scaled = np.clip(wide / _spread(scales, wide.shape), -most, most)
-    kept = (exponents + _BIAS).astype(EXPONENTS) if how.scales == EXPONENTS.name else scales
-    return scaled.astype(dtype), kept
+def _quotient(extent: Extent, grain: int) -> Extent | None:
+    if grain == 1:
+        return extent
+    return quotient((extent,), (grain,)) if grain > 1 else None
 
 
-def _exponents(scales: Array) -> Array:
-    """The exponents of the least powers of 2 that are not less than the scales."""
-    fractions, exponents = np.frexp(scales)
-    return np.clip(np.where(fractions == 0.5, exponents - 1, exponents), 1 - _BIAS, _BIAS)
+def _packed_shape(shape: Sequence[Extent], packed: int | None) -> Sequence[Extent]:
+    """The shape of an array whose numbers lie in pairs along a dim."""
+    if packed is None:
+        return shape
+    half = _quotient(shape[packed], 2) if 0 <= packed < len(shape) else None
+    if half is None:
+        raise ValueError(f"packed is a dim of even extent, got {packed} for the shape {shape}")
+    return (*shape[:packed], half, *shape[packed + 1 :])
 
 
-def _largest(sizes: Array, grains: Sequence[int], blocks: Sequence[int]) -> Array:
-    """The largest size in the block of each grain."""
-    if not sizes.size:
-        return np.zeros([n // grain for n, grain in zip(sizes.shape, grains, strict=True)], np.float32)
-    for dim, (grain, block) in enumerate(zip(grains, blocks, strict=True)):
-        extent = sizes.shape[dim]
-        starts = np.arange(0, extent, block or extent)
-        of_blocks = np.maximum.reduceat(sizes, starts, axis=dim)
-        sizes = np.take(of_blocks, np.arange(0, extent, grain) // (block or extent), axis=dim)
-    return sizes
+def _quantize_rule(x: TensorType, **how: Any) -> Rule:
+    names = ascii_letters[: x.ndim]
+    return _in_parts([(names, x.shape)], [(names, shape) for shape in _quantized_shapes(x.shape, **how)])
 
 
-def _spread(scales: Array, shape: Sequence[int]) -> Array:
-    """The scales for each element of an array of this shape."""
-    for dim, extent in enumerate(shape):
-        kept = scales.shape[dim]
-        if kept != extent:
-            scales = np.repeat(scales, extent // kept, axis=dim)
-    return scales
-
-
-def restored(q: Array, scales: Array) -> Array:
-    """The numbers in float32 that quantized ones stand for."""
-    if scales.dtype == EXPONENTS:
-        scales = np.exp2(scales.astype(np.float32) - _BIAS)
-    wide: Array = q.astype(np.float32, copy=False) * _spread(scales, q.shape)
-    return wide
+def _quantized_dtypes(*given: TensorType, dtype: Any, recipe: str, **_: Any) -> tuple[Any, ...]:
+    how = RECIPES[recipe]
+    if len(given) == 1 and not is_floating(given[0].dtype):
+        raise TypeError(f"floating-point numbers are quantized, got {given[0]}")
+    of_tensor = (np.dtype(np.float32),) if how.nested else ()
+    return (dtype, as_dtype(how.scales), *of_tensor)
 
 
 def _quantize_derivative(g: Any, y: Any, x: Any, **_: Any) -> list[Any]:
@@ -208,7 +196,18 @@ def _quantize_derivative(g: Any, y: Any, x: Any, **_: Any) -> list[Any]:
 def _nbytes(op: Op) -> Extent:
     """Each array once; what has one scale for all of it is read once more before, for its largest element."""
     moved = sum((value.type.nbytes for value in (*op.inputs, *op.outputs)), 0)
-    return moved + op.inputs[0].type.nbytes if WHOLE in op["blocks"] else moved
+    again = WHOLE in op["blocks"] or RECIPES[op["recipe"]].nested
+    return moved + op.inputs[0].type.nbytes if again else moved
+
+
+def _flops_of_elements(each: int) -> Callable[..., Extent]:
+    """So many operations for each element, whatever parts its dims have for scales."""
+
+    def flops(rule: Rule, *, was_packed: int | None = None, **_: Any) -> Extent:
+        shape = rule.shape(rule.inputs[0])
+        return each * product(unpacked_shape(shape, was_packed))
+
+    return flops
 
 
 register(
@@ -216,65 +215,38 @@ register(
         "quantize",
         _quantize_rule,
         _quantized_dtypes,
-        _quantize,
+        quantized,
         _quantize_derivative,
-        3,
+        _flops_of_elements(3),
         _HOW,
+        _OF_PAIRS,
         op_nbytes=_nbytes,
         passes_rounding=True,
     )
 )
 
 
-def _requantize_rule(
-    q: TensorType, scales: TensorType, grains: Sequence[int], blocks: Sequence[int], recipe: str, **_: Any
-) -> Rule:
+def _requantize_rule(q: TensorType, *scales: TensorType, was_packed: int | None = None, **how: Any) -> Rule:
     """A dim may be split where both kinds of scales can be."""
-    parts = _parts(q.shape, grains)
-    names = iter(ascii_letters)
-    extents: dict[str, Extent] = {}
-    terms = ["", "", ""]
-    for extent, before, after in zip(q.shape, scales.shape, parts, strict=True):
-        common = _common_parts(before, after)
-        u = next(names)
-        extents[u] = common
-        for place, own in enumerate((extent, before, after)):
-            rest = 1 if own == common else quotient((own,), (common,)) if own is not None else None
-            if rest is None:
-                raise ValueError(f"{own} scales cannot be kept for a dim of {extent}")
-            if rest == 1:
-                terms[place] += u
-                continue
-            v = next(names)
-            extents[v] = rest
-            terms[place] += f"({u}{v}!)"
-    return rule(f"{terms[0]},{terms[1]}->{terms[0]},{terms[2]}", [q.shape, scales.shape], extents)
+    names = ascii_letters[: q.ndim]
+    after = _quantized_shapes(unpacked_shape(q.shape, was_packed), **how)
+    return _in_parts([(names, each.shape) for each in (q, *scales)], [(names, shape) for shape in after])
 
 
-def _common_parts(before: Extent, after: Extent | None) -> Extent:
-    if before == after:
-        return before
-    return gcd(before, after) if isinstance(before, int) and isinstance(after, int) else 1
-
-
-def _of_elements(rule: Rule, **_: Any) -> Extent:
-    """Four operations for each element, whatever parts its dims have for scales."""
-    return 4 * product(rule.shape(rule.inputs[0]))
-
-
-def _requantize(q: Array, scales: Array, **how: Any) -> tuple[Array, Array]:
-    return _quantize(restored(q, scales), **how)
+def _requantize(q: Array, *scales: Array, was_packed: int | None = None, **how: Any) -> tuple[Array, ...]:
+    return quantized(restored(q, *scales, packed=was_packed), **how)
 
 
 register(
     Operator(
         "requantize",
         _requantize_rule,
-        lambda q, scales, dtype, recipe, **_: (dtype, as_dtype(RECIPES[recipe].scales)),
+        _quantized_dtypes,
         _requantize,
         None,
-        _of_elements,
+        _flops_of_elements(4),
         _HOW,
+        {**_OF_PAIRS, "was_packed": "an integer"},
     )
 )
 
@@ -284,7 +256,7 @@ register(
 
 def _standing_rule(q: TensorType, x: TensorType) -> Rule:
     names = ascii_letters[: q.ndim]
-    return rule(f"{names},{names}->{names}", [q.shape, x.shape])
+    return _in_parts([(names, q.shape), (names, x.shape)], [(names, q.shape)])
 
 
 register(
@@ -304,34 +276,15 @@ register(
 # -- products ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class ProductTerms:
-    """The letters of a product: those of ``a``, of ``b`` and of the result."""
-
-    a: str
-    b: str
-    result: str
-
-    @classmethod
-    def of(cls, equation: str) -> ProductTerms:
-        """Of an equation such as ``bsd,dn->bsn``."""
-        left, result = equation.split("->")
-        a, b = left.split(",")
-        return cls(a, b, result)
-
-    @property
-    def contracted(self) -> str:
-        """The letters that are summed over, in the order of ``a``."""
-        return "".join(letter for letter in self.a if letter in self.b and letter not in self.result)
-
-
 def scaling_of(
     term: str, shape: Sequence[Extent], contracted: str, recipe: str, apart: str, *, weight: bool = False
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The grains and the blocks of an operand.
+) -> Scaling:
+    """How an operand is scaled.
 
     ``apart`` has the letters of which each element has scales of its own: rows of the batch, and experts.  In recipes
     with blocks these lie along the last letter that is contracted; those of a ``weight`` may be square.
+
+    ``ValueError`` if numbers lie in pairs, and no dim has an even extent.
     """
     how = RECIPES[recipe]
     if how.block == WHOLE:
@@ -340,88 +293,125 @@ def scaling_of(
         long = [letter for letter in term if letter in contracted][-1:]
         if weight and how.square:
             long += [letter for letter in term if letter not in contracted and letter not in apart][-1:]
+    packed = _dim_of_pairs(term, shape, long, apart) if how.pairs else None
     grains, blocks = [], []
-    for letter, extent in zip(term, shape, strict=True):
-        grains.append(grain_of(extent, how.block) if letter in long else 1)
+    for dim, (letter, extent) in enumerate(zip(term, shape, strict=True)):
+        least = 2 if dim == packed else 1
+        grains.append(grain_of(extent, how.block, least) if letter in long else 1)
         blocks.append(how.block if letter in long else 1)
-    return tuple(grains), tuple(blocks)
+    of_tensor = None
+    if how.nested:
+        of_tensor = tuple(
+            APART if letter in apart else grain_of(extent, WHOLE)
+            for letter, extent in zip(term, shape, strict=True)
+        )
+    return Scaling(tuple(grains), tuple(blocks), packed, of_tensor)
 
 
-def _product_rule(
-    a: TensorType, scales_a: TensorType, b: TensorType, scales_b: TensorType, equation: str, **_: Any
-) -> Rule:
-    terms = ProductTerms.of(equation)
-    extents: dict[str, Extent] = {}
-    inner: dict[str, Extent] = {}
-    for term, type, scales in ((terms.a, a, scales_a), (terms.b, b, scales_b)):
-        if not len(term) == type.ndim == scales.ndim:
+def _dim_of_pairs(term: str, shape: Sequence[Extent], long: Sequence[str], apart: str) -> int:
+    """The dim along which two numbers lie in a byte: that of the blocks, if its extent is even."""
+    for letter in (*long, *reversed(term)):
+        extent = shape[term.index(letter)]
+        if isinstance(extent, int) and extent % 2 == 0 and (letter in long or letter not in apart):
+            return term.index(letter)
+    raise ValueError(f"two numbers of 4 bits lie in a byte, so a dim of an operand must be even; got {shape}")
+
+
+Operand = tuple[TensorType, ...]
+"""The types of an operand and of its scales."""
+
+
+def _product_rule(*types: TensorType, equation: str, packed: Sequence[int] = (), **_: Any) -> Rule:
+    terms, half = ProductTerms.of(equation), len(types) // 2
+    if len(types) not in (4, 6):
+        raise ValueError(f"it does not take {len(types)} inputs")
+    arrays: list[Laid] = []
+    parts: dict[str, tuple[Extent, ...]] = {}
+    for place, (term, operand) in enumerate(((terms.a, types[:half]), (terms.b, types[half:]))):
+        if any(type.ndim != len(term) for type in operand):
+            of_scales = " and ".join(map(str, operand[1:]))
             raise ValueError(
-                f"{equation}: an operand {type} with scales {scales} does not have the dims {term}"
+                f"{equation}: an operand {operand[0]} with scales {of_scales} does not have the dims {term}"
             )
-        for letter, extent, parts in zip(term, type.shape, scales.shape, strict=True):
-            grain = _grain(extent, parts)
-            if (
-                grain is None
-                or extents.setdefault(letter, parts) != parts
-                or inner.setdefault(letter, grain) != grain
-            ):
+        arrays += [(term, type.shape) for type in operand]
+        whole = unpacked_shape(operand[0].shape, packed[place] if packed else None)
+        for dim, letter in enumerate(term):
+            own = (whole[dim], *(type.shape[dim] for type in operand[1:]))
+            if None in [_parts_of(own[0], each) for each in own[1:]] or parts.setdefault(letter, own) != own:
                 raise ValueError(f"{equation}: both operands have scales for the same parts of dim {letter}")
-    free = (letter for letter in ascii_letters if letter not in extents)
-    names = {letter: next(free) for letter, grain in inner.items() if grain != 1}
-
-    def written(term: str) -> str:
-        return "".join(f"({letter}{names[letter]}!)" if letter in names else letter for letter in term)
-
-    known = extents | {name: inner[letter] for letter, name in names.items()}
-    text = f"{written(terms.a)},{terms.a},{written(terms.b)},{terms.b}->{written(terms.result)}"
-    return rule(text, [a.shape, scales_a.shape, b.shape, scales_b.shape], known)
+    result = [parts[letter][0] for letter in terms.result]
+    return _in_parts(arrays, [(terms.result, result)])
 
 
-def _product(
-    a: Array, scales_a: Array, b: Array, scales_b: Array, equation: str, dtype: Any, **_: Any
-) -> Array:
-    wide = np.einsum(equation, restored(a, scales_a), restored(b, scales_b), optimize=True)
-    result: Array = wide.astype(dtype, copy=False)
+def _product(*arrays: Array, equation: str, dtype: Any, packed: Sequence[int] = (), **_: Any) -> Array:
+    half = len(arrays) // 2
+    of_a, of_b = packed or (None, None)
+    a, b = restored(*arrays[:half], packed=of_a), restored(*arrays[half:], packed=of_b)
+    result: Array = np.einsum(equation, a, b, optimize=True).astype(dtype, copy=False)
     return result
 
 
+class _Kept(NamedTuple):
+    """An operand of a product as the forward keeps it."""
+
+    term: str
+    arrays: Sequence[Any]
+    packed: int | None
+    is_weight: bool
+
+    def again(self, recipe: str, contracted: str, apart: str) -> _Kept:
+        """It with the blocks that a product needs which contracts these letters."""
+        q, scales = self.arrays[:2]
+        shape = unpacked_shape(q.shape, self.packed)
+        scaling = scaling_of(self.term, shape, contracted, recipe, apart, weight=self.is_weight)
+        if tuple(_kept_shape(shape, scaling.grains)) == scales.shape:
+            return self
+        was_packed = {} if self.packed is None else {"was_packed": self.packed}
+        arrays = apply(
+            "requantize", *self.arrays, dtype=q.dtype, recipe=recipe, **scaling.attributes, **was_packed
+        )
+        return _Kept(self.term, arrays, scaling.packed, self.is_weight)
+
+
 def _product_derivative(
-    g: Any, y: Any, a: Any, scales_a: Any, b: Any, scales_b: Any, *, equation: str, dtype: Any, **how: Any
+    g: Any, y: Any, *operands: Any, equation: str, dtype: Any, packed: Sequence[int] = (), **how: Any
 ) -> list[Any]:
-    terms = ProductTerms.of(equation)
+    terms, half = ProductTerms.of(equation), len(operands) // 2
     recipe, apart = how["recipe"], how["apart"]
-    quantized: dict[Any, Any] = {}
+    of_a, of_b = packed or (None, None)
+    a = _Kept(terms.a, operands[:half], of_a, is_weight=False)
+    b = _Kept(terms.b, operands[half:], of_b, is_weight=True)
+    quantized_gradients: dict[Scaling, Any] = {}
 
-    def gradient(own: str, other: str, kept: Any, *, weight: bool) -> Any:
+    def gradient(own: str, kept: _Kept) -> Any:
         """The gradient of the operand with the letters ``own``, from the other one."""
-        contracted = ProductTerms(terms.result, other, own).contracted
+        contracted = ProductTerms(terms.result, kept.term, own).contracted
         scaling = scaling_of(terms.result, g.shape, contracted, recipe, apart)
-        if scaling not in quantized:
-            grains, blocks = scaling
-            quantized[scaling] = apply(
-                "quantize", g, grains=grains, blocks=blocks, dtype=how["backward"], recipe=recipe
+        if scaling not in quantized_gradients:
+            quantized_gradients[scaling] = apply(
+                "quantize", g, dtype=how["backward"], recipe=recipe, **scaling.attributes
             )
-        of_other = _kept_again(kept, other, weight=weight, recipe=recipe, contracted=contracted, apart=apart)
-        written = f"{terms.result},{other}->{own}"
-        return apply("scaled_einsum", *quantized[scaling], *of_other, equation=written, dtype=dtype, **how)
+        other = kept.again(recipe, contracted, apart)
+        of_pairs = {"packed": (scaling.packed, other.packed)} if packed else {}
+        return apply(
+            "scaled_einsum",
+            *quantized_gradients[scaling],
+            *other.arrays,
+            equation=f"{terms.result},{other.term}->{own}",
+            dtype=dtype,
+            **how,
+            **of_pairs,
+        )
 
-    of_a = gradient(terms.a, terms.b, (b, scales_b), weight=True)
-    of_b = gradient(terms.b, terms.a, (a, scales_a), weight=False)
-    return [of_a, None, of_b, None]
-
-
-def _kept_again(kept: Any, term: str, *, weight: bool, recipe: str, contracted: str, apart: str) -> Any:
-    """An operand as it is kept, with the blocks that a product needs which contracts these letters."""
-    q, scales = kept
-    grains, blocks = scaling_of(term, q.shape, contracted, recipe, apart, weight=weight)
-    if _parts(q.shape, grains) == scales.shape:
-        return kept
-    return apply("requantize", q, scales, grains=grains, blocks=blocks, dtype=q.dtype, recipe=recipe)
+    of_scales = [None] * (half - 1)
+    return [gradient(terms.a, b), *of_scales, gradient(terms.b, a), *of_scales]
 
 
-def _flops(rule: Rule, **_: Any) -> Extent:
+def _flops(rule: Rule, *, equation: str, packed: Sequence[int] = (), **_: Any) -> Extent:
     """A multiplication and an addition at each point, as of a product without scales."""
-    return 2 * rule.points
+    second = len(rule.inputs) // 2
+    a, b = rule.shape(rule.inputs[0]), rule.shape(rule.inputs[second])
+    return 2 * product(product_extents(equation, a, b, packed).values())
 
 
 register(
@@ -439,6 +429,7 @@ register(
             "equation": "a string",
             "recipe": "a string",
         },
+        {"packed": "a list of integers"},
         grows=True,
         passes_rounding=True,
     )

@@ -14,11 +14,9 @@ from dataclasses import replace
 from itertools import chain
 
 from parallelism.ir.core import Extent, Function, Op, Value
-from parallelism.ir.operators.contractions import FACTORS
+from parallelism.ir.operators.contractions import PRODUCTS
 
 _MOVING = frozenset(("all_slice", "relayout", "reshard"))
-PRODUCTS = frozenset(FACTORS)
-"""Operators of products of matrices."""
 _APART = PRODUCTS | _MOVING
 """Operators that are in no chain, whatever their rules are."""
 

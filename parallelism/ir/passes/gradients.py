@@ -1,6 +1,6 @@
 """Reverse-mode differentiation of a function, by the derivatives in the table of operators."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -71,11 +71,11 @@ class _Backward:
         self.traced = {value: Traced(builder, value) for value in function.values}
         self.grads: dict[Value, Traced] = {}
         """The sum of the gradients of each value so far."""
-        self.depends = depending(function, chosen)
+        self.rounded = rounded_values(function)
+        self.depends = depending(function, chosen, self.rounded)
         self._regions: dict[Value, str | None] = {}
         """The region of the op that reads a value first: its gradient is complete there."""
         self._complete: dict[Value, Value] = {}
-        self.rounded = rounded_values(function)
 
     def needs(self, op: Op) -> bool:
         """Whether a gradient passes through an op, or starts there."""
@@ -98,7 +98,7 @@ class _Backward:
             parts = derivative(g, y, *inputs, **dict(op.attributes))
             for value, part in zip(op.inputs, parts, strict=True):
                 if part is not None and value in self.depends:
-                    _accumulate(self.grads, value, part, keeps_dtype=value in self.rounded)
+                    _accumulate(self.grads, value, part, is_rounded=value in self.rounded)
                     self._regions[value] = op.region
 
     def _gradient(self, value: Value) -> Traced | None:
@@ -158,12 +158,14 @@ def _floating(values: Iterable[Value]) -> list[Value]:
     return [value for value in values if is_floating(value.type.dtype)]
 
 
-def depending(function: Function, chosen: Sequence[Value]) -> set[Value]:
-    """The floating-point values that depend on the chosen inputs."""
-    found = set(chosen)
+def depending(
+    function: Function, chosen: Sequence[Value], rounded: Collection[Value] | None = None
+) -> set[Value]:
+    """The floating-point values that depend on the chosen inputs, and those that are ``rounded`` (`rounded_values`)."""
+    rounded, found = rounded_values(function) if rounded is None else rounded, set(chosen)
     for op in function.ops:
         if op.operator.gradient == "passes" and not found.isdisjoint(op.inputs):
-            found.update(_floating(op.outputs))
+            found.update(value for value in op.outputs if value in rounded or is_floating(value.type.dtype))
     return found
 
 
@@ -181,14 +183,17 @@ def _first_read(function: Function, chosen: Sequence[Value]) -> dict[int, list[V
 
 
 def rounded_values(function: Function) -> set[Value]:
-    """The values in 8 bits whose gradients have a wider dtype."""
+    """The values in bytes whose gradients have a wider dtype.
+
+    Bytes that hold two numbers each are integers, and their gradients have the dims of the numbers.
+    """
     ops = [op for op in function.ops if op.operator.passes_rounding]
     around = {value for op in ops for value in (*op.inputs, *op.outputs)}
-    return {value for value in around if is_floating(value.type.dtype) and value.type.dtype.itemsize == 1}
+    return {value for value in around if value.type.dtype.itemsize == 1}
 
 
-def _accumulate(grads: dict[Value, Traced], value: Value, part: Any, *, keeps_dtype: bool = False) -> None:
-    fitted = _fitted(part, TensorType(part.dtype, value.type.shape) if keeps_dtype else value.type)
+def _accumulate(grads: dict[Value, Traced], value: Value, part: Any, *, is_rounded: bool = False) -> None:
+    fitted = part if is_rounded else _fitted(part, value.type)
     grads[value] = grads[value] + fitted if value in grads else fitted
 
 

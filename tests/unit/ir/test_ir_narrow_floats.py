@@ -41,7 +41,7 @@ def test_a_dtype_has_a_name_in_text_a_code_and_a_size(name):
 
 
 def test_what_is_no_number_is_none_of_them():
-    for dtype in (np.dtype("V2"), np.dtype(ml_dtypes.float4_e2m1fn), np.dtype("U3"), np.dtype(object)):
+    for dtype in (np.dtype("V2"), np.dtype(ml_dtypes.float6_e2m3fn), np.dtype("U3"), np.dtype(object)):
         assert not is_floating(dtype) and not is_numeric(dtype)
     assert not is_floating(np.dtype(int)) and is_numeric(np.dtype(int)) and not is_floating(np.dtype(complex))
     with pytest.raises(TypeError, match=r"a dtype must be one of i1, f16, .*, bf16, .*, got float4_e2m1fn"):

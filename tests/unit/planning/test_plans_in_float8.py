@@ -1,4 +1,4 @@
-"""Plans whose products are in float8: each row is its simulation, and the best one is that of all simulations."""
+"""Plans whose products are in float8 or float4: each row is its simulation, and the best one is that of all simulations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ ROUTED = replace(SPEC, experts=models.Experts(count=4, chosen=2, width=48, load=
 
 def planned(spec: models.TransformerSpec, hardware: str = "dgx-h100", devices: int = 2, **given: Any) -> Plans:
     how = {name: given.pop(name) for name in ("recipe", "gathers", "first_blocks") if name in given}
-    precision = MixedPrecision("bfloat16", products="float8", **how)
+    products = "float4" if how.get("recipe") == "nvfp4" else "float8"
+    precision = MixedPrecision("bfloat16", products=products, **how)
     return find_plan(spec, hardware=hardware, devices=devices, batch=8, precision=precision, simulations=None, **given)
 
 
@@ -28,11 +29,12 @@ PLAIN = {"recompute": "none", "microbatch": 2, "schedule": "1f1b"}
 
 
 @pytest.mark.slow
-@pytest.mark.slow_for("megatron", "routed", "context", "block")
+@pytest.mark.slow_for("megatron", "routed", "context", "block", "nvfp4")
 @pytest.mark.parametrize(("spec", "hardware", "given"), [
     pytest.param(SPEC, "dgx-h100", PLAIN | {"recipe": "block"}, id="block"),
     pytest.param(SPEC, "dgx-h100", PLAIN | {"recipe": "mx", "gathers": "float8", "zero": [1, 2], "dp": 2}, id="gathers"),
     pytest.param(SPEC, "dgx-h100", PLAIN | {"recipe": "tensor", "cp": 2, "pp": 1, "devices": 4}, id="context"),
+    pytest.param(SPEC, "b200-node", PLAIN | {"recipe": "nvfp4"}, id="nvfp4"),
     pytest.param(SPEC, "dgx-h100+megatron-core-h100", PLAIN | {"recipe": "tensor"}, id="megatron"),
     pytest.param(ROUTED, "dgx-h100", PLAIN | {"recipe": "block", "ep": 2, "pp": 1, "zero": 1, "devices": 4}, id="routed"),
 ])
@@ -52,10 +54,11 @@ def test_each_row_is_its_simulation_and_the_first_is_the_best(
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("recipe", ["tensor", "block", "mx"])
+@pytest.mark.parametrize("recipe", ["tensor", "block", "mx", "nvfp4"])
 def test_the_first_of_a_small_space_is_the_best_of_all_simulations(recipe: str) -> None:
     """Every split, recomputation and stage of ZeRO of two devices, each by its full simulation."""
-    plans = planned(SPEC, recipe=recipe, microbatch=[1, 2], schedule="1f1b")
+    hardware = "b200-node" if recipe == "nvfp4" else "dgx-h100"
+    plans = planned(SPEC, hardware, recipe=recipe, microbatch=[1, 2], schedule="1f1b")
     assert len(plans) > 20
     traces = [plan.simulate() for plan in plans]
     assert plans.best.seconds == pytest.approx(min(trace.makespan_seconds for trace in traces), rel=1e-9) and plans.gap == 0
@@ -73,6 +76,17 @@ def test_a_plan_in_float8_says_so_and_takes_less_time_for_its_products() -> None
     assert parts[0]["products"] < 0.75 * parts[1]["products"]
     assert parts[0]["elementwise"] > parts[1]["elementwise"]
     assert narrow.figures.memory[0]["activations"] < wide.figures.memory[0]["activations"]
+
+
+def test_a_plan_in_float4_has_smaller_products_and_activations_and_needs_hardware_with_a_rate_for_it() -> None:
+    large = replace(SPEC, width=2048, heads=16, key_value_heads=16, feed_forward=8192, sequence=1024)
+    fixed = {"pp": 1, "dp": 1, "tp": 2, "zero": 0, "recompute": "none", "microbatch": 1}
+    four, eight = (planned(large, "b200-node", recipe=recipe, **fixed).best for recipe in ("nvfp4", "mx"))
+    assert "precision=bf16,products:f4,recipe:nvfp4" in str(four.strategy)
+    assert four.figures.parts["products"] < 0.75 * eight.figures.parts["products"]
+    assert four.figures.memory[0]["activations"] < eight.figures.memory[0]["activations"]
+    with pytest.raises(ValueError, match="dgx-h100 has no rate for float4"):
+        planned(large, recipe="nvfp4", **fixed)
 
 
 @pytest.mark.parametrize(("model", "message"), [

@@ -31,7 +31,7 @@ def test_every_argument_of_megatron_has_a_class() -> None:
     assert all(each.values in ("0", "1", "*", "+") for each in ARGUMENTS.values())
     modelled = {each.name for each in ARGUMENTS.values() if each.kind == "modelled"}
     assert modelled == {option.name for option in OPTIONS} - {"fp32", "lora-rank", "lora-alpha", "lora-products",
-                                                         "document-lengths", "document-variation"}
+                                                         "document-lengths", "document-variation", "fp4-format"}
     assert set(UNCHANGING) == set(ARGUMENTS) - modelled
     for option in OPTIONS:
         if option.name in ARGUMENTS:

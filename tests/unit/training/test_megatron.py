@@ -387,9 +387,11 @@ FLOAT8: dict[str, Any] = {"fp8_format": "hybrid"}
     (FLOAT8 | {"first_last_layers_bf16": True}, "products:f8,first:1,last:1"),
     (FLOAT8 | {"first_last_layers_bf16": True, "num_layers_at_start_in_bf16": 0, "num_layers_at_end_in_bf16": 2},
      "products:f8,last:2"),
-    ({"fp8_recipe": "mxfp8"}, ""),
+    ({"fp8_recipe": "mxfp8"}, ""), ({"fp4_recipe": "nvfp4"}, ""),
+    ({"fp4_format": "e2m1"}, "products:f4,recipe:nvfp4"),
+    ({"fp4": "e2m1", "fp4_recipe": "nvfp4", "first_last_layers_bf16": True}, "products:f4,recipe:nvfp4,first:1,last:1"),
 ])
-def test_products_in_float8(flags: dict[str, Any], text: str) -> None:
+def test_products_in_few_bits(flags: dict[str, Any], text: str) -> None:
     run = MegatronFlags(**SMALL, **flags).run(1)
     assert str(run.strategy) == f"precision=bf16{text and f',{text}'} pp 1f1b:1"
     again = MegatronFlags.of(run)
@@ -398,7 +400,11 @@ def test_products_in_float8(flags: dict[str, Any], text: str) -> None:
 
 @pytest.mark.parametrize(("flags", "message"), [
     ({"fp8_param_gather": True}, "--fp8-param-gather needs --fp8-format"),
-    ({"first_last_layers_bf16": True}, "--first-last-layers-bf16 needs --fp8-format"),
+    ({"first_last_layers_bf16": True}, "--first-last-layers-bf16 needs --fp8-format or --fp4-format"),
+    ({"fp4_format": "e2m1", "fp32": True}, "--fp4-format needs weights in bfloat16; leave out --fp32"),
+    ({"fp4": "e2m1", "fp8_param_gather": True}, "--fp8-param-gather needs --fp8-format"),
+    (FLOAT8 | {"fp4_format": "e2m1"}, "--fp8-format and --fp4-format exclude each other"),
+    ({"fp4_format": "e2m1", "fp4_recipe": "custom"}, "--fp4-recipe must be one of nvfp4, got 'custom'"),
     (FLOAT8 | {"fp16": True}, "--fp8-format needs weights in bfloat16; leave out --fp16"),
     (FLOAT8 | {"fp32": True}, "--fp8-format needs weights in bfloat16; leave out --fp32"),
     (FLOAT8 | {"fp8": "e4m3"}, "--fp8 e4m3 and --fp8-format hybrid exclude each other"),
@@ -414,6 +420,7 @@ def test_flags_of_float8_that_cannot_be(flags: dict[str, Any], message: str) -> 
 def test_flags_of_float8_without_those_that_they_need_are_told_to_change_nothing() -> None:
     given = MegatronFlags(**SMALL, fp8_recipe="mxfp8", num_layers_at_start_in_bf16=2)
     assert given.idle(Mesh(pp=1))[-2:] == ["fp8_recipe", "num_layers_at_start_in_bf16"]
+    assert MegatronFlags(**SMALL, fp4_recipe="nvfp4").idle(Mesh(pp=1))[-1:] == ["fp4_recipe"]
     needed = MegatronFlags(**SMALL, **FLOAT8, fp8_recipe="mxfp8", first_last_layers_bf16=True, num_layers_at_start_in_bf16=2)
     assert not {"fp8_recipe", "num_layers_at_start_in_bf16"}.intersection(needed.idle(Mesh(pp=1)))
 

@@ -19,7 +19,7 @@ from parallelism.training.state_sharding import StateSharding
 from parallelism.training.training_run import ADAM_W, ROWS
 from parallelism.transforms import SGD, Adam
 from vcluster.cli.command_line import WrongWords
-from vcluster.cli.megatron_words import check_float8, check_rate, flags_of, is_model, named_model
+from vcluster.cli.megatron_words import check_few_bits, check_rate, flags_of, is_model, named_model
 from vcluster.cli.plan_document import Asked
 from vcluster.cli.program_files import held, loss_of_rows, optimizer_of, program_in, sizes_of
 from vcluster.cli.sweeps.imperfect_words import imperfections_of, words_of_faults
@@ -40,6 +40,9 @@ _DTYPES = (
     "fp8_format",
     "fp8_recipe",
     "fp8_param_gather",
+    "fp4",
+    "fp4_format",
+    "fp4_recipe",
     "first_last_layers_bf16",
     "num_layers_at_start_in_bf16",
     "num_layers_at_end_in_bf16",
@@ -118,7 +121,7 @@ class Search:
         if isinstance(self.model, TransformerSpec):
             check_rate(hardware, str(self.model.dtype))
             precision = self.options.get("precision")
-            check_float8(hardware, "float8" if precision is not None else "")
+            check_few_bits(hardware, precision.products_dtype if precision is not None else "")
 
 
 def dtypes_of(flags: MegatronFlags) -> dict[str, Any]:
