@@ -16,8 +16,9 @@ def sized_hardware(hardware: Hardware | str | PathLike[str], devices: int | None
     """A hardware (as `Hardware.of` takes it) with room for so many devices; None: for all that it has.
 
     A preset is taken with as few nodes as there must be.  Of racks of more than 8 devices equally many are used of each, if
-    these are a multiple of 8: 128 devices of racks of 72 are two times 64, as schedulers give them.  If the name says how many there are (``dgx-h100:8`` is 8
-    nodes of 8 devices), it must agree with ``devices``.  A file and a `Hardware` stay as they are.
+    these are a multiple of 8: 128 devices of racks of 72 are two times 64, as schedulers give them.  If the name says how
+    many there are (``dgx-h100:8`` is 8 nodes of 8 devices), it must agree with ``devices``.  A file and a `Hardware` stay as
+    they are.
 
     ``ValueError`` where there are fewer devices, and where two numbers are given that differ.
 

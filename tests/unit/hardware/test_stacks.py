@@ -134,3 +134,10 @@ def test_a_transformer_gets_the_stack_of_its_training():
     assert with_usual_stack("dgx-h100:4") == "dgx-h100:4+megatron-core-h100"
     assert with_usual_stack("dgx-h100+pytorch-h100") == "dgx-h100+pytorch-h100"
     assert Hardware.preset("dgx-h100:2+plain") == Hardware.preset("dgx-h100:2")
+
+
+@pytest.mark.parametrize(("devices", "used", "racks"), [(72, 72, 1), (128, 64, 2), (256, 64, 4), (144, 72, 2), (100, 72, 2)])
+def test_racks_are_used_evenly_where_whole_hosts_are(devices, used, racks):
+    found = sized_hardware("gb200-nvl72+megatron-core-b200", devices)
+    assert [link.extents for link in found.links] == [(used,), (racks,)] and found.stack == "megatron-core-b200"
+    assert found.level(0, used - 1) == 0 and (racks == 1 or found.level(used - 1, used) == 1)
