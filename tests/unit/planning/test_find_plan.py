@@ -129,6 +129,24 @@ def test_why_the_first_and_why_not_another(plans: Plans) -> None:
     assert second.why().startswith(f"the first ({first.split}) takes {seconds(less)} ({share:.1%}) less")
 
 
+def test_why_an_axis_is_not_inside_of_a_node() -> None:
+    pair = Hardware.of("dgx-h100")
+    hardware = replace(pair, links=tuple(replace(link, extents=(2,)) for link in pair.links))
+    given: dict[str, Any] = {"hardware": hardware, "batch": 4, "pp": 1, "zero": 0, "sp": False, "microbatch": 2,
+                             "recompute": "none"}
+    spec = replace(SPEC, width=16, heads=4, vocabulary=24)
+    found = find_plan(spec, **given)
+    inside, between = next(found.where(tp=2)), next(found.where(tp=4))
+    more = between.figures.seconds - inside.figures.seconds
+    assert inside.settings["order"].endswith("tp") and more > 0
+    assert found.why_between_nodes(inside, "tp") == found.why_between_nodes(between, "ep") == ""
+    assert found.why_between_nodes(between, "tp").startswith(
+        f"the best plan with tp inside of a node of 2 devices ({found[0].split}) takes "
+        f"{seconds(between.figures.seconds - found[0].figures.seconds)} (")
+    apart = find_plan(spec, tp=4, **given)
+    assert apart.why_between_nodes(apart.best, "tp") == "no plan that fits has tp inside of a node of 2 devices"
+
+
 def test_equal_plans_take_as_long() -> None:
     first = Account("pp=2 mb=2", 0.3, {"products": 0.2, "bubble": 0.1}, {})
     assert why(first, first._replace(split="pp=2 mb=1")) == "the second (pp=2 mb=1) takes as long"
