@@ -244,7 +244,10 @@ class TwoBlockSteps:
         first = [0, *(block - others for block in accumulate(self._counts(labels)[:-1]))]
         ends = EndPieces(stages.stages, first, replicas)
         updates = self._updates(
-            pattern._replace(in_stages=False), ends.layouts, ends.pending, replicated=replicated
+            pattern._replace(in_stages=False),
+            tuple([each for each in ends.layouts if each[0] in self._names_of_updates]),
+            tuple([each for each in ends.pending if each[0] in self._names_of_updates]),
+            replicated=replicated,
         )
         sets = updates.splits, updates.several, updates.splits_of_replicas
         return LaidOut(dict(ends.sections(updates, labels)), *map(frozenset, sets))
@@ -264,6 +267,12 @@ class TwoBlockSteps:
         step = self._step(pattern, 2, replicated=replicated or splits_state)
         replicas = _replicas_of(pattern, replicated=replicated)
         return Updates(step, layouts, pending, self._inside(pattern), replicas, self.fused)
+
+    @cached_property
+    def _names_of_updates(self) -> frozenset[str]:
+        """The parameters of the step that has the `_updates`."""
+        (layers,) = self._counts(((ONLY, 2),))
+        return frozenset(value.name for value in Parts.of(self._step_of(layers)).parameters)
 
     @staticmethod
     def _splits_state(pattern: Pattern) -> bool:
