@@ -222,6 +222,7 @@ register(
         _OF_PAIRS,
         op_nbytes=_nbytes,
         passes_rounding=True,
+        leaders=lambda inputs, outputs: (0, 1),
     )
 )
 
@@ -247,6 +248,7 @@ register(
         _flops_of_elements(4),
         _HOW,
         {**_OF_PAIRS, "was_packed": "an integer"},
+        leaders=lambda inputs, outputs: (0, inputs),
     )
 )
 
@@ -432,5 +434,6 @@ register(
         {"packed": "a list of integers"},
         grows=True,
         passes_rounding=True,
+        leaders=lambda inputs, outputs: (0, inputs // 2, inputs),
     )
 )

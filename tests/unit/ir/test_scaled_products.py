@@ -11,10 +11,14 @@ from numpy.testing import assert_allclose, assert_array_equal
 from parallelism import ir
 from parallelism.dtypes import as_dtype
 from parallelism.execution.chains import declared_cost
+from parallelism.ir.core import frozen_attributes
 from parallelism.ir.operators.contractions import product_shape
 from parallelism.ir.operators.scaled_products import scaling_of
 from parallelism.ir.passes.interpreter import run
 from parallelism.kernels.scaled_numbers import PAIRS, RECIPES, grain_of, restored
+from parallelism.layouts.propagation.devices import Devices
+from parallelism.layouts.propagation.placement import placement
+from parallelism.sharding import TensorSharding
 
 E4M3, E5M2, BF16 = map(as_dtype, ("float8_e4m3fn", "float8_e5m2", "bfloat16"))
 
@@ -227,6 +231,19 @@ def test_bytes_and_flops():
     for recipe, (_, of_w, _) in ops.items():
         elements = 1024 * 2048 // (2 if recipe == "nvfp4" else 1)
         assert sum(value.type.nbytes for value in of_w.outputs) == elements + kept[recipe]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_scales_have_no_vote_so_products_are_laid_out_as_those_in_16_bits(recipe):
+    """A gradient that is split along its sequences stays so, whatever its numbers and scales were asked for."""
+    scaling = scaling_of("bsn", (ir.symbol("B"), 32, 128), "n", recipe, "b")
+    how = frozen_attributes({**scaling.attributes, "dtype": as_dtype(RECIPES[recipe].backward), "recipe": recipe})
+    types = (ir.TensorType(BF16, (ir.symbol("B"), 32, 128)),)
+    count = 3 if recipe == "nvfp4" else 2
+    lies, wished = TensorSharding(None, "cp", None), TensorSharding(None, None, "cp")
+    devices = Devices.of({"cp": 2})
+    placed = placement("quantize", types, how, (lies,), (wished,) * count, devices, carries=False)
+    assert placed == ((lies,), (lies,) * count)
 
 
 def test_an_operand_with_other_scales_is_refused():

@@ -29,12 +29,13 @@ PLAIN = {"recompute": "none", "microbatch": 2, "schedule": "1f1b"}
 
 
 @pytest.mark.slow
-@pytest.mark.slow_for("megatron", "routed", "context", "block", "nvfp4")
+@pytest.mark.slow_for("megatron", "routed", "context", "block", "nvfp4", "nvfp4-context")
 @pytest.mark.parametrize(("spec", "hardware", "given"), [
     pytest.param(SPEC, "dgx-h100", PLAIN | {"recipe": "block"}, id="block"),
     pytest.param(SPEC, "dgx-h100", PLAIN | {"recipe": "mx", "gathers": "float8", "zero": [1, 2], "dp": 2}, id="gathers"),
     pytest.param(SPEC, "dgx-h100", PLAIN | {"recipe": "tensor", "cp": 2, "pp": 1, "devices": 4}, id="context"),
     pytest.param(SPEC, "b200-node", PLAIN | {"recipe": "nvfp4"}, id="nvfp4"),
+    pytest.param(SPEC, "gb300-nvl72", PLAIN | {"recipe": "nvfp4", "cp": 2, "pp": 1, "devices": 4}, id="nvfp4-context"),
     pytest.param(SPEC, "dgx-h100+megatron-core-h100", PLAIN | {"recipe": "tensor"}, id="megatron"),
     pytest.param(ROUTED, "dgx-h100", PLAIN | {"recipe": "block", "ep": 2, "pp": 1, "zero": 1, "devices": 4}, id="routed"),
 ])
