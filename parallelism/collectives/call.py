@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
@@ -332,7 +332,7 @@ class Moved:
         named._names, named._pairs = ranks, {}
         return named
 
-    @property
+    @cached_property
     def even(self) -> bool:
         """Whether all positions move the same."""
         return all((of == of[0]).all() for of in (self.sent, self.received, self.messages))

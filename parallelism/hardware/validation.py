@@ -26,6 +26,7 @@ class Validation:
     """A table of measurements beside the predictions of a stack: how many rows of ``what``, and their mean error.
 
     ``mean_error`` is without signs, as a part: 0.05 for 5 %.  ``held_out`` says that no constant was fitted to the rows.
+    ``products`` is the dtype of the products of the rows, if it is one of 8 or 4 bits; empty: a wider one.
     """
 
     table: str
@@ -33,6 +34,7 @@ class Validation:
     rows: int
     mean_error: float
     held_out: bool
+    products: str = ""
 
     def __post_init__(self) -> None:
         checked.check(
@@ -42,18 +44,21 @@ class Validation:
             rows=checked.whole_number,
             mean_error=checked.number,
             held_out=checked.switch,
+            products=checked.text_or_none,
         )
 
     def __str__(self) -> str:
+        products = f" in {self.products}" if self.products else ""
         return (
-            f"{self.rows} {self.what} of {self.table}, {'held out' if self.held_out else 'fitted'}: "
+            f"{self.rows} {self.what}{products} of {self.table}, {'held out' if self.held_out else 'fitted'}: "
             f"{self.mean_error:.1%} in the mean"
         )
 
 
 def compared_in(dtype: str, validation: Sequence[Validation]) -> Sequence[Validation]:
-    """The comparisons that say something of steps whose products have this dtype: none in float8 or float4 was among them."""
-    return () if dtype in ("float8", "float4") else validation
+    """The comparisons that say something of steps whose products have this dtype: of narrow ones only those in the same."""
+    narrow = dtype if dtype in ("float8", "float4") else ""
+    return tuple(each for each in validation if each.products == narrow)
 
 
 def validation_text(validation: Sequence[Validation]) -> str:

@@ -60,7 +60,7 @@ class ReplicasSearch:
         """The settings of all plans, with microbatches of one row: those whose replicas fill both parts."""
         devices = self.task.devices
         given = {**wanted, "order": ORDER, "microbatch": 1}
-        found = choices(self.task.model, devices, devices, given)
+        found = choices(self.task.model, devices, devices, given, copied=False)
         replica = devices // found["dp"]
         fits = (found["dp"] > 1) & (found["zero"] < 3) & (found["instances"] == 1)
         for part in self.hardware.parts:

@@ -180,7 +180,7 @@ class _Search:
 
     def possible(self, wanted: Mapping[str, Any]) -> Choices:
         """The settings of all plans: those whose stages fill both parts."""
-        found = choices(self.task.model, self.task.devices, self.task.batch, wanted)
+        found = choices(self.task.model, self.task.devices, self.task.batch, wanted, copied=False)
         self._refuse({reason: each.count for reason, each in found.refused.items()})
         width = self.task.devices // found["pp"]
         fills = np.ones(len(found), np.bool_)

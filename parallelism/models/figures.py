@@ -18,6 +18,8 @@ GATED = ("swiglu", "geglu", "geglu_exact", "reglu", "clamped_swiglu")
 """Activations of two inputs: the first, behind a product of its own, gates the second."""
 NEXT = "next"
 """What the names of modules that predict further tokens begin with."""
+PARTS_OF_QKV = ("query", "key_value")
+"""The weights in place of ``qkv`` where heads of keys and values are copied."""
 _NOT_EVERY_BIAS = ("router", "shared_router", "head")
 """Products that have a bias only where their name is said."""
 
@@ -74,7 +76,10 @@ def attention_weights(spec: TransformerSpec) -> dict[str, Shape]:
     if spec.attention is not None:
         return _latent_weights(spec)
     h, width = spec.width, spec.head_width
-    weights: dict[str, Shape] = {"qkv": (h, (spec.heads + 2 * spec.groups) * width)}
+    queries, others = spec.heads * width, 2 * spec.groups * width
+    weights: dict[str, Shape] = {"qkv": (h, queries + others)}
+    if spec.key_value_copies > 1:
+        weights = {"query": (h, queries), "key_value": (h, others)}
     if spec.query_key_norm == "head":
         weights |= _norms(spec, {"query_norm": width, "key_norm": width})
     elif spec.query_key_norm == "all_heads":
@@ -135,6 +140,8 @@ def has_bias(spec: TransformerSpec, product: str) -> bool:
     """Whether a product, by the name of its weight in a block, has a bias."""
     if spec.biases is True:
         return product not in _NOT_EVERY_BIAS
+    if spec.key_value_copies > 1 and product in PARTS_OF_QKV:
+        return "qkv" in spec.biased
     return product in spec.biased
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,13 @@ class LoRA:
             if not given:
                 raise ValueError("products of LoRA must name at least one product, such as qkv")
             object.__setattr__(self, "products", tuple(dict.fromkeys(given)))
+
+    def of_parts(self, product: str, parts: Sequence[str]) -> LoRA:
+        """The same adapters where a product is several, by name."""
+        if self.products is None or product not in self.products:
+            return self
+        others = [each for each in self.products if each != product]
+        return replace(self, products=(*parts, *others))
 
     @property
     def scale(self) -> float:

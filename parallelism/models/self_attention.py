@@ -25,6 +25,7 @@ def self_attention(parts: Parts, x: Any, layer: int, block: str) -> Any:
     window = spec.window_of(layer)
     with region("qkv"):
         q, k, v = heads_of(parts, x, block)
+        k, v = (_copied(each, spec.key_value_copies, axis=2) for each in (k, v))
         q, k = normed_heads(parts, q, k, block)
         if spec.is_rotated(layer):
             base = None if window is None else spec.window_rotary_base
@@ -55,11 +56,28 @@ def heads_of(parts: Parts, x: Any, block: str) -> tuple[Any, Any, Any]:
     spec = parts.spec
     batch, rows, _ = x.shape
     groups, each, width = spec.groups, spec.heads // spec.groups, int(spec.head_width)
+    if spec.key_value_copies > 1:
+        q = parts.product(x, block, "query").reshape((batch, rows, spec.heads, width))
+        joined = parts.product(x, block, "key_value").reshape((batch, rows, groups, 2, width))
+        k, v = np.split(joined, [1], axis=3)
+        k, v = (part.reshape((batch, rows, groups, width)) for part in (k, v))
+        return q, k, v
     joined = parts.product(x, block, "qkv").reshape((batch, rows, groups, each + 2, width))
     q, k, v = np.split(joined, [each, each + 1], axis=3)
     q = q.reshape((batch, rows, spec.heads, width))
     k, v = (part.reshape((batch, rows, groups, width)) for part in (k, v))
     return q, k, v
+
+
+def _copied(x: Any, copies: int, axis: int) -> Any:
+    """Each head of ``x``, whose heads are along ``axis``, so many times.
+
+    It is a lookup of heads.  Where tensor parallelism splits the heads that are made, each device looks up its own in all
+    that were there, and the gradients of the copies of a head are summed.
+    """
+    if copies == 1:
+        return x
+    return np.take(x, np.repeat(np.arange(x.shape[axis]), copies), axis=axis)
 
 
 def normed_heads(parts: Parts, q: Any, k: Any, block: str) -> tuple[Any, Any]:
@@ -85,6 +103,12 @@ def _normed_together(parts: Parts, x: Any, name: str) -> Any:
     normed = (wide * scale).astype(x.dtype)
     if parts.spec.norm_parameters == "none":
         return normed
-    normed = normed * parts.p[name].reshape((heads, width))
+    normed = normed * _of_heads(parts, name, heads, width)
     has_bias = parts.spec.norm == "layer" and parts.spec.norm_parameters == "all"
-    return normed + parts.p[f"{name}_bias"].reshape((heads, width)) if has_bias else normed
+    return normed + _of_heads(parts, f"{name}_bias", heads, width) if has_bias else normed
+
+
+def _of_heads(parts: Parts, name: str, heads: int, width: int) -> Any:
+    """A parameter of a norm of all heads together, ``(heads, width)``; heads may be copies of those that it has."""
+    each = parts.p[name].reshape((-1, width))
+    return _copied(each, heads // int(each.shape[0]), axis=0)

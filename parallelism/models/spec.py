@@ -19,6 +19,7 @@ from parallelism.models import inference
 from parallelism.models.block_parts import Parameters
 from parallelism.models.expert_layers import Experts
 from parallelism.models.figures import (
+    PARTS_OF_QKV,
     Shape,
     forward_flops_of,
     frozen_flops_of,
@@ -68,6 +69,9 @@ class TransformerSpec:
     """The number of tokens of a sequence."""
     key_value_heads: int | None = None
     """Heads of keys and values, each of which serves several heads of queries; None: ``heads``."""
+    key_value_copies: int = 1
+    """So many devices of tensor parallelism work with each head of keys and values, where the devices are more than these
+    heads: see `for_tensor_parallel`."""
     head_width: int = None  # type: ignore[assignment]
     """Features of a head.  None when it is made, and then a number: ``width / heads``, or the width of a query of
     latent attention."""
@@ -177,6 +181,7 @@ class TransformerSpec:
                 raise ValueError(f"{name} must be in [0, 1), got {rate!r}")
         if self.heads % self.groups:
             raise ValueError(self._uneven)
+        self._check_copies()
         self._check_positions()
         self._check_layers()
         check_adapters(self)
@@ -201,6 +206,19 @@ class TransformerSpec:
         if self.width % self.heads:
             raise ValueError(self._uneven)
         object.__setattr__(self, "head_width", _Derived(self.width // self.heads))
+
+    def _check_copies(self) -> None:
+        """``ValueError`` for copies of heads of keys and values that the heads of queries cannot be dealt to."""
+        copies = self.key_value_copies
+        if type(copies) is not int or copies < 1:
+            raise ValueError(f"key_value_copies must be an integer of at least 1, got {copies!r}")
+        if self.heads % self.copied_groups:
+            raise ValueError(
+                f"{copies} copies of {self.groups} heads of keys and values must divide the {self.heads} heads, got "
+                f"key_value_copies={copies}"
+            )
+        if copies > 1 and self.attention is not None:
+            raise ValueError("latent attention has no heads of keys and values to copy: key_value_copies=1")
 
     def _check_positions(self) -> None:
         if self.positions == "rotary" and self.rotated % 2:
@@ -275,6 +293,11 @@ class TransformerSpec:
         return self.heads if self.key_value_heads is None else self.key_value_heads
 
     @property
+    def copied_groups(self) -> int:
+        """The number of heads of keys and values that attention has, copies among them."""
+        return self.groups * self.key_value_copies
+
+    @property
     def hidden(self) -> int:
         """The width between the products of the feed-forward block."""
         return 4 * self.width if self.feed_forward is None else self.feed_forward
@@ -319,6 +342,29 @@ class TransformerSpec:
         """Whether a layer has rotary positions."""
         return self.positions == "rotary" and not _holds(self.unrotated_every, layer)
 
+    def for_tensor_parallel(self, devices: int) -> TransformerSpec:
+        """The model as so many devices of tensor parallelism compute it: with copies of the heads of keys and values, if
+        these are fewer.
+
+        A device has one head of keys and values then, and several devices have the same.  Their weights are a parameter of
+        their own (`weights`), split evenly over all devices.  What this product makes of the tokens is gathered
+        over the devices, each takes the head that its queries need, and the gradients of the copies are summed by a
+        reduce_scatter.  Megatron-LM does the same (``megatron/core/transformer/attention.py``, ``num_query_groups`` below
+        the devices), but gathers the queries with them.  A single head of keys and values is computed by each device:
+        its weights are whole, and the gradients of its copies are summed by an all_reduce.
+
+        The same model, if no copies are needed, and if copies do not fit: devices that neither divide these heads nor are
+        a multiple of them.
+
+        >>> spec = TransformerSpec(layers=2, width=64, heads=16, key_value_heads=4, vocabulary=128, sequence=32)
+        >>> spec.for_tensor_parallel(8).key_value_copies
+        2
+        """
+        if self.attention is not None or not takes_copies(self.heads, self.groups, devices):
+            return self
+        lora = None if self.lora is None else self.lora.of_parts("qkv", PARTS_OF_QKV)
+        return replace(self, key_value_copies=devices // self.groups, lora=lora)
+
     def padded(self, multiple: int = VOCABULARY_MULTIPLE) -> TransformerSpec:
         """The same model with its vocabulary padded to a multiple, so that devices can share it evenly.
 
@@ -337,7 +383,10 @@ class TransformerSpec:
         """The shape of each parameter, by name.  Those of block 3 begin with ``3.``.
 
         ``qkv`` holds for each head of keys and values the columns of the queries that it serves, of the key and of the
-        value, so that its columns can be split by these heads.  ``tokens``, and ``head`` where it is not tied, have a
+        value, so that its columns can be split by these heads.  With ``key_value_copies`` these are two parameters:
+        ``query``, and ``key_value`` with the columns of the key and of the value of each head.
+
+        ``tokens``, and ``head`` where it is not tied, have a
         row for each token.  Weights of experts, ``expert_gate``, ``expert_up`` and ``expert_down``, have a first dim of
         experts; ``router`` has a column for each of them; those of shared experts begin with ``shared_``.  Latent
         attention has ``query_down`` and ``query_up`` (or ``query``), ``key_value_down``, whose last columns are the
@@ -462,6 +511,11 @@ class TransformerSpec:
         tokens of each sequence are in the cache already, so that the new one has this position.
         """
         return inference.decode(self, batch, context, cache_dtype=cache_dtype)
+
+
+def takes_copies(heads: int, groups: int, devices: int) -> bool:
+    """Whether so many devices of tensor parallelism need copies of the ``groups`` heads of keys and values, and fit them."""
+    return devices > groups and devices % groups == 0 and heads % devices == 0
 
 
 def _holds(every: int | tuple[bool, ...] | None, layer: int) -> bool:

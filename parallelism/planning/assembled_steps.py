@@ -69,6 +69,7 @@ class AssembledStep:
     pipeline_axis = AXIS
 
     def __init__(self, task: Task, settings: Mapping[str, Any]) -> None:
+        task = task.at(settings)
         if not isinstance(task.model.model, TransformerSpec):
             raise Unpriceable("a program may compute of the whole batch before the first action")
         self.task, self.settings = task, settings

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from parallelism.arrays import distinct
 from parallelism.events.columns import combined
 from parallelism.models import TransformerSpec
 from parallelism.planning.orders import Shape
@@ -27,6 +28,8 @@ from parallelism.transforms import UnusedParameters
 
 MOST_LEFT = 8
 """So many plans of a program are simulated by themselves, where others are put together from pieces."""
+NOT_HELD = "microbatch", "recompute", "order"
+"""Settings that change nothing of what a device holds during the whole step."""
 Told = Callable[[str, int, int], None]
 
 
@@ -71,7 +74,33 @@ def unused_told_before() -> Iterator[None]:
 
 @unused_told_before()
 def price_plans(task: Task, possible: Choices, limits: npt.NDArray[np.float64], told: Told) -> PricedPlans:
-    """The costs of all plans; those that need more memory than their limit, by row, are not timed."""
+    """The costs of all plans; those that need more memory than their limit, by row, are not timed.
+
+    Plans whose models differ (`TrainedModel.at`) have pieces of their own.
+    """
+    sizes, number = np.unique(possible["tp"], return_inverse=True)
+    models = [task.model.at(tp) for tp in sizes.tolist()]
+    different = [*dict.fromkeys(models)] or [task.model]
+    if len(different) == 1:
+        return _price(replace(task, model=different[0]), possible, limits, told)
+    model_of = np.array([different.index(model) for model in models])[number]
+    seconds, peaks = np.zeros(len(possible)), np.zeros(len(possible), np.int64)
+    found = list[PricedPlans]()
+    one_by_one = Counter[str]()
+    for place, model in enumerate(different):
+        rows = np.flatnonzero(model_of == place)
+        own = _price(replace(task, model=model), possible.take(rows), limits[rows], told)
+        seconds[rows], peaks[rows] = own.seconds, own.peaks
+        one_by_one.update(own.one_by_one)
+        found.append(own)
+    timed, setup, timing = (
+        sum(getattr(own, name) for own in found) for name in ("timed", "setup_seconds", "timing_seconds")
+    )
+    return PricedPlans(possible, seconds, peaks, timed, setup, timing, one_by_one)
+
+
+def _price(task: Task, possible: Choices, limits: npt.NDArray[np.float64], told: Told) -> PricedPlans:
+    """`price_plans` of plans with one model."""
     start = perf_counter()
     seconds, peaks = np.full(len(possible), np.inf), np.zeros(len(possible), np.int64)
     one_of, number = different_programs(possible)
@@ -195,7 +224,7 @@ def _share(
     """The costs of some rows.  The peaks of those that do not fit are those of their actions only if ``all_peaks``."""
     seconds, peaks = np.full(len(possible), np.inf), np.zeros(len(possible), np.int64)
     groups, left = _prepared(
-        table, rows.tolist(), np.full(len(possible), np.inf) if all_peaks else limits, peaks, told
+        table, rows, np.full(len(possible), np.inf) if all_peaks else limits, peaks, told
     )
     for shape in list(groups):
         groups[shape] = [row for row in groups[shape] if peaks[row] <= limits[row]]
@@ -209,7 +238,7 @@ def _share(
 
 def _prepared(
     table: PlanCosts,
-    rows: list[int],
+    rows: npt.NDArray[np.int64],
     limits: npt.NDArray[np.float64],
     peaks: npt.NDArray[np.int64],
     told: Told,
@@ -222,16 +251,92 @@ def _prepared(
     """
     groups: dict[Shape, list[int]] = defaultdict(list)
     left = dict[int, str]()
-    for done, row in enumerate(rows):
-        if done % 256 == 0:
-            told("prepared", done, len(rows))
+    for alike in _held_alike(table, rows):
         try:
-            peaks[row] = table.held(row)
-            if peaks[row] <= limits[row]:
-                table.prepare(row)
-                groups[table.shape(row)].append(row)
+            peaks[alike] = table.held(int(alike[0]))
         except Unpriceable as error:
-            left[row] = str(error)
-    for shape, rows in groups.items():
-        peaks[rows] = table.peaks(shape, rows)
-    return groups, left
+            left |= dict.fromkeys(alike.tolist(), str(error))
+    known = rows[(peaks[rows] <= limits[rows]) & ~np.isin(rows, list(left))]
+    larger, done = _Larger(table, known), 0
+    for of_size in _by_microbatch(table, known):
+        of_shape: dict[Shape, list[int]] = defaultdict(list)
+        for row in larger.that_may_fit(of_size, peaks).tolist():
+            told("prepared", done, len(known))
+            done += 1
+            try:
+                table.prepare_held(row)
+                of_shape[table.shape(row)].append(row)
+            except Unpriceable as error:
+                left[row] = str(error)
+        for shape, own in of_shape.items():
+            peaks[own] = table.peaks(shape, own)
+            groups[shape] += own
+            larger.learn(shape, [row for row in own if peaks[row] > limits[row]], peaks)
+    return groups, dict(sorted(left.items()))
+
+
+class _Larger:
+    """Plans that need as much memory as others with smaller microbatches, which do not fit.
+
+    Every array of an action is as large or larger where a microbatch has more rows.  So is what is held at any moment,
+    if as many microbatches are under way: where the order of the pipeline is that of another number of microbatches,
+    with more or fewer repetitions.
+    """
+
+    def __init__(self, table: PlanCosts, rows: npt.NDArray[np.int64]) -> None:
+        self.table, columns = table, table.possible.columns
+        self.count: npt.NDArray[np.int64] = table.task.batch // (
+            columns["dp"] * columns["ep"] * columns["microbatch"]
+        )
+        """By row, the microbatches of a replica."""
+        names = [name for name in SETTINGS if name != "microbatch"]
+        self.others = np.zeros(len(self.count), np.int64)
+        """By row, a number for all other settings."""
+        keys = combined(*(columns[name][rows] for name in names))
+        different, self.others[rows] = np.unique(keys, return_inverse=True)
+        self.least = np.full(len(different), np.iinfo(np.int64).max)
+        """By number, how many microbatches there must be at least; more than any where nothing is known."""
+        self.period, self.rest = np.ones((2, len(different)), np.int64)
+        """Of the number of microbatches."""
+        self.peaks = np.zeros(len(different), np.int64)
+
+    def learn(self, shape: Shape, rows: list[int], peaks: npt.NDArray[np.int64]) -> None:
+        """Takes plans of one shape that do not fit."""
+        order, repeats = self.table.orders(shape)
+        if not repeats:
+            return
+        few = 1 + int(order.microbatch_of.max())
+        period = (shape.microbatches - few) // repeats
+        numbers = self.others[rows]
+        self.least[numbers], self.period[numbers] = few + period, period
+        self.rest[numbers], self.peaks[numbers] = shape.microbatches % period, peaks[rows]
+
+    def that_may_fit(
+        self, rows: npt.NDArray[np.int64], peaks: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.int64]:
+        """Those of some rows of which nothing is known; the ``peaks`` of the others become those of smaller ones."""
+        numbers, count = self.others[rows], self.count[rows]
+        known = (count >= self.least[numbers]) & (count % self.period[numbers] == self.rest[numbers])
+        peaks[rows[known]] = self.peaks[numbers[known]]
+        found: npt.NDArray[np.int64] = rows[~known]
+        return found
+
+
+def _by_microbatch(table: PlanCosts, rows: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[np.int64]]:
+    """The rows, by the rows of their microbatches, the fewest first."""
+    sizes = table.possible.columns["microbatch"][rows]
+    for size in distinct(sizes).tolist():
+        yield rows[sizes == size]
+
+
+def _held_alike(table: PlanCosts, rows: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
+    """The rows, those of plans together that are equal in what they hold during the whole step."""
+    if not len(rows):
+        return []
+    columns, limited = table.possible.columns, {setting.name for setting in table.limited}
+    names = [name for name in SETTINGS if name not in NOT_HELD or name in limited]
+    together = (columns["dp"] * columns["ep"] * columns["microbatch"])[rows]
+    one_microbatch = np.equal(together, table.task.batch).astype(np.int64)
+    keys = combined(one_microbatch, *(columns[name][rows] for name in names))
+    order = np.argsort(keys, kind="stable")
+    return np.split(rows[order], 1 + np.flatnonzero(np.diff(keys[order])))

@@ -72,7 +72,7 @@ def split_of_sequences(model: TrainedModel, settings: Settings) -> SequenceSplit
     if isinstance(exchange, SequenceSplit):  # pieces are laid out for any tp
         return exchange
     spec = model.model
-    heads = spec.groups // settings["tp"] if isinstance(spec, TransformerSpec) else 0
+    heads = max(1, spec.groups // settings["tp"]) if isinstance(spec, TransformerSpec) else 0
     return SequenceSplit.over(exchange, settings["cp"], heads)
 
 

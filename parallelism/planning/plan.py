@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +36,11 @@ class Task:
     hardware: Hardware
     devices: int
 
+    def at(self, settings: Mapping[str, Any]) -> Task:
+        """The task with the model as a plan computes it: see `TrainedModel.at`."""
+        model = self.model.at(settings["tp"])
+        return self if model is self.model else replace(self, model=model)
+
     def mesh(self, settings: Mapping[str, Any]) -> Mesh:
         """The mesh of a plan, in its order.  Axes of one device are left out, except that of the pipeline, and that
         of experts which are split over others alone."""
@@ -66,8 +71,9 @@ class Task:
 
     def run(self, settings: Mapping[str, Any]) -> TrainingRun:
         """The training run of a plan."""
+        model = self.model.at(settings["tp"]).model
         return TrainingRun(
-            self.model.model, self.batch, self.strategy(settings), self.mesh(settings), self.model.optimizer
+            model, self.batch, self.strategy(settings), self.mesh(settings), self.model.optimizer
         )
 
     def simulate(

@@ -303,6 +303,10 @@ class PlanCosts:
     def prepare(self, row: int) -> None:
         """Measures the pieces of a plan.  `Unpriceable` if it cannot be put together from pieces."""
         self.held(row)
+        self.prepare_held(row)
+
+    def prepare_held(self, row: int) -> None:
+        """`prepare`, of a plan of which it is known that what it `held` is put together from pieces."""
         self._memory(row)
         self._held_by_devices(row, ends=True)
 
@@ -423,7 +427,7 @@ class PlanCosts:
         number: dict[Any, int] = {}
         columns, repeats, same = list[tuple[Floats, Floats]](), list[int](), list[int]()
         for of, row in given:
-            column, more = self._column(order, of, row), self._orders(of)[1]
+            column, more = self._column(order, of, row), self.orders(of)[1]
             key = id(column), more
             if key not in number:
                 number[key] = len(columns)
@@ -519,10 +523,10 @@ class PlanCosts:
         return tuple(dict.fromkeys(kind for at, kind in self._order(self.shape(row)).works if at == place))
 
     def _order(self, shape: Shape) -> Order:
-        return self._orders(shape)[0]
+        return self.orders(shape)[0]
 
     @memoized
-    def _orders(self, shape: Shape) -> tuple[Order, int]:
+    def orders(self, shape: Shape) -> tuple[Order, int]:
         """The order of a pipeline, and how often its window comes once more."""
         return order_of(*shape[:5])
 

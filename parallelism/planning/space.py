@@ -19,6 +19,8 @@ from parallelism.planning.trained import TrainedModel
 
 MOST_CHUNKS = 16
 """The most stages on a rank that are tried where nothing divides the blocks."""
+MOST_COPIED = 8
+"""The most devices that are tried with copies of heads of keys and values: those of a usual node."""
 
 
 @dataclass(frozen=True)
@@ -98,12 +100,16 @@ class _Table:
         return self.words[name][value] if name in self.words else value
 
 
-def choices(model: TrainedModel, devices: int, batch: int, fixed: Mapping[str, Any]) -> Choices:
+def choices(
+    model: TrainedModel, devices: int, batch: int, fixed: Mapping[str, Any], *, copied: bool = True
+) -> Choices:
     """The plans of a model on so many devices.  ``fixed`` gives one value, or several, of some `SETTINGS`.
 
     A combination is refused where the extents do not divide what is split, where a microbatch does not divide the rows
     of a replica, and where a schedule does not fit.  It is counted under the first reason that it meets, once, before
-    the settings that come after it are varied.
+    the settings that come after it are varied.  Tensor parallelism over more devices than the model has heads of keys and
+    values is tried if these may be ``copied``, over at most `MOST_COPIED` devices unless ``tp`` is fixed: each number of
+    copies has pieces of its own.
 
     ``ValueError`` for a setting that does not exist, and for a value that it cannot have; and for more than `MOST`.
     """
@@ -117,7 +123,7 @@ def choices(model: TrainedModel, devices: int, batch: int, fixed: Mapping[str, A
         if setting.is_text
     }
     table = _Table(words)
-    _split(table, model, devices, given)
+    _split(table, model, devices, given, copied=copied)
     _pipelined(table, model, given)
     table.cross(microbatch=given.get("microbatch") or _divisors(batch))
     rows = table["dp"] * table["ep"] * table["microbatch"]
@@ -135,13 +141,17 @@ def choices(model: TrainedModel, devices: int, batch: int, fixed: Mapping[str, A
     return Choices(table.columns, words, table.refused)
 
 
-def _split(table: _Table, model: TrainedModel, devices: int, given: Mapping[str, Sequence[int]]) -> None:
+def _split(
+    table: _Table, model: TrainedModel, devices: int, given: Mapping[str, Sequence[int]], *, copied: bool
+) -> None:
     """The extents of the axes."""
     sizes = _divisors(devices)
     table.cross(tp=given.get("tp") or sizes)
     table.refuse("tp does not divide the devices", devices % table["tp"] != 0)
     for what, size in model.split_by_tp:
         table.refuse(f"tp does not divide {what}", size % table["tp"] != 0)
+    if model.key_value_heads is not None:
+        _deal_heads(table, model.key_value_heads, copied=copied, fixed="tp" in given)
     table.cross(cp=given.get("cp") or [1])
     if model.sequence is not None:
         table.refuse("cp does not divide the sequence", model.sequence % table["cp"] != 0)
@@ -154,6 +164,24 @@ def _split(table: _Table, model: TrainedModel, devices: int, given: Mapping[str,
     table.columns["dp"] = devices // (table["tp"] * table["cp"] * table["ep"] * table["pp"])
     if "dp" in given:
         table.refuse("dp is not the one that was asked for", ~np.isin(table["dp"], given["dp"]))
+
+
+def _deal_heads(table: _Table, heads: int, *, copied: bool, fixed: bool) -> None:
+    """Refuses tensor parallelism that so many heads of keys and values cannot be dealt to, or not copied for."""
+    tp = table["tp"]
+    if not copied:
+        table.refuse("tp does not divide heads of keys and values", heads % tp != 0)
+        return
+    table.refuse(
+        "tp does not divide heads of keys and values, and is no multiple of them",
+        (heads % tp != 0) & (tp % heads != 0),
+    )
+    if not fixed:
+        tp = table["tp"]
+        table.refuse(
+            f"copies of heads of keys and values for more than {MOST_COPIED} devices are searched where tp is fixed",
+            (tp > heads) & (tp > MOST_COPIED),
+        )
 
 
 def _pipelined(table: _Table, model: TrainedModel, given: Mapping[str, Sequence[int]]) -> None:

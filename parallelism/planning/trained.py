@@ -117,6 +117,27 @@ class TrainedModel:
             optimizer,
         )
 
+    def at(self, tp: int) -> TrainedModel:
+        """The model as so many devices of tensor parallelism compute it (`TransformerSpec.for_tensor_parallel`)."""
+        if not isinstance(self.model, TransformerSpec):
+            return self
+        spec = self.model.for_tensor_parallel(tp)
+        return self if spec is self.model else replace(self, model=spec)
+
+    @property
+    def only_tp(self) -> int:
+        """The only number of devices of tensor parallelism that heads with copies are split over; 0: any that divide them."""
+        spec = self.model
+        if not isinstance(spec, TransformerSpec) or spec.key_value_copies == 1:
+            return 0
+        return spec.copied_groups
+
+    @property
+    def key_value_heads(self) -> int | None:
+        """The heads of keys and values, which more devices of tensor parallelism may share; None if it is not known."""
+        spec = self.model
+        return spec.groups if isinstance(spec, TransformerSpec) and spec.attention is None else None
+
     @property
     def experts(self) -> int | None:
         """The number of experts, over which ``ep`` may split them; None: there are none, or a program has its own."""
@@ -252,7 +273,8 @@ def _split_by_tp(spec: TransformerSpec) -> tuple[tuple[str, int], ...]:
     """What tensor parallelism splits of a Transformer."""
     layers = range(spec.layers)
     experts = spec.experts
-    found = [("heads", spec.heads), ("heads of keys and values", spec.groups)]
+    found = [("heads", spec.heads)]
+    found += [] if spec.attention is None else [("heads of keys and values", spec.groups)]
     if experts is None or not all(experts.at(layer) for layer in layers):
         found.append(("the feed-forward width", spec.hidden))
     if experts is not None:

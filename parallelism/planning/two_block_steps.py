@@ -76,7 +76,7 @@ class Pattern(NamedTuple):
         return self.sequences.axes(self.cp)
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=8)
 def two_block_steps(model: TrainedModel, *, fused: bool | str, overlapping: bool) -> TwoBlockSteps:
     """`TwoBlockSteps` with these arguments; those of another search for the same model are used again."""
     return TwoBlockSteps(model, fused=fused, overlapping=overlapping)
@@ -244,7 +244,10 @@ class TwoBlockSteps:
         first = [0, *(block - others for block in accumulate(self._counts(labels)[:-1]))]
         ends = EndPieces(stages.stages, first, replicas)
         updates = self._updates(
-            pattern._replace(in_stages=False), ends.layouts, ends.pending, replicated=replicated
+            pattern._replace(in_stages=False),
+            tuple([each for each in ends.layouts if each[0] in self._names_of_updates]),
+            tuple([each for each in ends.pending if each[0] in self._names_of_updates]),
+            replicated=replicated,
         )
         sets = updates.splits, updates.several, updates.splits_of_replicas
         return LaidOut(dict(ends.sections(updates, labels)), *map(frozenset, sets))
@@ -265,19 +268,26 @@ class TwoBlockSteps:
         replicas = _replicas_of(pattern, replicated=replicated)
         return Updates(step, layouts, pending, self._inside(pattern), replicas, self.fused)
 
+    @cached_property
+    def _names_of_updates(self) -> frozenset[str]:
+        """The parameters of the step that has the `_updates`."""
+        (layers,) = self._counts(((ONLY, 2),))
+        return frozenset(value.name for value in Parts.of(self._step_of(layers)).parameters)
+
     @staticmethod
     def _splits_state(pattern: Pattern) -> bool:
         """Whether ZeRO needs the axis of replicas, whatever its extent."""
         return pattern.zero > 0 and pattern.experts.own != "alone"
 
-    @staticmethod
-    def _inside(pattern: Pattern) -> Inside:
+    def _inside(self, pattern: Pattern) -> Inside:
         own = pattern.experts.own
         # Experts that are split over others alone name their own axis as well, of one device.
         alone = {} if own or pattern.experts.over == EXPERTS_OVER[0] else {"ep": 1}
         return {
             **alone,
-            **inside_of(ep=0 if own else 1, **pattern.of_sequences, tp=0 if pattern.tp else 1),
+            **inside_of(
+                ep=0 if own else 1, **pattern.of_sequences, tp=self.model.only_tp if pattern.tp else 1
+            ),
         }
 
     @memoized

@@ -141,6 +141,8 @@ class DeviceEvents:
     bulk: Bulk | None = None
     bulk_start: int = 0
     """The number of rows before the bulk."""
+    part_of: tuple[DeviceEvents, int] | None = field(default=None, compare=False, repr=False)
+    """The events that these were cut out of, and the place of the first among them."""
 
     def __len__(self) -> int:
         return len(self.rows) + (0 if self.bulk is None else len(self.bulk.columns))

@@ -64,6 +64,7 @@ class Templates:
         ]
         self._uneven: dict[int, dict[int, Moved]] = {}
         self._even: dict[int, Moved] = {}
+        self._moved: dict[tuple[int, GroupKey], Moved] = {}
         self._count()
 
     def _count(self) -> None:
@@ -71,6 +72,7 @@ class Templates:
         numbers = {axes: i for i, axes in enumerate(self.axes)}
         counted = np.array([self.looks.numbers(name) for name in _COUNTED])
         met = [self._met(groups) for groups in self.groups]
+        looks_of: dict[int, list[int]] = {}  # by the id of their traffic, which `_even` keeps alive
         for which, (part, start) in enumerate(zip(self.classes, self.starts.tolist(), strict=False)):
             for event, axes, number, call in part.collectives:
                 slot, look = numbers[axes], start + event
@@ -79,7 +81,7 @@ class Templates:
                 if traffic is not None:
                     self._even[look] = traffic
                     if traffic.even:
-                        counted[:, look] = traffic.sent[0], traffic.received[0], traffic.messages[0]
+                        looks_of.setdefault(id(traffic), []).append(look)
                     else:
                         self._uneven[look] = dict.fromkeys(range(len(self.groups[slot])), traffic)
                 else:
@@ -92,6 +94,9 @@ class Templates:
                             strict=True,
                         )
                     )
+        for looks in looks_of.values():
+            traffic = self._even[looks[0]]
+            counted[:, looks] = [[traffic.sent[0]], [traffic.received[0]], [traffic.messages[0]]]
         self.looks = self.looks.with_columns(**dict(zip(_COUNTED, counted, strict=True)))
 
     def _met(self, groups: Ints) -> list[tuple[int, ...]]:
@@ -109,11 +114,14 @@ class Templates:
     def _alike(self, call: Call, axes: GroupKey, number: int, ranks: Sequence[int]) -> Moved | None:
         """The traffic of a group, or None if members may call different things; ``ranks``: one of each class."""
         if isinstance(call, StepCall) or any(
-            self._calls[int(self.class_of[rank])].get((axes, number)) != call
+            (other := self._calls[int(self.class_of[rank])].get((axes, number))) is not call and other != call
             for rank in (ranks if len(ranks) > 1 else ())
         ):
             return None
-        return moved_alike(call, members(self.mesh, axes).shape[1])
+        key = id(call), axes  # the classes keep the calls alive
+        if key not in self._moved:
+            self._moved[key] = moved_alike(call, members(self.mesh, axes).shape[1])
+        return self._moved[key]
 
     def _moved_by(self, groups: Ints, axes: GroupKey, number: int, mine: Call) -> list[Moved]:
         """The traffic of each group, in which some members make the call ``mine``."""

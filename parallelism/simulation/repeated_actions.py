@@ -11,7 +11,7 @@ Two actions of one kind on a stage, for microbatches of one size, differ in numb
 tags, of asynchronous operations, and of collectives of a group.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -255,9 +255,9 @@ def _add(
     rows = columns.take(look)
     events, first = device.events, len(device.events)
     sequence = rows.numbers("sequence").copy()
-    for collective in _repeated(kinds.events.collectives, look, events):
-        sequence[collective.event] = collective.number
-        events.collectives.append(collective._replace(event=first + collective.event))
+    for place, collective in _repeated(kinds.events.collectives, look, events):
+        sequence[place] = collective.number
+        events.collectives.append(collective)
     events.pieces += [
         each._replace(places=first + np.flatnonzero(look == each.places[0])) for each in kinds.events.pieces
     ]
@@ -284,17 +284,18 @@ def _places_of(wanted: Ints, tags: Ints, places: Ints) -> Ints:
     return np.where(tags[found] == wanted, places[found], -1)
 
 
-def _repeated(collectives: Sequence[CollectiveRow], look: Ints, events: DeviceEvents) -> list[CollectiveRow]:
-    """The collectives of all actions, in order, numbered on after those of each group before."""
-    if not collectives:
-        return []
-    of_look = {each.event: each for each in collectives}
-    repeated = []
-    for place in np.flatnonzero(np.isin(look, list(of_look))).tolist():
-        each = of_look[int(look[place])]
-        repeated.append(each._replace(event=place, number=events.counts[each.axes]))
-        events.counts[each.axes] += 1
-    return repeated
+def _repeated(
+    collectives: Sequence[CollectiveRow], look: Ints, events: DeviceEvents
+) -> Iterator[tuple[int, CollectiveRow]]:
+    """The collectives of all actions, which are added to events, in order, with their places among the actions'.  They
+    are numbered on after those of each group before."""
+    of_look, first = {each.event: each for each in collectives}, len(events)
+    at = np.flatnonzero(np.isin(look, list(of_look)))
+    for place, one in zip(at.tolist(), look[at].tolist(), strict=True):
+        _, axes, _, call = of_look[one]
+        number = events.counts[axes]
+        events.counts[axes] = number + 1
+        yield place, CollectiveRow(first + place, axes, number, call)
 
 
 def _names(

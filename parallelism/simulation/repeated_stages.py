@@ -2,7 +2,8 @@
 
 The first action of a kind runs op by op on the `TypedDevice`.  If its events have one price, they are replaced by one
 *piece*: one compute event, with memory events before and after it.  If they have none, each run of compute between two
-collectives is such a piece.  Later actions of the kind repeat the pieces, or the events if there is no price at all.
+collectives is such a piece, which may contain collectives that have a price by themselves.  Later actions of the kind
+repeat the pieces, or the events if there is no price at all.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 
 from parallelism.execution import ACTIVATIONS, ProgramStage, TypedArray
 from parallelism.layouts.stages import Part
+from parallelism.memoized import memoized
 from parallelism.simulation.device_events import DeviceEvents, EventRow, PieceRow
 from parallelism.simulation.typed_device import TypedDevice
 
@@ -46,27 +48,50 @@ class RepeatedEvents(RepeatedAction):
     events: DeviceEvents
 
     @cached_property
-    def runs(self) -> list[tuple[int, DeviceEvents]]:
-        """The runs of several computes of one phase between which nothing else happens, with the changes of memory among
-        them: where each begins, and its events."""
+    def alone(self) -> list[DeviceEvents]:
+        """Each collective of the action by itself, in order; equal ones are one object."""
+        known: dict[Any, DeviceEvents] = {}
+        return [
+            known.setdefault(
+                (id(each.call), each.axes, self.events.rows[each.event].work),
+                DeviceEvents([self.events.rows[each.event]], [each._replace(event=0, number=0)]),
+            )
+            for each in self.events.collectives
+        ]
+
+    @memoized
+    def runs(self, inside: tuple[bool, ...]) -> list[tuple[int, DeviceEvents]]:
+        """The runs of one phase between which nothing else happens than some compute, the changes of memory among it,
+        and the collectives that are ``inside``: where each begins, and its events."""
         found, start = [], 0
         for (is_own, _), group in groupby(
-            zip(self._phases, self.events.rows, strict=True), key=itemgetter(0)
+            zip(self._phases(inside), self.events.rows, strict=True), key=itemgetter(0)
         ):
             rows = [row for _, row in group]
-            if is_own and sum(row.kind == "compute" for row in rows) > 1:
-                found.append((start, DeviceEvents(rows)))
+            kinds = [row.kind for row in rows]
+            if is_own and "compute" in kinds and len(kinds) - kinds.count("memory") > 1:
+                found.append((start, self._cut_out(start, rows)))
             start += len(rows)
         return found
 
-    @property
-    def _phases(self) -> Iterator[tuple[bool, str | None]]:
-        """Of each event, whether it depends on no other device and on nothing that is under way, and the phase of the
-        last compute."""
+    def _cut_out(self, start: int, rows: list[EventRow]) -> DeviceEvents:
+        """Events that follow each other from a place on, whose ``rows`` these are."""
+        own = [
+            each._replace(event=each.event - start)
+            for each in self.events.collectives
+            if start <= each.event < start + len(rows)
+        ]
+        return DeviceEvents(rows, own, part_of=(self.events, start))
+
+    def _phases(self, inside: tuple[bool, ...]) -> Iterator[tuple[bool, str | None]]:
+        """Of each event, whether it may be in a run, and the phase of the last compute."""
+        own = {
+            each.event for each, is_inside in zip(self.events.collectives, inside, strict=True) if is_inside
+        }
         phase = None
-        for row in self.events.rows:
+        for place, row in enumerate(self.events.rows):
             phase = row.phase if row.kind == "compute" else phase
-            yield row.kind in ("compute", "memory"), phase
+            yield row.kind in ("compute", "memory") or place in own, phase
 
 
 @dataclass(frozen=True)
@@ -229,10 +254,13 @@ def _as_piece(action: RepeatedEvents, seconds: float) -> Piece:
 def in_runs(
     action: RepeatedEvents, stage: int, price: Callable[[DeviceEvents], float | None]
 ) -> RepeatedEvents:
-    """The action with its runs of computes as pieces of a stage, as far as they have a price."""
+    """The action with its runs as pieces of a stage, as far as they have a price."""
+    inside = tuple(price(each) is not None for each in action.alone)
+    if any(inside) and any(price(run) is None for _, run in action.runs(inside)):
+        inside = (False,) * len(inside)
     events, start = DeviceEvents(), 0
     place_of: dict[int, int] = {}
-    for place, run in [*action.runs, (len(action.events.rows), DeviceEvents())]:
+    for place, run in [*action.runs(inside), (len(action.events.rows), DeviceEvents())]:
         place_of |= {each: each - start + len(events.rows) for each in range(start, place)}
         events.rows += action.events.rows[start:place]
         start = place + len(run.rows)
@@ -241,7 +269,11 @@ def in_runs(
             events.rows += run.rows
         elif run.rows:
             _add_run(events, run, stage, seconds)
-    events.collectives = [each._replace(event=place_of[each.event]) for each in action.events.collectives]
+    events.collectives = [
+        each._replace(event=place_of[each.event])
+        for each in action.events.collectives
+        if each.event in place_of
+    ]
     return replace(action, events=events)
 
 

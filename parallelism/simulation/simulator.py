@@ -14,39 +14,32 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from os import PathLike
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from parallelism.arrays import distinct
-from parallelism.events import HOST, Columns, Table
+from parallelism.events import Columns, Table
 from parallelism.hardware import Hardware, MixedHardware, Software
 from parallelism.ir import Function
-from parallelism.memoized import memoized
 from parallelism.mesh import Mesh
 from parallelism.rarely_collected import rarely_collected
-from parallelism.simulation.device_events import DeviceEvents, GroupKey
 from parallelism.simulation.event_classes import Ints, Templates, members
-from parallelism.simulation.folded_links import PricedCollectives, folded_routes, own_ports
-from parallelism.simulation.folding import CannotFold, EqualDevices, fold as folded, priced_alike, same_prices
+from parallelism.simulation.folded_links import folded_routes
+from parallelism.simulation.folding import CannotFold, EqualDevices, fold as folded
 from parallelism.simulation.operations import (
     Simulable,
     SimulatedOperation,
     simulated_operation,
 )
 from parallelism.simulation.parts import StepParts, parts_of
-from parallelism.simulation.repeated_stages import MESSAGES
+from parallelism.simulation.priced_pieces import PricedPieces, collective_prices, folded_roles
 from parallelism.timeline import (
     COLLECTIVE,
-    FREE,
-    POINT,
     Priced,
     Prices,
     Pricing,
-    Roles,
     Route,
     replay_columns,
-    roles_of,
 )
 from parallelism.trace import Trace
 from parallelism.transforms import Step
@@ -157,7 +150,7 @@ def equal_devices(
     pricing = Pricing.of(hardware, "modelled", priced_dtype, link_sharing)
     simulated = _Simulation(operation, mesh, batch, numbers, fold=True).placed_on(pricing)
     return folded(
-        simulated.templates(_Pieces(simulated.mesh, pricing)), pricing.hardware, pricing.shares_links
+        simulated.templates(PricedPieces(simulated.mesh, pricing)), pricing.hardware, pricing.shares_links
     )
 
 
@@ -197,14 +190,17 @@ class _Simulation:
         """A simulation of the representatives.  Where that is exact, an action of a stage is one piece.
 
         It is not with ``op_by_op``, if messages use the links of a piece's collectives, or if the members of a group do
-        not start the piece at the same time.  Without ``op_by_op``, each run of compute between two collectives is a
-        piece then.
+        not start the piece at the same time.  Without ``op_by_op``, each run between two collectives is a piece then:
+        one of compute and of collectives on links that nothing else uses meanwhile, or else one of compute alone.
         """
         simulated = self.placed_on(pricing)
-        pieces = _Pieces(simulated.mesh, pricing, _levels_between_stages(simulated, pricing))
+        pieces = PricedPieces(simulated.mesh, pricing, _levels_between_stages(simulated, pricing))
         each = _representatives(simulated.templates(None if self.op_by_op else pieces), pricing)
-        share = _on_levels(each.events, pricing, pieces.levels) or pieces.levels & pieces.refused
-        if share or not pieces.are_of_equals(each.equal):
+        alone = pieces.levels.isdisjoint(pieces.refused)
+        if not (alone and _are_exact(pieces, each, pricing)) and not self.op_by_op:
+            each = _representatives(simulated.templates(pieces.of_own_ports), pricing)
+            alone = not (each.events.isin("kind", {"collective"}) & each.events.present("work")).any()
+        if not (alone and _are_exact(pieces, each, pricing)):
             runs = None if self.op_by_op else pieces.of_computes
             each = _representatives(simulated.templates(runs), pricing)
         trace = self._trace(_timed(each, pricing), simulated.mesh, pricing, each)
@@ -270,6 +266,11 @@ class _Representatives:
     """For each event, its number in `Templates.looks`, which has each different event once."""
 
 
+def _are_exact(pieces: PricedPieces, each: _Representatives, pricing: Pricing) -> bool:
+    """Whether no message uses the links of pieces, and the members of all groups in them begin at the same time."""
+    return not _on_levels(each.events, pricing, pieces.levels) and pieces.are_of_equals(each.equal)
+
+
 def _representatives(templates: Templates, pricing: Pricing) -> _Representatives:
     equal = folded(templates, pricing.hardware, pricing.shares_links)
     return _Representatives(templates, equal, *templates.by_rank(equal.first.tolist()))
@@ -278,10 +279,10 @@ def _representatives(templates: Templates, pricing: Pricing) -> _Representatives
 def _timed(each: _Representatives, pricing: Pricing) -> Columns:
     """The events of the representatives with their times."""
     templates, events, looks = each.templates, each.events, each.looks
-    roles = _folded_roles(events, templates.axes_of[looks], each.equal)
+    roles = folded_roles(events, templates.axes_of[looks], each.equal)
     prices = pricing.prices(events, roles)
     at = np.flatnonzero(roles.roles == COLLECTIVE)
-    own = _collective_prices(templates, pricing, looks[at], events.numbers("rank")[at])
+    own = collective_prices(templates, pricing, looks[at], events.numbers("rank")[at])
     prices.seconds[at] = own.seconds
     names = list(dict.fromkeys([None, *(price.algorithm for price in own.prices)]))
     name, route = np.zeros(len(events), np.int32), np.zeros(len(events), np.int64)
@@ -305,199 +306,12 @@ def _timed(each: _Representatives, pricing: Pricing) -> Columns:
     )
 
 
-class _Pieces:
-    """Computes the price of an action of a stage as one piece, if all members of its groups are equal devices.
-
-    Actions with the same events have one price on all devices whose groups have equal prices.
-    """
-
-    def __init__(self, mesh: Mesh, pricing: Pricing, of_messages: Collection[int] = frozenset()) -> None:
-        """``of_messages`` are levels of links: what has collectives on one of them is no piece."""
-        self.mesh, self.pricing, self.of_messages = mesh, pricing, frozenset(of_messages)
-        self._alike: dict[tuple[GroupKey, bytes], int | None] = {}
-        self._seconds: dict[Any, tuple[DeviceEvents, float | None]] = {}
-        """By the id of the events and the numbers of their groups.  The value keeps the events alive."""
-        self.levels: set[int] = set()
-        """The levels of the links that collectives inside of pieces use."""
-        self.refused: set[int] = set()
-        """Those of the collectives of what is no piece for its levels."""
-
-    def __call__(self, ranks: Ints, events: DeviceEvents) -> float | None:
-        """Seconds of the events on each of these ranks; None if they have messages, or if a price differs by rank."""
-        hardware = self.pricing.hardware
-        if any(row.kind in MESSAGES for row in events.rows) or (
-            hardware is not None and (hardware.stragglers or hardware.path_faults)
-        ):
-            return None
-        kind = _number_of_part(hardware, ranks)
-        if kind is None:
-            return None
-        groups = []
-        for axes in sorted({each.axes for each in events.collectives}, key=str):
-            alike = self._alike_for_all(axes, ranks)
-            if alike is None:
-                return None
-            groups.append((axes, alike))
-        key = id(events), kind, tuple(groups)
-        if key not in self._seconds:
-            columns, levels = self._priced(int(ranks[0]), events)
-            seconds = columns.numbers("duration_seconds")
-            lasts = (
-                (columns.numbers("start_seconds") + seconds).max() if events.asynchronous else seconds.sum()
-            )
-            is_piece = levels.isdisjoint(self.of_messages)
-            self._seconds[key] = events, float(lasts) if is_piece else None
-            (self.levels if is_piece else self.refused).update(levels)
-        return self._seconds[key][1]
-
-    def of_computes(self, ranks: Ints, events: DeviceEvents) -> float | None:
-        """As the call, of events without collectives; None for others."""
-        return None if events.collectives else self(ranks, events)
-
-    def same_price(self, rank: int, events: DeviceEvents) -> tuple[Any, ...]:
-        """A key: these events take equal seconds on all ranks with the same key."""
-        hardware = self.pricing.hardware
-        groups = [
-            (axes, self._number(axes, rank))
-            for axes in sorted({each.axes for each in events.collectives}, key=str)
-        ]
-        return _number_of_part(hardware, np.array([rank])), *groups
-
-    @memoized
-    def _number(self, axes: GroupKey, rank: int) -> int:
-        """The number of the group of a rank along the axes, as in `_numbers`."""
-        return int(self._numbers(axes)[(members(self.mesh, axes) == rank).any(axis=1)][0])
-
-    def priced(self, rank: int, events: DeviceEvents) -> Columns:
-        """The events on a rank, with the seconds that each takes where it waits for no other device.
-
-        If collectives overlap with compute, the events also have start times, relative to the first event.
-        """
-        return self._priced(rank, events)[0]
-
-    def _priced(self, rank: int, events: DeviceEvents) -> tuple[Columns, set[int]]:
-        """`priced`, and the levels of the links that its collectives use."""
-        templates = Templates(self.mesh, [events], np.zeros(self.mesh.size, np.int64))
-        columns, _, looks = templates.by_rank([rank])
-        at = np.flatnonzero(columns.isin("kind", {"collective"}))
-        seconds = self.pricing.prices(columns, roles_of(columns)).seconds
-        own = _collective_prices(templates, self.pricing, looks[at], columns.numbers("rank")[at])
-        seconds[at] = own.seconds
-        levels = {channel[0] for price in own.prices for channel in price.crossing}
-        if not events.asynchronous:
-            return columns.with_columns(duration_seconds=seconds), levels
-        equal = EqualDevices(
-            np.zeros(self.mesh.size, np.int64), np.array([rank])
-        )  # all members call at the same time
-        nothing = np.zeros(len(columns), np.int64)
-        timed = replay_columns(
-            columns,
-            [len(columns)],
-            self.pricing,
-            roles=_folded_roles(columns, templates.axes_of[looks], equal),
-            prices=Prices(seconds, Table((None,), nothing.astype(np.int32)), (None,), nothing),
-        )
-        return timed, levels
-
-    def _alike_for_all(self, axes: GroupKey, ranks: Ints) -> int | None:
-        """The number that `same_prices` gives to all groups of these ranks along the axes; None if they differ, or if
-        the groups have other members, too."""
-        key = axes, ranks.tobytes()
-        if key not in self._alike:
-            groups = members(self.mesh, axes)
-            own = np.isin(groups, ranks).any(axis=1)
-            alike = self._numbers(axes)[own]
-            self._alike[key] = (
-                int(alike[0]) if groups[own].size == len(ranks) and (alike == alike[0]).all() else None
-            )
-        return self._alike[key]
-
-    def are_of_equals(self, equal: EqualDevices) -> bool:
-        """Whether all members of each group in a piece are in one set, so that they begin the piece at one time."""
-        for (axes, ranks), alike in self._alike.items():
-            if alike is not None:
-                groups = members(self.mesh, axes)
-                sets = equal.set_of[groups[np.isin(groups, np.frombuffer(ranks, np.int64)).any(axis=1)]]
-                if (sets != sets[:, :1]).any():
-                    return False
-        return True
-
-    @memoized
-    def _numbers(self, axes: GroupKey) -> Ints:
-        """A number for each group along the axes; equal numbers for groups in which all collectives cost the same."""
-        groups, hardware = members(self.mesh, axes), self.pricing.hardware
-        if hardware is None or groups.shape[1] < 2:
-            return np.zeros(len(groups), np.int64)
-        return same_prices(hardware, groups)
-
-
-def _number_of_part(hardware: Hardware | None, ranks: Ints) -> int | None:
-    """The number of the part that all ranks are in, 0 on hardware of one kind; None if they are in both."""
-    return hardware.part_of_group(ranks.tolist()) if isinstance(hardware, MixedHardware) else 0
-
-
 class _Folded(NamedTuple):
     """A simulation of the representatives."""
 
     representatives: _Representatives
-    pieces: _Pieces
+    pieces: PricedPieces
     trace: Trace
-
-
-def _folded_roles(events: Columns, axes: Ints, equal: EqualDevices) -> Roles:
-    """Roles of the events for the replay, with each rank replaced by its representative in groups and peers.
-
-    ``axes`` has, for each event, the number of the axes of its collective.  Groups along different axes stay apart,
-    even if their representatives are the same.
-    """
-    group, peer = events["group"], events.numbers("peer")
-    assert isinstance(group, Table)
-    groups = [
-        ranks and tuple(equal.first[distinct(equal.set_of[list(ranks)])].tolist()) for ranks in group.values
-    ]
-    numbers = {each: number for number, each in enumerate(dict.fromkeys(groups))}
-    between = events.present("peer") & (peer != HOST)
-    representative = peer.copy()
-    representative[between] = equal.first[equal.set_of[peer[between]]]
-    sequence = events.numbers("sequence")
-    roles = roles_of(
-        events.with_columns(
-            sequence=np.where(axes >= 0, sequence * (int(axes.max(initial=0)) + 1) + axes, sequence),
-            group=Table(tuple(numbers), np.array([numbers[each] for each in groups], np.int32)[group.index]),
-            peer=representative if between.any() else None,
-        )
-    )
-    sizes = np.array([0 if ranks is None else len(ranks) for ranks in group.values])[group.index]
-    alone = (roles.roles == POINT) & (roles.sizes == 1) & (sizes > 1)
-    return roles._replace(roles=np.where(alone, COLLECTIVE, roles.roles).astype(np.uint8))
-
-
-def _collective_prices(templates: Templates, pricing: Pricing, looks: Ints, ranks: Ints) -> PricedCollectives:
-    """The price of each of these collectives on these ranks, from the bytes that its real group receives.
-
-    Groups that `priced_alike` finds equal share one price, unless links are shared and each group has its own.
-    """
-    prices, of_event = [FREE], np.zeros(len(looks), np.int64)
-    result = PricedCollectives(prices, [()], of_event, ranks, looks)
-    hardware = pricing.hardware
-    if hardware is None:
-        return result
-    known: dict[tuple[Any, ...], int] = {}
-    together = not pricing.shares_links or own_ports(hardware)
-    slots = templates.axes_of[looks]
-    numbers = templates.group_of[slots, ranks]
-    for i, (look, slot, number) in enumerate(
-        zip(looks.tolist(), slots.tolist(), numbers.tolist(), strict=True)
-    ):
-        alike = int(priced_alike(templates, slot, hardware)[number]) if together else number
-        key = (templates.moved(look, number) if together else look), slot, alike
-        if key not in known:
-            known[key] = len(prices)
-            call, dtype = templates.collective(look, number)
-            prices.append(pricing.collective(call, dtype))
-            result.groups.append(call.group)
-        of_event[i] = known[key]
-    return result
 
 
 def _levels_between_stages(simulated: SimulatedOperation, pricing: Pricing) -> set[int]:

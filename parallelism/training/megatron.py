@@ -145,11 +145,11 @@ class MegatronFlags(ModelFlags):
 
         ``ValueError`` for flags that do not fit together, or not these devices.
         """
-        spec = self.spec(named)
         tp, cp, pp = (
             getattr(self, f"{name}_parallel_size") or 1
             for name in ("tensor_model", "context", "pipeline_model")
         )
+        spec = self.spec(named).for_tensor_parallel(tp)
         if devices % (tp * cp * pp):
             raise ValueError(
                 f"{devices} devices cannot be dealt to tensor, context and pipeline parallelism of {tp} x "
@@ -168,7 +168,7 @@ class MegatronFlags(ModelFlags):
             )
         for extent, what, axis, size in (
             (spec.heads, "heads", "tensor-model", tp),
-            (spec.groups, "heads of keys and values", "tensor-model", tp),
+            (spec.copied_groups, "heads of keys and values", "tensor-model", tp),
             (spec.sequence, "tokens", "context", cp),
         ):
             if extent % size:

@@ -43,11 +43,13 @@ def scaled_down(run: TrainingRun, devices: int = MOST_DEVICES) -> TrainingRun:
     chunks = pipeline.chunks if pipeline else 1
     layers = pp * min(chunks, 2)
     groups = (tp if spec.groups < spec.heads else 2 * tp) * dealt
+    copies = min(spec.key_value_copies, 2)  # as many as divide the devices, which are two at least
     small = replace(
         spec,
         layers=layers,
         heads=2 * tp * dealt,
-        key_value_heads=groups,
+        key_value_heads=groups // copies,
+        key_value_copies=copies,
         width=8 * lcm(tp * dealt, dp),
         feed_forward=12 * tp * dp,
         vocabulary=8 * tp * dp,

@@ -68,7 +68,7 @@ class SequenceSplit(NamedTuple):
                 f"--cp-comm-type {self.exchange} needs attention as one kernel, such as --attention-backend flash"
             )
         over = {"a2a": size, "p2p": 1}.get(self.exchange, self.heads) * tp
-        if spec.groups % over:
+        if spec.copied_groups % over:
             raise ValueError(
                 f"--cp-comm-type {self.exchange} deals heads to {over} devices, which must divide the {spec.groups} heads of "
                 "keys and values"

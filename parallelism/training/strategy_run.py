@@ -6,7 +6,7 @@ from parallelism.mesh import Mesh
 from parallelism.models import TransformerSpec
 from parallelism.training.megatron import MegatronFlags
 from parallelism.training.training_run import TrainingRun
-from parallelism.transforms import DataParallel, Pipeline, Strategy
+from parallelism.transforms import DataParallel, Pipeline, Strategy, TensorParallel
 
 
 def strategy_run(
@@ -30,8 +30,10 @@ def strategy_run(
             f"--micro-batch-size: {batch} sequences on {dealt} microbatches of all replicas are not "
             f"{flags.micro_batch_size} each"
         )
+    split = {transform.axis for transform in strategy.transforms if isinstance(transform, TensorParallel)}
+    devices = prod(mesh.shape.get(axis, 1) for axis in split)
     return TrainingRun(
-        flags.spec(named),
+        flags.spec(named).for_tensor_parallel(devices),
         batch,
         strategy,
         mesh,

@@ -38,7 +38,8 @@ class Overlap:
 
     A sum of gradients by all_reduce lies in the memory of its terms.  Of reduce_scatters in buckets at most two are
     under way, because their inputs stay in memory.  Those of gradients that several microbatches were added up in are
-    not held back: these buffers are there anyway.
+    not held back: these buffers are there anyway.  A gradient that is summed in each microbatch (`Zero` of stage 3) is
+    added to its buffer when so many later sums start as are under way.
 
     With a `Pipeline` the sums over replicas start in the last backward of each stage, and go on behind it.
 

@@ -179,6 +179,9 @@ DENSE = {
     "sinks": GATED | {
         "layers": 2, "key_value_heads": 2, "activation": "clamped_swiglu", "attention_sinks": True, "window": 3,
         "full_attention_every": 2, "biases": ("qkv", "out"), "rotary_scaling": "yarn:4,32,1,4,0", "rotary_factor": 1.5},
+    "copied": GATED | {"heads": 8, "head_width": 6, "key_value_heads": 2, "key_value_copies": 2, "biases": "qkv",
+                       "query_key_norm": True, "layers": 2, "window": 3, "full_attention_every": 2},
+    "one key": {"heads": 6, "head_width": 6, "key_value_heads": 1, "key_value_copies": 3, "query_key_norm": "all_heads"},
     "olmo": GATED | {"norm_places": "after", "query_key_norm": "all_heads", "key_value_heads": 2},
     "bloom": {"positions": "alibi", "embedding_norm": True, "attention_dropout": 0.2, "alibi_scale": 0.5},
     "mpt": {"positions": "alibi", "norm_parameters": "weights", "biases": False, "activation": "gelu_exact"},

@@ -6,7 +6,7 @@ do not matter.  Where a device waits for a collective follows from the order (`p
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate
@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 from parallelism.ir.core import Function, Op
 from parallelism.ir.core.regions import inside
 from parallelism.ir.passes.gradients import UPDATE
+from parallelism.ir.passes.waiting import UNDER_WAY
 
 ASYNCHRONOUS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute")
 """The kinds of collectives that can be waited for later."""
@@ -116,8 +117,9 @@ class _Ordering:
             slots[slot].append(call)
         moved: dict[int, list[int]] = defaultdict(list)
         """By number of an op: the early and the late ops that run before it."""
+        held_back = self._slots_of_additions(slots)
         for number in self.late - self.sums:
-            moved[self._first_reader(number)].append(number)
+            moved[min(self._first_reader(number), held_back.get(number, self.count))].append(number)
         for number, early in self.early.items():
             moved[self._ready(number)] += early
         for slot, call in self._gathers():
@@ -133,6 +135,22 @@ class _Ordering:
             if number < self.count and number not in self.started and number not in self.late:
                 ops.setdefault(number)
         return Order(tuple(ops), tuple(calls), frozenset().union(*self.early.values()))
+
+    def _slots_of_additions(self, slots: Mapping[int, Sequence[tuple[int, ...]]]) -> dict[int, int]:
+        """By number of an op that adds a reduce_scattered gradient to a buffer: before which op it runs at the latest.
+
+        It runs when so many calls later as are under way at one time start: its term is there by then, and no more of
+        them wait in memory.
+        """
+        scatters: list[tuple[int, tuple[int, ...]]] = []
+        for slot in sorted(slots):
+            sums = (call for call in sorted(slots[slot]) if call[0] in self.sums)
+            scatters += [(slot, call) for call in sums if self.ops[call[0]].kind == "reduce_scatter"]
+        found: dict[int, int] = {}
+        for (_, call), (later, _) in zip(scatters, scatters[UNDER_WAY:], strict=False):
+            for number in call:
+                found |= {each: later for each in self._after(number) if each in self.late}
+        return found
 
     # -- sums of gradients ---------------------------------------------------------------------------------------------
 
@@ -151,6 +169,7 @@ class _Ordering:
         for number in reversed(range(self.count)):
             op = self.ops[number]
             brings = number in sums or op.operator.view or op.kind in ("convert", "widen", "all_slice")
+            brings |= self._adds_up(number, sums)
             if inside(op, UPDATE) or (brings and wanted.issuperset(self._after(number))):
                 wanted.add(number)
         found: set[int] = set()
@@ -164,6 +183,11 @@ class _Ordering:
             elif summed <= found and (self._made(number) in found or max(behind) < self.update):
                 found.add(number)  # a sum of a sum
         return found
+
+    def _adds_up(self, number: int, sums: set[int]) -> bool:
+        """Whether an op adds a sum of this microbatch to those of the microbatches before."""
+        op = self.ops[number]
+        return op.kind == "accumulate" and self.made.get(op.inputs[1].name) in sums
 
     def _behind(self, number: int, wanted: set[int]) -> list[int]:
         """The ops among those ``wanted`` that make the input of a sum, in order, up to collectives."""

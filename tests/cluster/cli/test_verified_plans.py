@@ -40,8 +40,8 @@ def test_a_small_run_is_as_its_simulation(flags: dict[str, Any], devices: int) -
     run = scaled_down(MegatronFlags(**{**SMALL, **flags}).run(devices))
     name = "b200-node" if "fp4_format" in flags else "dgx-h100" if "fp8_format" in flags else "dgx-a100"
     found = verified(run, sized_hardware(name, devices), backend="thread" if devices < 8 else "process")
-    most = 0.5 if "fp4_format" in flags else 0.25 if "fp8_format" in flags else 3e-2
-    assert found.differences == () and found.apart < most
+    near = 0.5 if "fp4_format" in flags else 0.25 if "fp8_format" in flags else 3e-2
+    assert found.differences == () and found.apart < near
     text = verified_text(found.json())
     assert "are those of the simulation" in " ".join(text.split()) and max(map(len, text.splitlines())) <= 80
 

@@ -21,11 +21,14 @@ CASES = [
     ("mpt", 6, "dp=3 zero=2 fused", Adam(0.01)), ("phi", 4, "tp=2 dp=2 sp zero=1", Adam(0.01)),
     ("neox", 3, "tp=3 sp", SGD(0.1)), ("granite", 5, "dp=2 tp=4 zero=2", AdamW(0.01)),
     ("nemotron", 4, "pp=2 1f1b:2 dp=2 tp=2 sp zero=1", Adam(0.01)), ("nemotron", 2, "cp=2 tp=2", SGD(0.1)),
+    ("copied", 4, "tp=4 sp", Adam(0.01)), ("copied", 4, "pp=2 1f1b:2 tp=4 sp", AdamW(0.01)),
+    ("copied", 4, "dp=2 tp=4 zero=3", SGD(0.1)), ("copied", 3, "cp=2 tp=4", Adam(0.01)), ("one key", 4, "tp=3 sp", SGD(0.1)),
+    ("one key", 4, "tp=6 recompute=block.*", Adam(0.01)),
     ("gemma", 3, "cp=2 tp=2 sp recompute=block.*", Adam(0.01)),
 ]
 
 
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(22)
 @pytest.mark.parametrize(("model", "rows", "text", "rule", "backend"), in_turn(CASES),
                          ids=[f"{model}-{text}" for model, _, text, _ in CASES])
 def test_dense_fields_train_as_alone_and_are_simulated_as_they_run(cluster_of, model, rows, text, rule, backend):

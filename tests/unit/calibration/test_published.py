@@ -32,7 +32,8 @@ LARGE = 32 * 2**20
 
 @pytest.mark.slow
 def test_the_tables_say_where_they_are_from_and_what_was_fitted_to_them():
-    assert tables() == ("fsdp-a100", "fsdp-h100", "korthikanti-2022", "megatron-h100", "nccl-a100", "zero-bubble-2023")
+    assert tables() == ("fsdp-a100", "fsdp-h100", "korthikanti-2022", "maxtext-h100", "megatron-h100", "nccl-a100",
+                        "nemo-h100", "zero-bubble-2023")
     assert not Table.of("zero-bubble-2023").parameters and "zero-bubble-2023" not in fitted_on("megatron-a100")
     for table in (NCCL, KORTHIKANTI):
         assert table.source and table.name in fitted_on(table.stack)
@@ -157,7 +158,7 @@ FSDP = Table.of("fsdp-h100")
 
 
 def test_every_second_run_of_training_is_only_tested():
-    for table in (FSDP, Table.of("fsdp-a100"), Table.of("megatron-h100")):
+    for table in map(Table.of, ("fsdp-h100", "fsdp-a100", "megatron-h100", "nemo-h100")):
         assert {row.part for row in table.rows} == {TRAINING} and table.name in fitted_on(table.stack)
         tested = [row for row in table.rows if row not in table.fitted_rows]
         assert len(tested) == len(table.rows) // 2
@@ -168,6 +169,15 @@ def test_every_second_run_of_training_is_only_tested():
         wrong = tuple(Line(row, row.measured, held_out=True) for row in table.fitted_rows[:1])
         with pytest.raises(ValueError, match="its rows are not held out"):
             Report(table, table.stack, wrong, {})
+
+
+def test_a_table_may_be_of_one_software_in_a_set():
+    core, jax = Table.of("megatron-h100"), Table.of("maxtext-h100")
+    for table, software, rows in ((core, "NeMo", 36), (jax, "MaxText", 10)):
+        assert {row.published.columns["software"] for row in table.rows} == {software} and len(table.rows) == rows
+        assert {row.published.columns["set"] for row in table.rows} == {"dgxc-h100", "dgxc-h100-fp8"}
+    numbers = {row.published.number for row in (*core.rows, *jax.rows)}
+    assert len(numbers) == 46 and len([row for row in jax.rows if row.held_out]) == 4
 
 
 def test_runs_of_training_stand_beside_one_constant():
@@ -187,6 +197,7 @@ def test_runs_of_training_stand_beside_one_constant():
 
 @pytest.mark.parametrize(("name", "value"), [
     ("flops_efficiency", 0.5), ("kernels.attention.efficiency", 0.3), ("kernels.gelu.times", 2.0),
+    ("flops_efficiencies.float8", 0.5),
     ("reached.infiniband.bus_bytes_per_second", 4e10), ("bus_bytes_per_second", 3e11), ("collective_share", 0.25)])
 def test_a_parameter_is_read_and_changed_by_its_name(name, value):
     before = hardware_of(FSDP, FSDP.rows[0])

@@ -511,7 +511,7 @@ def test_the_command_lists_the_presets_shows_one_and_names_the_nearest(capsys, t
     presets, stacks = capsys.readouterr().out.split("\n\n")
     assert [line.split()[0] for line in presets.splitlines()] == [*Hardware.presets(), "host"]
     names = [line.split()[0] for line in stacks.splitlines()[1:]]
-    assert names[:2] == ["dgx-a100+megatron-a100", "b200-node+megatron-core-b200"]
+    assert names[:2] == ["dgx-h100+maxtext-h100", "dgx-a100+megatron-a100"]
     assert tuple(Hardware.preset(name).stack for name in names) == stack_names()
     assert max(map(len, stacks.splitlines())) <= 80
     assert main(["hardware", "tpu-v4:2x2x3"]) == 0

@@ -29,7 +29,8 @@ from vcluster.calibration.published_tables import Table
 
 def test_the_stacks_are_these():
     assert stack_names() == (
-        "megatron-a100", "megatron-core-b200", "megatron-core-h100", "megatron-h100", "numpy-host",
+        "maxtext-h100", "megatron-a100", "megatron-core-b200", "megatron-core-h100", "megatron-h100", "nemo-2024-h100",
+        "numpy-host",
         "pytorch-eager-v100", "pytorch-h100", "pytorch-h200", "tensorrt-llm-a100", "tensorrt-llm-h100",
         "torch-fsdp-a100", "torch-fsdp-h100")
 
@@ -81,6 +82,9 @@ def test_a_stack_says_what_its_seconds_were_compared_with_on_its_own_hardware():
     for name in ("h200-node+megatron-a100", "dgx-h100+megatron-h100", "dgx-a100"):
         assert Hardware.preset(name).validation == ()
     assert compared_in("bfloat16", told) == told and compared_in("float8", told) == ()
+    float8 = Validation("a", "steps", 9, 0.01, False, "float8")
+    assert compared_in("float8", (*told, float8)) == (float8,) and compared_in("float16", (*told, float8)) == told
+    assert str(float8) == "9 steps in float8 of a, fitted: 1.0% in the mean"
     assert validation_json(()) == {"compared": [], "text": "nothing: errors of 10 to 30 % are usual"}
 
 
@@ -91,7 +95,9 @@ def test_no_table_that_a_stack_was_fitted_to_is_told_as_held_out_whole(name):
     for each in read_stack(name).get("validation", []):
         if each["table"] in fitted_on(name) and each["held_out"] and each["table"] != "nccl-a100":
             published = Table.of(each["table"])
-            assert each["rows"] == len(published.rows) - len(published.fitted_rows) > 0
+            tested = [row.published for row in published.rows if row not in published.fitted_rows]
+            float8 = [run for run in tested if run.columns["precision"] != "bf16"]
+            assert each["rows"] == (len(float8) if each.get("products") else len(tested) - len(float8)) > 0
 
 
 def test_what_is_wrong_with_a_validation_is_told(tmp_path):
@@ -128,3 +134,10 @@ def test_a_transformer_gets_the_stack_of_its_training():
     assert with_usual_stack("dgx-h100:4") == "dgx-h100:4+megatron-core-h100"
     assert with_usual_stack("dgx-h100+pytorch-h100") == "dgx-h100+pytorch-h100"
     assert Hardware.preset("dgx-h100:2+plain") == Hardware.preset("dgx-h100:2")
+
+
+@pytest.mark.parametrize(("devices", "used", "racks"), [(72, 72, 1), (128, 64, 2), (256, 64, 4), (144, 72, 2), (100, 72, 2)])
+def test_racks_are_used_evenly_where_whole_hosts_are(devices, used, racks):
+    found = sized_hardware("gb200-nvl72+megatron-core-b200", devices)
+    assert [link.extents for link in found.links] == [(used,), (racks,)] and found.stack == "megatron-core-b200"
+    assert found.level(0, used - 1) == 0 and (racks == 1 or found.level(used - 1, used) == 1)

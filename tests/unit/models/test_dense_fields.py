@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from math import erf
 
 import numpy as np
@@ -15,6 +16,7 @@ from parallelism.ir.operators.attention import hidden_flops
 from parallelism.kernels import Scores
 from parallelism.kernels.scores import alibi_slopes
 from parallelism.layouts import localize
+from parallelism.models import LoRA
 from parallelism.models.figures import GATED
 from parallelism.transforms import SGD, Strategy, train_step
 
@@ -115,9 +117,13 @@ class Plain:
     def attention(self, x, i):
         spec, w = self.spec, int(self.spec.head_width)
         each = spec.heads // spec.groups
-        joined = self.product(x, f"{i}.qkv").reshape(*x.shape[:2], spec.groups, each + 2, w)
-        q = joined[..., :each, :].reshape(*x.shape[:2], spec.heads, w)
-        k, v = joined[..., each, :], joined[..., each + 1, :]
+        if spec.key_value_copies > 1:
+            q = self.product(x, f"{i}.query").reshape(*x.shape[:2], spec.heads, w)
+            k, v = np.moveaxis(self.product(x, f"{i}.key_value").reshape(*x.shape[:2], spec.groups, 2, w), 3, 0)
+        else:
+            joined = self.product(x, f"{i}.qkv").reshape(*x.shape[:2], spec.groups, each + 2, w)
+            q = joined[..., :each, :].reshape(*x.shape[:2], spec.heads, w)
+            k, v = joined[..., each, :], joined[..., each + 1, :]
         if spec.query_key_norm == "head":
             q, k = self.norm(q, f"{i}.query_norm"), self.norm(k, f"{i}.key_norm")
         if spec.query_key_norm == "all_heads":
@@ -243,6 +249,60 @@ STREAM = ("all_reduce", (4, 6, 16))
 ])
 def test_a_field_adds_no_sum_of_the_stream(name, sums):
     assert sums_over_tp(name)[STREAM] == sums
+
+
+def test_copies_of_heads_are_gathered_and_their_gradients_are_summed_once():
+    """Of each layer, over tp: what the product of keys and values makes, and its gradient; nothing else is added."""
+    found = sums_over_tp("copied", "tp=4")
+    made = (4, 6, 2 * 2 * 6)                                     # 2 heads of a key and a value of 6 features
+    assert found["all_gather", (*made[:2], made[2] // 4)] == found["reduce_scatter", made] == 2
+    assert found[STREAM] == 2 * 4 + 2
+    assert {kind for kind, _ in found} == {"all_reduce", "all_gather", "reduce_scatter"}
+    one_key = sums_over_tp("one key", "tp=3")                    # each device computes the single head
+    assert one_key["all_reduce", (4, 6, 2 * 6)] == 1 and one_key[STREAM] == 6
+
+
+def test_copies_change_no_number():
+    """The parameters are those of the model alone, in two parts, and so are their gradients."""
+    alone = transformer(**DENSE["qwen"] | {"heads": 8})
+    copied = alone.for_tensor_parallel(4)
+    assert copied.key_value_copies == 2 and copied.parameters == alone.parameters
+    assert copied.flops(7) == alone.flops(7)
+    given = arrays(alone.function(3).inputs, np.random.default_rng(0))
+
+    def apart(p):
+        """With the columns of queries, and of keys and values, as parameters of their own."""
+        found = {}
+        for name, array in p.items():
+            of_heads = array.reshape(*array.shape[:-1], 2, 6, 6) if ".qkv" in name else None  # 2 heads: 4, a key, a value
+            if of_heads is None:
+                found[name] = array
+                continue
+            for part, own in (("query", of_heads[..., :4, :]), ("key_value", of_heads[..., 4:, :])):
+                found[name.replace("qkv", part)] = own.reshape(*array.shape[:-1], -1)
+        return found
+
+    found = []
+    for spec, inputs in ((alone, given), (copied, apart(given))):
+        loss = spec.function(3)
+        weights = [value.name for value in loss.inputs if value.name.startswith("p.")]
+        value, *grads = ir.interpret(ir.gradient(loss, weights, keep_outputs=True), inputs).outputs
+        found.append({"loss": value, **dict(zip(weights, grads, strict=True))})
+    expected = apart(found[0])
+    assert {*expected} == {*found[1]}
+    for name, array in expected.items():
+        assert_allclose(found[1][name], array, rtol=1e-12, atol=1e-14, err_msg=name)
+
+
+def test_copies_are_made_where_devices_are_more_than_the_heads_and_deal_them_evenly():
+    spec = transformer(heads=8, key_value_heads=2)
+    assert [spec.for_tensor_parallel(devices).key_value_copies for devices in (1, 2, 3, 4, 8, 16)] == [1, 1, 1, 2, 4, 1]
+    assert transformer().for_tensor_parallel(8) == transformer()
+    adapted = replace(spec, lora=LoRA(2, products=("out", "qkv"))).for_tensor_parallel(4)
+    assert adapted.lora.products == ("query", "key_value", "out") and "0.key_value.up" in adapted.adapters
+    for wrong, said in ((0, "an integer of at least 1"), (3, "3 copies of 2 heads of keys and values must divide the 8")):
+        with pytest.raises(ValueError, match=said):
+            replace(spec, key_value_copies=wrong)
 
 
 def test_a_norm_of_all_heads_reduces_one_number_for_each_token():

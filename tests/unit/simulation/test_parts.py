@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from parallelism import (
+    Hardware,
     Mesh,
     Pipeline,
     PipelinedProgram,
@@ -20,7 +22,7 @@ from parallelism import (
     step_parts,
 )
 from parallelism.layouts import annotate, partition
-from parallelism.simulation import simulator
+from parallelism.simulation import priced_pieces
 from parallelism.trace import Operation, OperationTotals, split, totals_by_operation
 from parallelism.trace.breakdown import PARTS
 
@@ -30,16 +32,17 @@ LAYOUTS = {"qkv": "[None, tp]", "up": "[None, tp]", "out": "[tp, None]", "down":
 
 def step_of(
     mesh: Mesh, rows: int, microbatches: int, *, layers: int = 2, schedule: str = "1f1b", chunks: int = 1,
-    recompute: bool = False, width: int = 8, heads: int = 4,
+    recompute: bool = False, width: int = 8, heads: int = 4, inside: Mesh | None = None,
+    layouts: dict[str, str] = LAYOUTS,
 ) -> PipelinedStep:
     """A step of a small Transformer, with stages on ``pp`` and split over ``tp`` inside."""
-    inside, stages = Mesh(tp=mesh.shape.get("tp", 1)), mesh.shape["pp"] * chunks
+    inside, stages = inside or Mesh(tp=mesh.shape.get("tp", 1)), mesh.shape["pp"] * chunks
     function = models.TransformerSpec(
         layers=layers, width=width, heads=heads, vocabulary=12, sequence=3, dtype="float64", biases=False, norm="rms",
         activation="relu").function(ir.symbol("B"))
     if inside.size > 1:
         function = annotate(function, {
-            f"p.{layer}.{name}": layout for layer in range(layers) for name, layout in LAYOUTS.items()})
+            f"p.{layer}.{name}": layout for layer in range(layers) for name, layout in layouts.items()})
     cut = partition(function, stages, batch="B", recompute=recompute)
     return PipelinedStep(
         PipelinedProgram(cut, Pipeline(stages, microbatches, schedule, chunks), inside), mesh, rows)
@@ -108,6 +111,32 @@ def test_computes_between_two_collectives_are_one_event_where_collectives_share_
     assert {event.microbatch for event in runs.events if event.name == "ops"} == {0, 1, 2}
 
 
+@pytest.mark.parametrize("recompute", [False, True])
+def test_collectives_inside_of_nodes_are_in_runs_between_those_that_share_links_with_messages(recompute: bool) -> None:
+    """Nodes of two devices: ``tp`` is inside of them, while ``x`` and the messages of stages are between them."""
+    hardware = Hardware.of("dgx-h100")
+    of_two, between = (replace(link, extents=(each,)) for link, each in zip(hardware.links, (2, 6), strict=True))
+    on: Any = {"hardware": replace(hardware, links=(of_two, between)), "priced_dtype": "bfloat16"}
+    step = step_of(
+        Mesh(pp=2, x=3, tp=2), 12, 4, recompute=recompute, width=12, heads=6, inside=Mesh(x=3, tp=2),
+        layouts={**LAYOUTS, "up": "[None, x]", "down": "[x, None]"})
+    parts, ops = step_parts(step, **on), simulate(step, fold=True, op_by_op=True, **on)
+    every = simulate(step, **on)
+    expected, by_part = totals_by_operation(ops.columns), split(ops)
+    counts = {
+        axis: [len(trace.filter(kind="collective", axes=axis)) for trace in (parts.trace, ops)] for axis in ("tp", "x")}
+    assert counts["tp"][0] == 0 < counts["tp"][1] and counts["x"][0] == counts["x"][1] > 0
+    assert parts.trace.peaks() == ops.peaks()
+    for trace in (parts.trace, ops):
+        assert trace.makespan_seconds == pytest.approx(every.makespan_seconds, rel=1e-12)
+    for rank in ops.ranks:
+        assert parts.split[rank] == pytest.approx(by_part[rank], rel=0, abs=1e-12 * ops.makespan_seconds)
+        for operation, total in expected[rank].items():
+            told = parts.by_operation[rank][operation]
+            assert told._replace(seconds=0.0) == total._replace(seconds=0.0)
+            assert told.seconds == pytest.approx(total.seconds, rel=1e-9)
+
+
 def test_a_run_of_computes_ends_where_their_phase_changes() -> None:
     step = step_of(Mesh(pp=2, dp=2, tp=2), 12, 3, recompute=True)
     runs, ops = (split(simulate(step, fold=True, op_by_op=op_by_op, **ON)) for op_by_op in (False, True))
@@ -141,18 +170,18 @@ def test_ops_are_priced_once_however_many_microbatches_there_are(
     microbatches: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts: Counter[str] = Counter()
-    priced = simulator._Pieces._priced
+    priced = priced_pieces.PricedPieces._price
 
-    def counted(self: simulator._Pieces, *arguments: Any) -> Any:
+    def counted(self: priced_pieces.PricedPieces, *arguments: Any) -> Any:
         counts["priced"] += 1
         return priced(self, *arguments)
 
-    monkeypatch.setattr(simulator._Pieces, "_priced", counted)
+    monkeypatch.setattr(priced_pieces.PricedPieces, "_price", counted)
     lengths = []
     for layers in (2, 4):
         counts.clear()
         parts = step_parts(step_of(Mesh(pp=2), microbatches, microbatches, layers=layers), **ON)
-        assert counts["priced"] == 2 * 2 * 2        # F and B of two stages: as pieces, and as parts
+        assert counts["priced"] == 2 * 2            # F and B of two stages, once for their pieces and their parts
         lengths.append(len(parts.trace))
     assert lengths[0] == lengths[1] <= 2 * (8 + 12 * microbatches)      # events of actions, none of their ops
 

@@ -11,7 +11,7 @@ from parallelism.layouts import annotate, partition
 from parallelism.layouts.stages import Stages
 from parallelism.pipelining import KINDS, NOBODY, passed
 from parallelism.pipelining.generators import SCHEDULES
-from parallelism.simulation import simulator
+from parallelism.simulation import priced_pieces
 from parallelism.simulation.device_events import DeviceEvents
 from parallelism.timeline import Pricing
 
@@ -110,16 +110,16 @@ def test_an_action_that_stages_share_has_one_price_for_places_that_are_connected
 ) -> None:
     step = PipelinedStep(
         PipelinedProgram(stages_of(5, recompute=False, split=True), Pipeline(5, 4), Mesh(tp=2)), Mesh(pp=5, tp=2), 4)
-    priced, asked = simulator._Pieces._priced, []
+    priced, asked = priced_pieces.PricedPieces._price, []
 
-    def counted(self: simulator._Pieces, rank: int, events: DeviceEvents) -> Columns:
+    def counted(self: priced_pieces.PricedPieces, rank: int, events: DeviceEvents) -> Columns:
         asked.append(rank)
         return priced(self, rank, events)
 
-    monkeypatch.setattr(simulator._Pieces, "_priced", counted)
+    monkeypatch.setattr(priced_pieces.PricedPieces, "_price", counted)
     pricing = Pricing.of(hardware, "modelled")
-    shared = step.templates(simulator._Pieces(step.mesh, pricing))
+    shared = step.templates(priced_pieces.PricedPieces(step.mesh, pricing))
     stages, forms = 5, len({id(programs.first) for programs in (step.programs(i, 2 * i) for i in range(5))})
     assert forms < stages and len(asked) == 2 * (forms if alike else stages)
-    alone = step.templates(lambda ranks, events: simulator._Pieces(step.mesh, pricing)(ranks, events))
+    alone = step.templates(lambda ranks, events: priced_pieces.PricedPieces(step.mesh, pricing)(ranks, events))
     assert shared.looks == alone.looks

@@ -357,3 +357,12 @@ def test_sums_of_gradients_go_on_behind_the_last_backward_of_a_stage(text):
         waits = [i for i, event in enumerate(events) if event.kind == "wait" and event.work in sums]
         acts = [i for i, event in enumerate(events) if event.phase == "B" or event.kind == "send"]
         assert len(sums) > 4 and len(waits) == len(sums) and max(acts) < min(waits)
+
+
+def test_sums_of_a_microbatch_are_added_up_when_so_many_later_ones_start_as_are_under_way():
+    step = Strategy.parse("dp zero=3 overlap=1B pp 1f1b:2")(train_step(models.mlp((6, 8, 5, 3), B), SGD(0.1)))
+    trace = simulate(step, "dgx-h100", mesh=Mesh(pp=1, dp=2), batch=8, op_by_op=True)
+    told = {("collective", "reduce_scatter"): "sum", ("compute", "accumulate"): "add"}
+    found = [told[event.kind, event.name] for event in trace.filter(rank=0) if (event.kind, event.name) in told]
+    # A sum is added before the sum after the next one starts; the last two at the end of the backward.
+    assert found == 2 * (["sum"] + 5 * ["sum", "add"] + ["add"])
