@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 import sys
+from math import inf
 from zlib import crc32
 
 import pytest
@@ -11,6 +12,7 @@ from drawn import BY_DAY
 from hypothesis import settings
 from reports import pytest_runtest_protocol  # noqa: F401  (a hook)
 
+from parallelism.display import progress_line
 from vcluster.processes.blas_threads import THREAD_VARIABLES
 
 # Read when NumPy is loaded.  As many BLAS threads as cores in every worker and script are a crowd of threads that spin.
@@ -21,6 +23,8 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 os.environ["VCLUSTER_HOST_HARDWARE"] = ""       # no test depends on how the user's machine was calibrated
+
+progress_line.LONG_SECONDS = inf        # on a crowded machine a search is long; what it writes is tested by itself
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts what runs in its background so, and children inherit it: the tests of Ctrl-C could never end.

@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
+from math import prod
 from textwrap import wrap
 from typing import Any, overload
 
@@ -43,6 +44,11 @@ class NoPlanFits(ValueError):
     def __init__(self, message: str, plans: Plans) -> None:
         super().__init__(message)
         self.plans = plans
+
+
+def _span(settings: Mapping[str, Any], order: str, axis: str) -> Any:
+    """The devices from the first to the last of a group along an axis, given the axes from the outermost on."""
+    return prod(settings[name] for name in order.split()[order.split().index(axis) :])
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,6 +216,22 @@ class Plans(Sequence[Plan]):
         if other.program == plan.program:
             return f"with {asked} the program is the same"
         return why_not(asked, other.account, plan.account)
+
+    def why_between_nodes(self, plan: Plan, axis: str) -> str:
+        """Why the groups along an axis of ``plan`` are over links between nodes, in a sentence: what the best plan takes
+        in which they are inside of a node.  Empty if they are inside of one."""
+        node = prod(self.task.hardware.links[0].extents)
+        if plan.settings[axis] == 1 or _span(plan.settings, plan.settings["order"], axis) <= node:
+            return ""
+        asked = f"{axis} inside of a node of {node} devices"
+        spans = np.zeros(len(self), np.int64)
+        for number, order in enumerate(self.choices.words["order"]):
+            spans = np.where(self.choices["order"] == number, _span(self.choices.columns, order, axis), spans)
+        rows = np.flatnonzero(spans <= node)
+        if not len(rows):
+            return f"no plan that fits has {asked}"
+        other = self[int(rows[0])]
+        return f"the best plan with {asked} ({other.split}) takes {longer_text(other.account, plan.account)}"
 
     def needs(self) -> list[Need]:
         """If no plan fits, the memory that the smallest needs, and that of the smallest with what may need less.

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from os import PathLike
 from time import perf_counter
-from typing import Any, Literal, cast, overload
+from typing import Any, Literal, NamedTuple, cast, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +40,27 @@ KEPT = 10
 """The simulated plans whose figures are kept: more than a command tells, if not asked for them."""
 Progress = Callable[[str, int, int], None]
 """``(what, done, all)``: told now and then while plans are searched."""
+
+
+class Stopped(KeyboardInterrupt):
+    """Ctrl-C while plans are simulated fully: ``plans`` has all that were timed, of which none may be proved to be best."""
+
+    def __init__(self, plans: Plans) -> None:
+        super().__init__(f"stopped after {plans.simulated} full simulations")
+        self.plans = plans
+
+
+class _Simulated(NamedTuple):
+    """The plans that were simulated fully."""
+
+    seconds: Mapping[int, float]
+    """By row."""
+    gap: float
+    """That of `Plans`."""
+    known: dict[Hashable, Figures]
+    """The figures of some."""
+    is_stopped: bool = False
+    """Whether Ctrl-C ended the simulations."""
 
 
 @overload
@@ -115,7 +136,8 @@ def find_plan(
     Every plan is timed as if nothing shared links, and as if no device or link were slower than others, which is a lower
     bound of its time.  Then plans are simulated fully
     in the order of these bounds, until no other can be better: the first plan is then the best of all by the full
-    simulation.  At most ``simulations`` are made (None: any number); `Plans.gap` says what is not proved.
+    simulation.  At most ``simulations`` are made (None: any number); `Plans.gap` says what is not proved.  Ctrl-C during
+    these simulations raises `Stopped`, which has the plans so far.
 
     ``strategies="auto"``, for the program of a loss: not a strategy is chosen but the layout of each value, by an
     integer program (`parallelism.auto_sharding.auto_plans`); the result is its `AutoPlans`.
@@ -150,7 +172,7 @@ def find_plan(
         refused["memory"] = Refused(int(np.count_nonzero(~fits)), possible.settings(first))
     rows = np.flatnonzero(fits)
     rows = rows[np.lexsort((rows, peaks[rows], seconds[rows], expected[rows]))]
-    full, gap, known = _best_first(task, possible, seconds, peaks, rows, simulations, told)
+    full, gap, known, is_stopped = _best_first(task, possible, seconds, peaks, rows, simulations, told)
     order = sorted(range(len(rows)), key=lambda i: (rows[i] not in full, full.get(int(rows[i]), 0.0), i))
     rows = rows[order]
     _log.info("%d plans timed, %d simulated, in %.1f s", timed, len(full), perf_counter() - start)
@@ -194,6 +216,8 @@ def find_plan(
             possible.settings(least), bound, bound, int(peaks[least]), is_simulated=False, plans=plans
         )
         object.__setattr__(plans, "tightest", smallest)
+    if is_stopped:
+        raise Stopped(plans)
     return plans
 
 
@@ -241,25 +265,29 @@ def _best_first(
     rows: npt.NDArray[np.int64],
     most: int | None,
     told: Progress,
-) -> tuple[Mapping[int, float], float, dict[Hashable, Figures]]:
-    """The seconds of the plans that were simulated fully, by row; the gap of `Plans`; and the figures of some."""
+) -> _Simulated:
+    """Simulates plans fully, in the order of the ``rows``, until no other can be better."""
     full, known = dict[int, float](), dict[Hashable, Figures]()
     best = np.inf
     least = np.minimum.accumulate(bounds[rows][::-1])[::-1]  # of a plan and all behind it
     for done, row in enumerate(rows.tolist()):
         if least[done] >= best:
-            return full, 0.0, known
+            return _Simulated(full, 0.0, known)
+        unproved = float(1 - least[done] / best) if full else 1.0
         if most is not None and done >= most:
-            return full, float(1 - least[done] / best) if full else 1.0, known
+            return _Simulated(full, unproved, known)
         told("simulated", done, min(len(rows), most or len(rows)))
         settings = possible.settings(row)
         key = step_key(settings, bounds[row], peaks[row])
-        found = known.get(key) or figures_of(task, settings)
+        try:
+            found = known.get(key) or figures_of(task, settings)
+        except KeyboardInterrupt:
+            return _Simulated(full, unproved, known, is_stopped=True)
         full[row] = found.seconds
         best = min(best, full[row])
         if len(known) < KEPT:
             known[key] = found
-    return full, 0.0, known
+    return _Simulated(full, 0.0, known)
 
 
 def hardware_without_faults(task: Task) -> Task:

@@ -16,7 +16,7 @@ from parallelism.display import Told, progress
 from parallelism.hardware import sized_hardware
 from parallelism.models import TransformerSpec
 from parallelism.planning import SETTINGS, Plans, find_plan
-from parallelism.planning.search import machine_of
+from parallelism.planning.search import Stopped, machine_of
 from parallelism.trace import Trace
 from parallelism.training import MegatronFlags
 from parallelism.transforms.words import SHORTHANDS
@@ -296,7 +296,11 @@ def _plans(search: Search, arguments: argparse.Namespace, told: Told) -> tuple[P
 
     wrong, hardware = imperfections_of(arguments), searched_hardware(arguments.hardware, search.model)
     if not wrong:
-        return on(hardware, arguments.devices), None
+        try:
+            return on(hardware, arguments.devices), None
+        except Stopped as stopped:
+            print(f"{stopped}: these are the plans so far; Ctrl-C again ends all", file=sys.stderr)
+            return stopped.plans, None
     machine_of(hardware, arguments.devices)  # says how many devices there are, or refuses
     found = search_degraded(on, hardware, arguments.devices, search.batch, wrong)
     return (found.plans, found) if isinstance(found, Degraded) else (found, None)

@@ -32,6 +32,8 @@ FORMAT, VERSION = "vcluster plans", 1
 MOST_BYTES = 1 << 28
 COUNTS = ("considered", "refused", "timed", "simulated", "elapsed_seconds", "gap")
 """The fields of `--json` besides the plans."""
+MOST_INSIDE = "tp", "ep"
+"""The axes that communicate in every layer, so that they are best inside of nodes."""
 MOST_ROWS = 20_000
 """The most plans of which the settings are kept for the page."""
 
@@ -92,14 +94,16 @@ def document_of(
     that may need less.  ``told`` hears how many of the plans have their figures.
     """
     best = tuple(islice(plans.programs(), top))
-    described = side_by_side(
+    described: list[Any] = side_by_side(
         [
             *(partial(_row, asked, plan) for plan in best),
+            *(partial(_between_nodes, plans, best[0], axis) for axis in MOST_INSIDE if best),
             *(partial(_of_front, asked, plan) for plan in plans.front),
         ],
         told=partial(told, "parts of the best plans"),
     )
-    rows, front = described[: len(best)], described[len(best) :]
+    rows, front = described[: len(best)], [each for each in described[len(best) :] if isinstance(each, dict)]
+    outside = [each for each in described if isinstance(each, str) and each]
     order = sorted(range(len(best)), key=lambda place: float(rows[place]["seconds"]))
     rows, best = [rows[place] for place in order], tuple(best[place] for place in order)
     document = {
@@ -117,7 +121,7 @@ def document_of(
         "prefix": shlex.join(asked.prefix),
         "plans": rows,
         "front": front,
-        "remarks": _remarks(plans, best),
+        "remarks": [*_remarks(plans, best), *(outside if order[:1] == [0] else [])],
         "considered": plans.considered,
         "refused": {reason: each.count for reason, each in plans.refused.items()},
         "one_by_one": dict(plans.one_by_one),
@@ -248,6 +252,12 @@ def _row(asked: Asked, plan: Plan) -> dict[str, Any]:
         "flags": shlex.join(flags),
         "links": plan.figures.links,
     }
+
+
+def _between_nodes(plans: Plans, first: Plan, axis: str) -> str:
+    """Why an axis of the first plan is not inside of a node; empty if it is."""
+    why = plans.why_between_nodes(first, axis)
+    return why and f"Why {axis}={first.settings[axis]} of the first is not inside of a node: {why}."
 
 
 def _of_front(asked: Asked, plan: Plan) -> dict[str, Any]:

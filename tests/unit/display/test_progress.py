@@ -1,11 +1,11 @@
-"""Long work tells its progress on a terminal, in one line that is gone at the end; elsewhere it is silent."""
+"""Long work tells its progress on a terminal, in one line that is gone at the end; elsewhere in a line now and then."""
 
 import io
 from contextlib import redirect_stderr
 
 import pytest
 
-from parallelism.display import progress
+from parallelism.display import progress, progress_line
 from parallelism.models import TransformerSpec
 from parallelism.planning import find_plan
 
@@ -50,6 +50,17 @@ def test_where_there_is_no_terminal_nothing_is_written(monkeypatch, term):
         with progress("simulating", alone=True):
             pass
     assert stream.getvalue() == ""
+
+
+def test_where_there_is_no_terminal_long_work_writes_a_line_now_and_then(monkeypatch):
+    clock = iter([100.0, 105.0, 110.5, 119.0, 121.0])
+    monkeypatch.setattr(progress_line, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(progress_line, "LONG_SECONDS", 10.0)
+    with redirect_stderr(io.StringIO()) as stream, progress("beginning") as told:
+        for done in (1, 2, 3):
+            told("timing", done, 12)
+        told("simulating", 7, 0)
+    assert stream.getvalue() == "timing 2 of 12, 10 s\nsimulating, 21 s\n"
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 
 from parallelism import Hardware, Mesh, ir, models, simulate
 from parallelism.display.quantities import rate, seconds
-from parallelism.planning import SETTINGS, NoPlanFits, Plans, find_plan
+from parallelism.planning import SETTINGS, NoPlanFits, Plans, find_plan, search
 from parallelism.planning.explanation import Account, why, why_not
 from parallelism.planning.plan import Task
 from parallelism.planning.space import choices
@@ -127,6 +127,37 @@ def test_why_the_first_and_why_not_another(plans: Plans) -> None:
     assert first.why().startswith(f"the second ({second.split}) takes {told}")
     share = less / second.seconds
     assert second.why().startswith(f"the first ({first.split}) takes {seconds(less)} ({share:.1%}) less")
+
+
+def test_ctrl_c_leaves_the_plans_that_were_timed(plans: Plans, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(task: Task, settings: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(search, "figures_of", interrupted)
+    with pytest.raises(KeyboardInterrupt, match=r"^stopped after 0 full simulations$") as stopped:
+        plans.again(schedule="1f1b", sp=False, zero=[0, 1], **FEW)
+    assert isinstance(stopped.value, search.Stopped)
+    found = stopped.value.plans
+    assert (found.simulated, found.gap, found.timed) == (0, 1.0, plans.timed)
+    assert found.bounds.tolist() == sorted(plans.bounds) and found[0].seconds == found.bounds[0]
+
+
+def test_why_an_axis_is_not_inside_of_a_node() -> None:
+    pair = Hardware.of("dgx-h100")
+    hardware = replace(pair, links=tuple(replace(link, extents=(2,)) for link in pair.links))
+    given: dict[str, Any] = {"hardware": hardware, "batch": 4, "pp": 1, "zero": 0, "sp": False, "microbatch": 2,
+                             "recompute": "none"}
+    spec = replace(SPEC, width=16, heads=4, vocabulary=24)
+    found = find_plan(spec, **given)
+    inside, between = next(found.where(tp=2)), next(found.where(tp=4))
+    more = between.figures.seconds - inside.figures.seconds
+    assert inside.settings["order"].endswith("tp") and more > 0
+    assert found.why_between_nodes(inside, "tp") == found.why_between_nodes(between, "ep") == ""
+    assert found.why_between_nodes(between, "tp").startswith(
+        f"the best plan with tp inside of a node of 2 devices ({found[0].split}) takes "
+        f"{seconds(between.figures.seconds - found[0].figures.seconds)} (")
+    apart = find_plan(spec, tp=4, **given)
+    assert apart.why_between_nodes(apart.best, "tp") == "no plan that fits has tp inside of a node of 2 devices"
 
 
 def test_equal_plans_take_as_long() -> None:
