@@ -122,6 +122,32 @@ def quantized(
     return scaled.astype(dtype), kept
 
 
+def quantized_by(x: Array, scale: Array, dtype: Any) -> tuple[Array, Array]:
+    """The numbers in 8 bits with a scale that is given, and the largest size among them before."""
+    wide, most = x.astype(np.float32, copy=False), np.float32(limits_of(dtype).max)
+    largest = np.abs(wide).max(initial=0)
+    return np.clip(wide / scale, -most, most).astype(dtype), np.asarray(largest, np.float32)
+
+
+def recorded(history: Array, maximum: Array, out: Array | None = None) -> Array:
+    """A history of maxima, the newest one first, with one more in place of the oldest; ``out`` is its memory."""
+    longer = np.empty_like(history) if out is None else out
+    longer[1:] = history[:-1]
+    longer[0] = maximum
+    return longer
+
+
+def scale_of(history: Array, scale: Array, most: float, *, newest: bool) -> Array:
+    """The scale that takes the largest of a history of maxima to ``most``; with ``newest`` the newest one.
+
+    ``scale``, the one of before, stays where that is 0 or not finite, as in Transformer Engine.
+    """
+    largest = history[0] if newest else history.max()
+    is_known = bool(largest > 0) and bool(np.isfinite(largest))
+    found: Array = np.asarray(largest / np.float32(most) if is_known else scale, scale.dtype)
+    return found.reshape(())
+
+
 def _nested(
     wide: Array, sizes: Array, largest: Array, how: Recipe, packed: int | None, tensor_grains: Sequence[int]
 ) -> tuple[Array, Array, Array]:
@@ -170,6 +196,8 @@ def _at_parts(scales: Array, parts: Sequence[int]) -> Array:
 
 def _spread(scales: Array, shape: Sequence[int]) -> Array:
     """The scales for each element of an array of this shape."""
+    if not scales.ndim:
+        return scales
     for dim, extent in enumerate(shape):
         kept = scales.shape[dim]
         if kept != extent:

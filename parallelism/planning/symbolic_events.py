@@ -74,6 +74,8 @@ class EventKind(NamedTuple):
     """Whether a compute runs again in the backward."""
     pairs: tuple[tuple[int, int], ...] = ()
     """Of a permute, what moves: the positions of source and target."""
+    op: str | None = None
+    """Of a collective that reduces, how."""
 
 
 class Unpriceable(ValueError):
@@ -501,5 +503,6 @@ def _call(op: Op, devices: Devices | None, *, joined: bool = False) -> Iterator[
         nbytes = prod((devices.shape[axis] for axis in over), start=part.type.nbytes)
     if over:
         pairs = op["pairs"] if op.kind == "permute" else ()
-        kind = EventKind(COLLECTIVE, op.kind, op.inputs[0].type.dtype.name, over, joined=joined, pairs=pairs)
+        how: dict[str, Any] = {"joined": joined, "pairs": pairs, "op": dict(op.attributes).get("op")}
+        kind = EventKind(COLLECTIVE, op.kind, op.inputs[0].type.dtype.name, over, **how)
         yield Event(kind, [nbytes])

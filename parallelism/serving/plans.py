@@ -15,6 +15,8 @@ from parallelism.serving.serve import Served
 from parallelism.serving.workloads import Workload
 
 SETTINGS = ("tp", "pp", "ep", "replicas", "batch")
+SLACK = 1.15
+"""Bounds are of steps that all have as many requests; by so much a row may be better."""
 
 
 class Layout(NamedTuple):
@@ -24,6 +26,16 @@ class Layout(NamedTuple):
     pp: int
     ep: int
     replicas: int
+
+    @property
+    def devices(self) -> int:
+        """All of them."""
+        return self.tp * self.pp * self.ep * self.replicas
+
+    @property
+    def attentions(self) -> int:
+        """The replicas of attention, each with requests of its own."""
+        return self.ep * self.replicas
 
 
 @dataclass(frozen=True)
@@ -66,8 +78,50 @@ class Task:
 
 
 @dataclass(frozen=True)
+class PrefillPool:
+    """Devices that compute prompts, and the first token of each answer, for other devices that compute all others."""
+
+    tp: int
+    pp: int
+    ep: int
+    replicas: int
+    batch: int
+    """Prompts of a replica at a time."""
+    moved_bytes: int
+    """Of the cache of a prompt of mean length, that a device of the others gets."""
+    moved_seconds: float
+    """In which it is on its way."""
+    memory: Mapping[str, int] = field(hash=False)
+    """Bytes of the fullest device, as of a plan."""
+
+    @property
+    def layout(self) -> Layout:
+        """Its layout."""
+        return Layout(self.tp, self.pp, self.ep, self.replicas)
+
+    @property
+    def devices(self) -> int:
+        """The number of its devices."""
+        return self.layout.devices
+
+    @property
+    def words(self) -> str:
+        """Its layout in words."""
+        return " ".join(f"{name}={value}" for name, value in self.layout._asdict().items())
+
+    def json(self) -> dict[str, Any]:
+        """Its figures by name."""
+        names = "devices", "batch", "moved_bytes", "moved_seconds"
+        own = {name: getattr(self, name) for name in names}
+        return self.layout._asdict() | own | {"memory": dict(self.memory)}
+
+
+@dataclass(frozen=True)
 class ServingPlan:
-    """A way to serve: its layout, its figures in the mean over all requests, and its memory."""
+    """A way to serve: its layout, its figures in the mean over all requests, and its memory.
+
+    With a ``prefill`` pool the layout, the batch, the cache and the memory are those of the other devices.
+    """
 
     tp: int
     pp: int
@@ -87,15 +141,25 @@ class ServingPlan:
     devices: int
     steps: int
     price: float | None = None
+    prefill: PrefillPool | None = None
+    """The devices that compute prompts; None: the same that compute answers."""
 
     @classmethod
-    def of(cls, task: Task, layout: Layout, batch: int, room: Any, served: Served) -> ServingPlan:
-        """The plan whose replica of attention served so."""
+    def of(
+        cls,
+        task: Task,
+        layout: Layout,
+        batch: int,
+        room: Any,
+        served: Served,
+        *,
+        times: int,
+        prefill: PrefillPool | None = None,
+    ) -> ServingPlan:
+        """The plan of which one part of ``times`` equal ones served so."""
         requests = served.requests
         later = sum(each.tokens - 1 for each in requests)
         gaps = sum(each.last_token_seconds - each.first_token_seconds for each in requests)
-        times = layout.ep * layout.replicas
-        memory = task.hardware.memory_bytes if task.memory is None else task.memory
         kind = "full" if "full" in room.pages else "window"
         return cls(
             *layout,
@@ -105,15 +169,11 @@ class ServingPlan:
             served.tokens_per_second * times,
             len(requests) / served.seconds * times,
             room.pages[kind] * PAGE_TOKENS * layout.ep,
-            {
-                "weights": room.weights_bytes,
-                "cache": room.cache_bytes,
-                "activations": room.activations_bytes,
-                "reserve": int(memory - task.usable_bytes(sum(n > 1 for n in layout[:3]))),
-            },
+            memory_of(task, layout, room),
             task.devices,
             served.steps,
             task.price,
+            prefill,
         )
 
     @property
@@ -141,6 +201,15 @@ class ServingPlan:
     @property
     def words(self) -> str:
         """Its settings in words."""
+        return (
+            self.own_words
+            if self.prefill is None
+            else f"{self.own_words} behind prefill {self.prefill.words}"
+        )
+
+    @property
+    def own_words(self) -> str:
+        """The same without those of devices that compute prompts."""
         return " ".join(f"{name}={getattr(self, name)}" for name in SETTINGS)
 
     def json(self) -> dict[str, Any]:
@@ -159,7 +228,19 @@ class ServingPlan:
             *("tokens_per_second_per_device", "requests_per_second", "cache_tokens", "peak_bytes"),
             "cost_per_million_tokens",
         )
-        return {name: getattr(self, name) for name in names} | {"memory": dict(self.memory)}
+        pool = None if self.prefill is None else self.prefill.json()
+        return {name: getattr(self, name) for name in names} | {"memory": dict(self.memory), "prefill": pool}
+
+
+def memory_of(task: Task, layout: Layout, room: Any) -> dict[str, int]:
+    """The bytes of the fullest device of a layout, by what they are of."""
+    memory = task.hardware.memory_bytes if task.memory is None else task.memory
+    return {
+        "weights": room.weights_bytes,
+        "cache": room.cache_bytes,
+        "activations": room.activations_bytes,
+        "reserve": int(memory - task.usable_bytes(sum(size > 1 for size in layout[:3]))),
+    }
 
 
 @dataclass(frozen=True)
@@ -233,7 +314,9 @@ class ServingPlans:
         told = f"{best.words} has the most tokens a second, {shown(best.tokens_per_second)}"
         if self.task.first_token_seconds or self.task.token_seconds:
             told += f", of the {len(self.plans)} rows within the limits"
-        others = [plan for plan in self.plans[1:] if plan.layout != best.layout]
+        others = [
+            plan for plan in self.plans[1:] if (plan.layout, plan.prefill) != (best.layout, best.prefill)
+        ]
         if others:
             loss = 1 - others[0].tokens_per_second / best.tokens_per_second
             told += f"; the next layout, {others[0].words}, has {loss:.0%} less"
@@ -284,4 +367,4 @@ def _speed(plan: ServingPlan) -> str:
 
 
 def _by_speed(plan: ServingPlan) -> tuple[Any, ...]:
-    return -plan.tokens_per_second, plan.token_seconds, plan.layout
+    return -plan.tokens_per_second, plan.token_seconds, plan.layout, plan.words

@@ -8,7 +8,7 @@ limits, or cannot be faster than one that is found, are left out by bounds.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from os import PathLike
@@ -32,7 +32,8 @@ from parallelism.serving.placement import (
     Placement,
     usual_strategy,
 )
-from parallelism.serving.plans import Layout, ServingPlan, ServingPlans, Task
+from parallelism.serving.plans import SLACK, Layout, ServingPlan, ServingPlans, Task
+from parallelism.serving.pool_search import PoolSearch, checked_prefill
 from parallelism.serving.prices import Precision, StepPrices
 from parallelism.serving.workloads import PricedRun, Workload
 
@@ -66,6 +67,8 @@ def find_serving(
     ep: Values = None,
     replicas: Values = None,
     batch: Values = None,
+    disaggregate: bool = False,
+    prefill: Mapping[str, int] | None = None,
 ) -> ServingPlans:
     """The best ways to serve a model.
 
@@ -82,6 +85,10 @@ def find_serving(
     ``chunk`` the most tokens of a step.  ``memory`` and ``reserve`` are as for `find_plan`.  ``price`` is that of a device in
     an hour.  ``tp``, ``pp``, ``ep``, ``replicas`` and ``batch``, the requests of a replica at a time, restrict the search to
     these values.
+
+    With ``disaggregate`` plans are searched, too, in which some devices compute prompts alone (prefill) and send what they
+    leave in the cache to the others.  ``prefill`` restricts the search to such plans, with these settings of the devices that
+    compute prompts: ``{"tp": 2, "replicas": 3}``.  The others are those of the devices that compute answers.
 
     ``ValueError`` for figures that do not fit together.
     """
@@ -125,6 +132,12 @@ def find_serving(
     _check_length(task)
     allowed = {"tp": tp, "pp": pp, "ep": ep, "replicas": replicas, "batch": batch}
     search = Search(task, {name: _values(name, value) for name, value in allowed.items()})
+    fixed = None if prefill is None else checked_prefill(prefill, count)
+    if disaggregate or fixed is not None:
+        _check_answers(workload)
+        search.pools = PoolSearch(search, fixed or {})
+    if fixed is None:
+        search.together()
     return search.plans(began)
 
 
@@ -140,6 +153,11 @@ def _check_length(task: Task) -> None:
         raise ValueError(
             f"requests of up to {task.workload.longest} tokens do not fit the {spec.sequence} positions of the model"
         )
+
+
+def _check_answers(workload: Workload) -> None:
+    if all(new == 1 for _, new in workload.lengths):
+        raise ValueError("answers of one token are prefill alone: there is nothing to disaggregate")
 
 
 def _nbytes(name: str, value: float | str | None) -> float | None:
@@ -169,10 +187,12 @@ class Search:
         self.reasons: dict[Any, str] = {}
         self.rows: list[ServingPlan] = []
         self.left_out = 0
+        self.pools: PoolSearch | None = None
+        """The search for plans with prefill on devices of its own; None: there are none."""
 
-    def plans(self, began: float) -> ServingPlans:
-        """All rows that are found, and those that are left out."""
-        candidates = [each for layout in self.layouts() for each in self._candidates(layout)]
+    def together(self) -> None:
+        """Finds the plans in which all devices compute prompts and answers."""
+        candidates = [each for layout in self.layouts() for each in self.candidates(layout)]
         candidates.sort(key=lambda each: -each.bound)
         late: list[Candidate] = []
         for each in candidates:
@@ -187,6 +207,11 @@ class Search:
             late.remove(nearest)
             self.rows.append(self._priced(nearest))
         self.left_out += len(late)
+
+    def plans(self, began: float) -> ServingPlans:
+        """All rows that are found, and those that are left out."""
+        if self.pools is not None:
+            self.rows += self.pools.rows()
         return ServingPlans(
             self.task,
             tuple(self.rows),
@@ -199,21 +224,22 @@ class Search:
 
     # -- layouts -------------------------------------------------------------------------------------------------------
 
-    def layouts(self) -> Iterator[Layout]:
-        """The layouts that use all devices, and fit the model and the memory by their weights alone.
+    def layouts(self, devices: int | None = None) -> Iterator[Layout]:
+        """The layouts that use all of so many devices, and fit the model and the memory by their weights alone.
 
         Where it is not said, tensor parallelism stays among the devices of a node, and a pipeline has a stage for each node,
         or two in the only one.
         """
-        task, spec = self.task, self.task.spec
-        inner = task.hardware.inside(1) if len(task.hardware.links) > 1 else task.hardware.devices
-        nodes = max(-(-task.devices // inner), 1)
-        stages = [each for each in sorted({1, 2 if nodes == 1 else nodes}) if task.devices % each == 0]
-        for tp in self._choices("tp", [each for each in _divisors(task.devices) if each <= inner]):
+        spec, hardware = self.task.spec, self.task.hardware
+        count = self.task.devices if devices is None else devices
+        inner = hardware.inside(1) if len(hardware.links) > 1 else hardware.devices
+        nodes = max(-(-count // inner), 1)
+        stages = [each for each in sorted({1, 2 if nodes == 1 else nodes}) if count % each == 0]
+        for tp in self._choices("tp", [each for each in _divisors(count) if each <= inner]):
             for pp in self._choices("pp", stages):
-                for ep in self._choices("ep", _divisors(task.devices)):
-                    replicas = task.devices // (tp * pp * ep)
-                    if replicas < 1 or tp * pp * ep * replicas != task.devices:
+                for ep in self._choices("ep", _divisors(count)):
+                    replicas = count // (tp * pp * ep)
+                    if replicas < 1 or tp * pp * ep * replicas != count:
                         continue
                     layout = Layout(tp, pp, ep, replicas)
                     if self.allowed["replicas"] is not None and replicas not in self.allowed["replicas"]:
@@ -260,7 +286,7 @@ class Search:
 
     # -- rows ----------------------------------------------------------------------------------------------------------
 
-    def _candidates(self, layout: Layout) -> Iterator[Candidate]:
+    def candidates(self, layout: Layout) -> Iterator[Candidate]:
         """The numbers of requests at a time that fit a layout."""
         fit = self.fit(layout)
         for batch in self._batches(layout):
@@ -281,9 +307,12 @@ class Search:
         most = -(-clients // layout.replicas)
         return sorted({each for each in BATCHES if each < most} | {most})
 
-    @memoized
     def fit(self, layout: Layout) -> Fit:
         """What of the memory is left for the cache under a layout."""
+        return self._fit(layout._replace(replicas=1))
+
+    @memoized
+    def _fit(self, layout: Layout) -> Fit:
         task = self.task
         shape = {"pp": layout.pp, "ep": layout.ep, "tp": layout.tp}
         axes = {axis: size for axis, size in shape.items() if size > 1}
@@ -337,11 +366,9 @@ class Search:
             workload = replace(workload, concurrency=own)
         prices = each.fit.prices.with_settings(settings)
         run = PricedRun(Engine(task.spec, settings), prices, workload, _count_of(workload, own))
-        return ServingPlan.of(task, layout, each.batch, each.room, run.served())
+        return ServingPlan.of(task, layout, each.batch, each.room, run.served(), times=layout.attentions)
 
 
-SLACK = 1.15
-"""Bounds are of steps that all have as many requests; by so much a row may be better."""
 FEW = 4
 """Rows with so few requests of each replica of attention are priced always: they begin the front."""
 
@@ -416,7 +443,7 @@ class Fit:
         """The seconds of a step in which so many requests, with their prompts in the cache, have their next tokens: of
         a microbatch of them, through all stages."""
         each = -(-batch // self.layout.pp)
-        return self._step_seconds(each, each, self._shortest, through=True)
+        return self.step_seconds(each, each, self._shortest, through=True)
 
     def bound(self, batch: int) -> float:
         """About the tokens a second of a replica of attention, at most: what a token takes in a step of tokens alone, and its
@@ -424,8 +451,8 @@ class Fit:
         prompt, new = self.task.workload.mean_lengths
         computed = max(prompt * (1 - self.task.workload.hits), 1)
         most = max(self.task.chunk, 2 * batch)
-        alone = self._step_seconds(batch, batch, self._shortest)
-        more = max(self._step_seconds(most, batch, 0) - self._step_seconds(batch, batch, 0), 0.0)
+        alone = self.step_seconds(batch, batch, self._shortest)
+        more = max(self.step_seconds(most, batch, 0) - self.step_seconds(batch, batch, 0), 0.0)
         stages = self.layout.pp if batch < self.layout.pp else 1
         return 1 / (alone * stages / batch + computed / new * more / (most - batch))
 
@@ -433,7 +460,7 @@ class Fit:
     def _shortest(self) -> int:
         return min(prompt for prompt, _ in self.task.workload.lengths)
 
-    def _step_seconds(self, tokens: int, picked: int, context: int, *, through: bool = False) -> float:
+    def step_seconds(self, tokens: int, picked: int, context: int, *, through: bool = False) -> float:
         """The seconds of a step with so many tokens, each of which reads so much of the cache; in a pipeline, of the slowest
         stage, or ``through`` all of them."""
         settings, spec = self.prices.settings, self.task.spec

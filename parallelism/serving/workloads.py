@@ -1,7 +1,4 @@
-"""Workloads, and an engine run through one at the prices of its steps.
-
-Thousands of steps in which every request has its next token, and nobody joins or leaves, are priced at once.
-"""
+"""Workloads, and an engine run through one at the prices of its steps."""
 
 from __future__ import annotations
 
@@ -14,19 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from parallelism.models.inference.programs import kinds_of
-from parallelism.serving.engine import Engine, Step, padded
-from parallelism.serving.placement import PICKED, READ, SCORED, TABLE, TOKENS
+from parallelism.serving.engine import Engine
+from parallelism.serving.priced_engine import PricedEngine
 from parallelism.serving.prices import StepPrices
 from parallelism.serving.requests import Request
 from parallelism.serving.serve import Answered, Served
-from parallelism.serving.served import numbers_of, sampled_rows
 
 MOST_BYTES = 1 << 26
-MOST_STEPS = 4096
-"""So many steps are priced at once."""
 
 
 @dataclass(frozen=True)
@@ -128,115 +120,29 @@ class PricedRun:
     def __init__(self, engine: Engine, prices: StepPrices, workload: Workload, count: int) -> None:
         self.engine, self.prices = engine, prices
         self.left = list(workload.requests(count))[::-1]
-        self.first: dict[int, float] = {}
-        self.last: dict[int, float] = {}
-        self.now, self.steps = 0.0, 0
-        self.decode_seconds, self.decode_steps = 0.0, 0
         self.closed = workload.concurrency is not None
+        self._run = PricedEngine(engine, prices)
         for _ in range(min(count, workload.concurrency or count)):
             self._send()
 
     def served(self) -> Served:
         """Runs until every request is answered."""
-        engine = self.engine
+        engine, run = self.engine, self._run
         while not engine.is_done:
-            before = len(engine.running)
-            step = engine.step(self.now)
-            if step is None:
-                self.now = max(self.now, engine.next_arrival_seconds)
-                continue
-            joined = len(engine.running) - before
-            stretch = self._stretch(step) if not joined else 0
-            if stretch > 1:
-                self._run_stretch(step, stretch)
-            else:
-                self._run(step)
-        answered = tuple(
+            answered = run.advance()
+            for _ in answered if self.closed else ():
+                self._send()
+        told = tuple(
             Answered(
-                request.arrival_seconds, self.first[number], self.last[number], len(engine.answers[number])
+                request.arrival_seconds, run.first[number], run.last[number], len(engine.answers[number])
             )
             for number, request in enumerate(engine.requests)
         )
-        return Served(answered, self.now, self.steps)
+        return Served(told, run.now, run.steps)
 
     def _send(self) -> None:
         """The next request; in a closed loop it is sent now."""
         if self.left:
             request = self.left.pop()
-            sent = self.now if self.closed else request.arrival_seconds
-            self.engine.add(replace(request, arrival_seconds=sent + self.prices.hardware.request_seconds))
-
-    def _run(self, step: Step) -> None:
-        """One step."""
-        settings, placement = self.prices.settings, self.prices.placement
-        seconds = self.prices.step_seconds([numbers_of(placement, settings, work) for work in step])
-        self.now, self.steps = self.now + seconds, self.steps + 1
-        tokens = {request: 0 for work in step for _, _, request in sampled_rows(work)}
-        for request in tokens:
-            self.first.setdefault(request, self.now)
-            self.last[request] = self.now
-        self._finish(step, tokens)
-
-    def _finish(self, step: Step, tokens: dict[int, int]) -> None:
-        answered = len(self.engine.answers)
-        self.engine.finish(step, tokens)
-        if self.closed:
-            for _ in range(len(self.engine.answers) - answered):
-                self._send()
-
-    def _stretch(self, step: Step) -> int:
-        """So many steps are like this one, in which every running request has its next token: until one is answered."""
-        rows = [row for work in step for of_replica in work.rows for row in of_replica]
-        running = self.engine.running
-        if len(rows) < len(running) or any(not row.samples or row.stop - row.start > 1 for row in rows):
-            return 0
-        if any(not each.answer for each in running.values()):
-            return 0
-        return min(MOST_STEPS, *(each.request.new_tokens - len(each.answer) for each in running.values()))
-
-    def _run_stretch(self, step: Step, count: int) -> None:
-        """So many steps at once, or as many as there are before the next request arrives."""
-        fixed, moving = self._numbers(step, count)
-        seconds = self.prices.seconds_of_stretch(fixed, moving, count) + self.prices.host_seconds(fixed)
-        ends = self.now + np.cumsum(seconds)
-        arrival = self.engine.next_arrival_seconds
-        if self.now < arrival < inf:  # one that has arrived already waits for somebody to leave
-            count = min(count, int(np.searchsorted(ends, arrival)) + 1)
-        self.now, self.steps = float(ends[count - 1]), self.steps + count
-        for each in self.engine.running.values():
-            each.done += count - 1
-            each.answer.extend([0] * (count - 1))
-            self.last[each.number] = self.now
-        last = tuple(
-            type(work)(tuple(tuple(row.later(count - 1) for row in rows) for rows in work.rows))
-            for work in step
-        )
-        self._finish(last, {request: 0 for work in last for _, _, request in sampled_rows(work)})
-
-    def _numbers(
-        self, step: Step, count: int
-    ) -> tuple[list[dict[str, int]], list[dict[str, npt.NDArray[np.int64]]]]:
-        """For each work what stays in the stretch, and what differs, by step."""
-        fixed, moving = [], []
-        spec, settings = self.prices.placement.spec, self.prices.settings
-        later = np.arange(count)[:, None]
-        for work in step:
-            fixed.append({TOKENS: padded(work.tokens), PICKED: max(padded(work.sampled), 1)})
-            differing: dict[str, Any] = {}
-            for rows in work.rows:
-                stops = np.array([row.stop for row in rows], np.int64)[None] + later
-                pages = -(-stops // settings.page_tokens)
-                for name, value in self._of_replica(spec, stops, pages):
-                    differing[name] = np.maximum(differing.get(name, 0), value)
-            moving.append(differing)
-        return fixed, moving
-
-    def _of_replica(self, spec: Any, stops: Any, pages: Any) -> Iterator[tuple[str, Any]]:
-        settings = self.prices.settings
-        if stops.shape[1]:
-            yield TABLE, pages.max(axis=1)
-        for kind in kinds_of(spec):
-            held = np.minimum(pages, settings.ring_pages(spec)) if kind == "window" else pages
-            yield f"{READ}_{kind}", held.sum(axis=1) * settings.page_tokens
-            scores = np.minimum(stops, spec.window) if kind == "window" else stops
-            yield f"{SCORED}_{kind}", scores.sum(axis=1)
+            sent = self._run.now if self.closed else request.arrival_seconds
+            self._run.send(request, sent + self.prices.hardware.request_seconds)

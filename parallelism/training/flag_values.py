@@ -110,6 +110,8 @@ class FlagValues:
     fp8_format: str | None = None
     fp8: str | None = None
     fp8_recipe: str | None = None
+    fp8_amax_history_len: int | None = None
+    fp8_amax_compute_algo: str | None = None
     fp8_param_gather: bool | None = None
     fp4_format: str | None = None
     fp4: str | None = None

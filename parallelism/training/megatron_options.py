@@ -296,6 +296,13 @@ OPTIONS: tuple[Option, ...] = (
         "how they are scaled (delayed); delayed and tensorwise are one scale for a tensor",
         choices=("delayed", "tensorwise", "blockwise", "mxfp8"),
     ),
+    Option("fp8-amax-history-len", "strategy", "steps whose maxima make a scale, of delayed (1)"),
+    Option(
+        "fp8-amax-compute-algo",
+        "strategy",
+        "which of these maxima makes it (most_recent)",
+        choices=("max", "most_recent"),
+    ),
     Option(
         "fp8-param-gather",
         "strategy",

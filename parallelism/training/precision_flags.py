@@ -56,8 +56,14 @@ def state_of(flags: FlagValues) -> dict[str, str]:
 
 RECIPES = {"delayed": "tensor", "tensorwise": "tensor", "blockwise": "block", "mxfp8": "mx"}
 """The recipes of products in float8, by the words of ``--fp8-recipe``."""
+DELAYED = "delayed"
+"""The recipe whose scales are from the maxima of earlier steps."""
 _FLOAT4 = {"products": "float4", "recipe": "nvfp4"}
 """What ``--fp4-format e2m1`` says, whose only recipe is ``nvfp4``."""
+
+
+_OF_HISTORY = "fp8_amax_history_len", "fp8_amax_compute_algo"
+"""The fields of the flags about a history of maxima."""
 
 
 def products_of(flags: FlagValues) -> dict[str, Any]:
@@ -92,9 +98,15 @@ def _format_of(flags: FlagValues, name: str) -> str | None:
 
 
 def _of_float8(format: str, flags: FlagValues) -> dict[str, Any]:
-    recipe = RECIPES[flags.fp8_recipe or "delayed"]
-    found = {"products": _FORMATS[format, recipe == "tensor"], "recipe": recipe}
-    return found | ({"gathers": "float8"} if flags.fp8_param_gather else {})
+    word = flags.fp8_recipe or DELAYED
+    found: dict[str, Any] = {"products": _FORMATS[format, RECIPES[word] == "tensor"], "recipe": RECIPES[word]}
+    if flags.fp8_param_gather:
+        found["gathers"] = "float8"
+    if word == DELAYED:
+        found["history"] = flags.fp8_amax_history_len or 1
+        # Of one maximum the largest is the most recent one.
+        found["amax"] = "max" if found["history"] == 1 else flags.fp8_amax_compute_algo or "most_recent"
+    return found
 
 
 def _at_ends(flags: FlagValues) -> dict[str, int]:
@@ -116,6 +128,8 @@ def _at_ends(flags: FlagValues) -> dict[str, int]:
 def idle_of_products(flags: FlagValues) -> list[str]:
     """The fields about products in few bits that were given and change nothing, because another flag is not."""
     idle = ["fp8_recipe"] * bool(flags.fp8_recipe and not (flags.fp8 or flags.fp8_format))
+    is_delayed = bool(flags.fp8 or flags.fp8_format) and flags.fp8_recipe in (None, DELAYED)
+    idle += [name for name in _OF_HISTORY if getattr(flags, name) is not None and not is_delayed]
     idle += ["fp4_recipe"] * bool(flags.fp4_recipe and not (flags.fp4 or flags.fp4_format))
     if not flags.first_last_layers_bf16:
         ends = ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
@@ -168,7 +182,7 @@ def _flags_of_products(precision: MixedPrecision) -> dict[str, Any]:
         return {}
     at_ends = bool(precision.first_blocks or precision.last_blocks)
     return {
-        **_flags_of_recipe(precision.products, precision.recipe),
+        **_flags_of_recipe(precision),
         "fp8_param_gather": precision.gathers == "float8" or None,
         "first_last_layers_bf16": at_ends or None,
         "num_layers_at_start_in_bf16": precision.first_blocks if at_ends else None,
@@ -176,15 +190,21 @@ def _flags_of_products(precision: MixedPrecision) -> dict[str, Any]:
     }
 
 
-def _flags_of_recipe(products: str, recipe: str) -> dict[str, str]:
+def _flags_of_recipe(precision: MixedPrecision) -> dict[str, Any]:
+    products, recipe = str(precision.products), precision.recipe
     if products == "float4":
         return {"fp4_format": "e2m1", "fp4_recipe": recipe}
     is_tensor = recipe == "tensor"
     words = {each: word for (word, of_tensor), each in _FORMATS.items() if of_tensor == is_tensor}
-    return {
+    found = {
         "fp8_format": words.get(products, "e4m3"),
         "fp8_recipe": {each: word for word, each in RECIPES.items()}[recipe],
     }
+    if not precision.history:
+        return found
+    algorithm = "most_recent" if precision.history == 1 else precision.amax
+    of_history = dict(zip(_OF_HISTORY, (precision.history, algorithm), strict=True))
+    return {**found, "fp8_recipe": DELAYED, **of_history}
 
 
 def left_out(flags: FlagValues) -> list[str]:

@@ -12,8 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
+from typing import Any
 
-from parallelism.dtypes import is_floating
+import numpy as np
+
+from parallelism.dtypes import bits_of, is_floating, is_integer
 from parallelism.ir.core import Attributes, Builder, Function, Op, TensorType, Value
 from parallelism.ir.core.derived import derived_later, laid_value, renamed_value, with_values
 from parallelism.ir.passes.frozen import frozen_inputs
@@ -89,9 +92,11 @@ class Parts:
 
     @cached_property
     def parameters(self) -> tuple[Value, ...]:
-        """The inputs of the forward that are trained; without an update those of `first_argument`."""
+        """The inputs of the forward that are trained; without an update those under the name of the first one, as of
+        `first_argument`, in 8 bits too, as weights of inference are."""
         if self.update is None:
-            return first_argument(replace(self.forward, attributes=self.attributes))
+            function = replace(self.forward, attributes=self.attributes)
+            return tuple(value for value in _first_argument(function) if _is_of_weights(value.type.dtype))
         trained = {value.name.removeprefix(GRADIENT) for value in self.gradients}
         return tuple(value for value in self.forward.inputs if value.name in trained)
 
@@ -296,14 +301,20 @@ def first_argument(function: Function) -> tuple[Value, ...]:
 
     Frozen weights are none of them.  None if the name of the first other input has no parts.
     """
+    return tuple(value for value in _first_argument(function) if is_floating(value.type.dtype))
+
+
+def _first_argument(function: Function) -> list[Value]:
+    """The inputs under the name of the first one that is not frozen, whatever their dtypes."""
     frozen = {*frozen_inputs(function, function.attributes)}
     inputs = [value for value in function.inputs if value not in frozen]
     prefix, dot, _ = inputs[0].name.partition(".") if inputs else ("", "", "")
-    return tuple(
-        value
-        for value in inputs
-        if dot and value.name.startswith(f"{prefix}.") and is_floating(value.type.dtype)
-    )
+    return [value for value in inputs if dot and value.name.startswith(f"{prefix}.")]
+
+
+def _is_of_weights(dtype: np.dtype[Any]) -> bool:
+    """Whether weights may have a dtype: that of floating-point numbers, or of integers in at most 8 bits."""
+    return is_floating(dtype) or (is_integer(dtype) and bits_of(dtype) <= 8)
 
 
 def needed(ops: Iterable[Op], values: Iterable[Value], given: Iterable[Value] = ()) -> list[Op]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from parallelism.display.quantities import short_errors
 from parallelism.ir.core import Function, Value, names_in
-from parallelism.ir.passes.gradients import GRADIENT
+from parallelism.ir.passes.gradients import DELAYED, GRADIENT
 from parallelism.ir.text.parsing import parse
 from parallelism.layouts.propagation.annotation import laid_out
 from parallelism.layouts.stages import Stages
@@ -428,7 +428,10 @@ class Step:
             early = {value.name for op in function.ops if op.kind == "reshard" for value in op.inputs}
             function = summed_first(function, {name: given[name] for name in terms if name not in early})
             given |= {
-                name: TensorSharding(*given[own[name] or name].dims, partial=over[name]) for name in terms
+                name: TensorSharding(
+                    *given[own[name] or name].dims, partial=over[name], op="max" if DELAYED in name else "sum"
+                )
+                for name in terms
             }
         known = {value.name for value in function.values}
         return laid_out(function, {name: kept for name, kept in given.items() if name in known})

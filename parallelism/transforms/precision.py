@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, ClassVar
@@ -25,12 +25,19 @@ from parallelism.transforms.words import word
 STATE = {"main": MAIN, "mean": MEAN, "square": SQUARE}
 """The parts of the state that have dtypes of their own, and the prefixes of their names."""
 
-_GATHERS = "bfloat16", "float8"
-"""What ``gathers`` may be."""
+_KNOWN: dict[str, Collection[str | None]] = {
+    "products": (None, *FORMATS),
+    "recipe": RECIPES,
+    "gathers": ("bfloat16", "float8"),
+    "amax": ("max", "most_recent"),
+}
+"""What these fields may be."""
 _OF_PRODUCTS = {
     "products": "products",
     "recipe": "recipe",
     "gathers": "gathers",
+    "history": "history",
+    "amax": "amax",
     "first": "first_blocks",
     "last": "last_blocks",
 }
@@ -39,6 +46,8 @@ _WITHOUT_PRODUCTS: dict[str, Any] = {
     "products": None,
     "recipe": "tensor",
     "gathers": "bfloat16",
+    "history": 0,
+    "amax": "max",
     "first_blocks": 0,
     "last_blocks": 0,
 }
@@ -61,7 +70,7 @@ def fields_of_products(precision: MixedPrecision) -> dict[str, Any]:
 
 def _field(name: str, text: str) -> Any:
     """The value of a field from its word."""
-    if name in ("first", "last"):
+    if name in ("first", "last", "history"):
         return int(text) if text.isdecimal() else text
     return {word: value for value, word in _WORDS.items()}.get(text, text) if name in _OF_PRODUCTS else text
 
@@ -91,6 +100,8 @@ class MixedPrecision:
     (`parallelism.ir.operators.scaled_products`).  Gradients of results are in e5m2 with ``tensor``, else in e4m3;
     ``products="float8_e4m3fn"`` or ``"float8_hybrid"`` says e4m3, or e5m2, for all recipes.  ``products="float4"`` has
     the recipe ``nvfp4``: 4 bits, e2m1, with a scale in e4m3 for 16 elements, 16 x 16 of weights, and one for the tensor.
+    With the recipe ``tensor`` a ``history`` of so many steps gives scales of earlier steps: from the largest size that a
+    tensor had in them, or with ``amax="most_recent"`` in the last one.  Then it is one scale on all devices.
     ``gathers="float8"``: these weights are there in float8 alone, and ZeRO gathers them so.  ``first_blocks`` and
     ``last_blocks`` stay in ``dtype``.
 
@@ -106,6 +117,8 @@ class MixedPrecision:
     products: str | None = None
     recipe: str = "tensor"
     gathers: str = "bfloat16"
+    history: int = 0
+    amax: str = "max"
     first_blocks: int = 0
     last_blocks: int = 0
     phase: ClassVar[int] = 5
@@ -122,12 +135,12 @@ class MixedPrecision:
 
     def _check_products(self) -> None:
         """``ValueError`` for words of products that do not exist, or that say nothing without products in float8."""
-        for name, known in (("products", (None, *FORMATS)), ("recipe", RECIPES), ("gathers", _GATHERS)):
+        for name, known in _KNOWN.items():
             given = getattr(self, name)
             if given not in known:
                 wanted = ", ".join(map(str, known))
                 raise ValueError(f"{name} of MixedPrecision is one of {wanted}; got {given!r}")
-        for name in ("first_blocks", "last_blocks"):
+        for name in ("history", "first_blocks", "last_blocks"):
             given = getattr(self, name)
             if type(given) is not int or given < 0:
                 raise ValueError(f"{name} of MixedPrecision must be a number of at least 0, got {given!r}")
@@ -139,6 +152,12 @@ class MixedPrecision:
                 f"products='float4' of MixedPrecision and recipe='nvfp4' need each other, got {self.products!r} and "
                 f"{self.recipe!r}"
             )
+        if self.recipe != "tensor" and self.history:
+            raise ValueError(
+                f"history={self.history} of MixedPrecision needs recipe='tensor', got {self.recipe!r}"
+            )
+        if not self.history and self.amax != "max":
+            raise ValueError(f"amax={self.amax!r} of MixedPrecision needs a history")
         if self.products == "float4" and self.gathers == "float8":
             raise ValueError(
                 "gathers='float8' of MixedPrecision needs products in float8: weights are gathered in float4 as copies"
@@ -180,7 +199,10 @@ class MixedPrecision:
         """The transforms that it consists of, which a `Strategy` applies in their phases."""
         if self.products is None:
             return (self,)
-        scaled = ScaledProducts(self.products, self.recipe, self.gathers, self.first_blocks, self.last_blocks)
+        of_history = self.history, self.amax == "most_recent"
+        scaled = ScaledProducts(
+            self.products, self.recipe, self.gathers, self.first_blocks, self.last_blocks, *of_history
+        )
         return replace(self, **_WITHOUT_PRODUCTS), scaled
 
     def of_state(self, name: str, before: np.dtype[Any]) -> np.dtype[Any]:

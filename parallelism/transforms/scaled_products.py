@@ -8,17 +8,32 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from parallelism.dtypes import as_dtype
-from parallelism.ir.core import Attributes, Builder, Expression, Function, Op, Value, frozen_attributes
-from parallelism.ir.core.table import meaning
+from parallelism.arrays import Array
+from parallelism.dtypes import as_dtype, limits_of
+from parallelism.ir.core import (
+    Attributes,
+    Builder,
+    Expression,
+    Function,
+    Op,
+    TensorType,
+    Value,
+    frozen_attributes,
+)
+from parallelism.ir.core.table import meaning, operator
 from parallelism.ir.operators.contractions import ProductTerms, matmul_equation, unpacked_shape
 from parallelism.ir.operators.scaled_products import Scaling, scaling_of
 from parallelism.ir.passes.frozen import FROZEN, with_frozen
-from parallelism.kernels.scaled_numbers import RECIPES
+from parallelism.ir.passes.gradients import DELAYED, GRADIENT
+from parallelism.kernels.scaled_numbers import RECIPES, quantized_by
+from parallelism.layouts.localization.local_program import free_name
 from parallelism.layouts.propagation.annotation import laid_out
+from parallelism.sharding import TensorSharding
 from parallelism.transforms.parts import NEXT, UPDATE, Parts
 from parallelism.transforms.products import product_of
 
+HISTORY, MAXIMUM = "history.", "maximum."
+"""The prefixes of the names of the maxima of earlier steps from which a scale is, and of that of this step."""
 SCALES, TENSOR_SCALES = "scales.", "tensor_scales."
 """The prefixes of the names of a weight's scales, and of the scales of these."""
 FORMATS = {"float8": None, "float8_e4m3fn": "float8_e4m3fn", "float8_hybrid": "float8_e5m2", "float4": None}
@@ -38,6 +53,10 @@ class ScaledProducts:
     from their main copies, and the update gathers them so, too.
 
     ``first`` and ``last`` blocks stay in 16 bits.
+
+    With a ``history`` of so many steps a tensor has one scale on all devices, from the largest sizes that it had in these
+    steps; with ``newest`` from that of the last one.  Scales and histories are arrays of the state, which the update
+    replaces.  Of activations and of gradients of results it gets the largest sizes as the gradients of scales (`DELAYED`).
     """
 
     products: str
@@ -45,6 +64,8 @@ class ScaledProducts:
     gathers: str = "bfloat16"
     first: int = 0
     last: int = 0
+    history: int = 0
+    newest: bool = False
     phase: ClassVar[int] = 55
 
     def __call__(self, function: Function) -> Function:
@@ -100,6 +121,8 @@ class ScaledProduct(NamedTuple):
     """The letters of ``x``, of the weight, and of the result."""
     apart: str
     """The letters of rows of the batch, and of experts: see `scaling_of`."""
+    parameter: str
+    """The name of the weight, also where the product reads a view of it."""
 
     @classmethod
     def of(cls, op: Op, parts: Parts) -> ScaledProduct | None:
@@ -120,7 +143,7 @@ class ScaledProduct(NamedTuple):
             if isinstance(extent, Expression) or parts.classes.of(x, dim) == parts.rows
         }
         apart = "".join(letter for letter in terms.a if letter in shared | (rows - {*terms.b}))
-        return cls(op, x, weight, weight is product.weight, terms, apart)
+        return cls(op, x, weight, weight is product.weight, terms, apart, product.weight.name)
 
     @property
     def block(self) -> int | None:
@@ -141,7 +164,10 @@ def frozen_in_float8(parts: Parts) -> dict[str, Attributes]:
         if op.kind != "scaled_einsum":
             continue
         weight, *scales = op.inputs[len(op.inputs) // 2 :]
-        if {weight.name, *(value.name for value in scales)} <= frozen:
+        scales = [value for value in scales if not value.name.startswith(DELAYED)]
+        if {weight.name, *(value.name for value in scales)} <= frozen and not scales[0].type.ndim:
+            found[weight.name] = frozen_attributes({"dtype": weight.type.dtype})
+        elif {weight.name, *(value.name for value in scales)} <= frozen:
             terms, recipe = ProductTerms.of(op["equation"]), op["recipe"]
             packed = dict(op.attributes).get("packed", (None, None))[1]
             shape = unpacked_shape(weight.type.shape, packed)
@@ -151,6 +177,18 @@ def frozen_in_float8(parts: Parts) -> dict[str, Attributes]:
     return found
 
 
+def quantized_once(name: str, weight: Array, how: Attributes) -> dict[str, Array]:
+    """A frozen weight in few bits and its scales, by their names."""
+    given = dict(how)
+    if "recipe" in given:
+        return dict(
+            zip(names_of(name, given["recipe"]), operator("quantize").run([weight], how), strict=True)
+        )
+    most = np.float32(limits_of(given["dtype"]).max)
+    scale = np.asarray(np.abs(weight).max(initial=0) / most or 1, np.float32)
+    return {name: quantized_by(weight, scale, given["dtype"])[0], f"{SCALES}{name}": scale}
+
+
 class _Scaled:
     """The parts of a step, with products in few bits."""
 
@@ -158,6 +196,7 @@ class _Scaled:
         self.how, self.before = how, before
         self.products = {product.op: product for product in products}
         self.builder = Builder()
+        self.taken = {value.name for value in before.forward.values}
         self.values: dict[Value, Value] = {}
         self.kept: dict[Any, tuple[Value, ...]] = {}
         """What is quantized already, by value and scaling."""
@@ -175,6 +214,8 @@ class _Scaled:
             )
         self.narrow = {weight for weight in only_scaled if how.gathers == "float8" or weight in self.frozen}
         """The weights that are there in few bits alone."""
+        self.delayed: list[tuple[Value, np.dtype[Any]]] = []
+        """The scales from earlier steps that are in no copy, and the formats of their numbers."""
         self.copies: dict[Value, tuple[Value, ...]] = {}
         """By weight: it in few bits, and its scales."""
 
@@ -200,6 +241,7 @@ class _Scaled:
         layouts |= {
             value.name: value.layout for both in self.copies.values() for value in both if value.layout
         }
+        layouts |= {scale.name: TensorSharding() for scale, _ in self.delayed}
         return replace(
             self.before,
             forward=laid_out(made, layouts),
@@ -235,21 +277,30 @@ class _Scaled:
 
     def _copy(self, weight: Value) -> tuple[Value, ...]:
         """The inputs for a weight in few bits and for its scales."""
-        attributes = frozen_attributes(self._how(self.first[weight], weight=True))
-        types = meaning("quantize", (weight.type,), attributes).outputs
+        types = self._types_of_copy(weight)
         names = names_of(weight.name, self.how.recipe, "" if weight in self.narrow else f"{self.how.bits}.")
         copies = tuple(
-            self.builder.input(name, type, weight.layout) for name, type in zip(names, types, strict=True)
+            self.builder.input(name, type, weight.layout if type.ndim else TensorSharding())
+            for name, type in zip(names, types, strict=True)
         )
         if weight in self.narrow:
             self.values[weight] = copies[0]
         return copies
 
+    def _types_of_copy(self, weight: Value) -> Sequence[TensorType]:
+        if self.how.history:
+            return TensorType(self.how.forward, weight.type.shape), _SCALAR
+        attributes = frozen_attributes(self._how(self.first[weight], weight=True))
+        return meaning("quantize", (weight.type,), attributes).outputs
+
     def _scaled(self, product: ScaledProduct) -> Value:
         x, weight = (self._scaling(product, weight=each).packed for each in (False, True))
+        operands = [*self._quantized(product, weight=False), *self._of_weight(product)]
+        if self.how.history:
+            operands.append(self._delayed("gradient", product, self.how.backward))
         (result,) = self.builder.emit(
             "scaled_einsum",
-            [*self._quantized(product, weight=False), *self._of_weight(product)],
+            operands,
             {
                 "apart": product.apart,
                 "backward": self.how.backward,
@@ -279,23 +330,33 @@ class _Scaled:
         value = product.weight if weight else product.x
         how = self._how(product, weight=weight)
         key = value, self._scaling(product, weight=weight)
-        if key not in self.kept:
+        if key not in self.kept and self.how.history:
+            scale = self._delayed("weight" if weight else "input", product, self.how.forward)
+            q, _ = self.builder.emit("quantize_by", [self.values[value], scale], {"dtype": self.how.forward})
+            self.kept[key] = q, scale
+        elif key not in self.kept:
             self.kept[key] = tuple(self.builder.emit("quantize", [self.values[value]], how))
         return self.kept[key]
+
+    def _delayed(self, what: str, product: ScaledProduct, format: np.dtype[Any]) -> Value:
+        """The input for a scale from earlier steps."""
+        name = free_name(f"{DELAYED}{what}.{product.parameter}", self.taken)
+        scale = self.builder.input(name, _SCALAR, TensorSharding())
+        self.delayed.append((scale, format))
+        return scale
 
     # -- the update ----------------------------------------------------------------------------------------------------
 
     def _update(self) -> Function | None:
-        """The update, which also makes the copies."""
+        """The update, which also makes the copies and the scales of the next step."""
         update = self.before.update
         made_anew = {weight: both for weight, both in self.copies.items() if weight not in self.frozen}
-        if update is None or not made_anew:
+        if update is None or not (made_anew or self.delayed):
             return update
         nexts = {value.name: value for value in update.outputs}
         new: dict[str, Value] = {}
         """The values that are not those of before, by name."""
-        ops: list[Op] = []
-        copies: list[Value] = []
+        added = _Added()
         for weight, (copy, *scales) in made_anew.items():
             outputs = tuple(Value(f"{NEXT}{value.name}", value.type) for value in (copy, *scales))
             before = nexts[f"{NEXT}{weight.name}"]
@@ -303,19 +364,26 @@ class _Scaled:
                 before = self._rounded_from(update, before)
                 new |= {weight.name: Value(weight.name, copy.type), outputs[0].name: outputs[0]}
             else:
-                copies.append(Value(copy.name, copy.type))
-            copies += [Value(value.name, value.type) for value in scales]
-            attributes = frozen_attributes(self._how(self.first[weight], weight=True))
-            ops.append(Op("quantize", (before,), attributes, outputs, UPDATE))
-        made = {value.name: value for op in ops for value in op.outputs}
+                added.copies.append(Value(copy.name, copy.type))
+            added.copies += [
+                replace(value, layout=value.layout if value.type.ndim == 0 else None) for value in scales
+            ]
+            if self.how.history:
+                added.by_history(before, outputs, added.copies[-1], self.how)
+            else:
+                attributes = frozen_attributes(self._how(self.first[weight], weight=True))
+                added.ops.append(Op("quantize", (before,), attributes, outputs, UPDATE))
+        for scale, format in self.delayed:
+            added.delayed(replace(scale, layout=TensorSharding()), format, self.how)
+        made = {value.name: value for op in added.ops for value in op.outputs if value.name.startswith(NEXT)}
         kept = [op for op in update.ops if made.keys().isdisjoint(value.name for value in op.outputs)]
         count = len(self.before.parameters)
         inputs = [new.get(value.name, value) for value in update.inputs]
         outputs = tuple(made.pop(value.name, value) for value in update.outputs)
         return Function(
             update.name,
-            (*inputs[:count], *copies, *inputs[count:]),
-            (*kept, *ops),
+            (*inputs[:count], *added.scales, *added.copies, *inputs[count:], *added.maxima, *added.histories),
+            (*kept, *added.ops),
             (*outputs, *made.values()),
         )
 
@@ -328,3 +396,51 @@ class _Scaled:
                 f"the update makes {value} by {op.kind}; a weight in float8 is rounded from its main copy"
             )
         return op.inputs[0]
+
+
+_SCALAR = TensorType(np.float32, ())
+
+
+class _Added:
+    """What the update makes besides parameters and their state."""
+
+    def __init__(self) -> None:
+        self.ops: list[Op] = []
+        self.copies: list[Value] = []
+        self.scales: list[Value] = []
+        self.maxima: list[Value] = []
+        self.histories: list[Value] = []
+
+    def by_history(self, weight: Value, outputs: Sequence[Value], scale: Value, how: ScaledProducts) -> None:
+        """The copy of a weight with a scale from the history before, in which it is recorded then."""
+        maximum = Value(f"{MAXIMUM}{scale.name}", _SCALAR, TensorSharding())
+        history = self._history(scale, how)
+        self._scale_of(history, scale, outputs[1], how.forward, how)
+        attributes = frozen_attributes({"dtype": how.forward})
+        self.ops.append(Op("quantize_by", (weight, outputs[1]), attributes, (outputs[0], maximum), UPDATE))
+        self._record(maximum, history)
+
+    def delayed(self, scale: Value, format: np.dtype[Any], how: ScaledProducts) -> None:
+        """The next scale of activations or gradients, of which the largest size is the gradient of the scale."""
+        maximum = Value(f"{GRADIENT}{scale.name}", _SCALAR)
+        history = self._history(scale, how)
+        self.scales.append(scale)
+        self.maxima.append(maximum)
+        longer = self._record(maximum, history)
+        self._scale_of(longer, scale, Value(f"{NEXT}{scale.name}", _SCALAR), format, how)
+
+    def _history(self, scale: Value, how: ScaledProducts) -> Value:
+        type = TensorType(np.float32, (how.history,))
+        self.histories.append(Value(f"{HISTORY}{scale.name}", type, TensorSharding(None)))
+        return self.histories[-1]
+
+    def _record(self, maximum: Value, history: Value) -> Value:
+        longer = Value(f"{NEXT}{history.name}", history.type)
+        self.ops.append(Op("recorded", (history, maximum), (), (longer,), UPDATE))
+        return longer
+
+    def _scale_of(
+        self, history: Value, scale: Value, made: Value, format: np.dtype[Any], how: ScaledProducts
+    ) -> None:
+        given = frozen_attributes({"most": float(limits_of(format).max), "newest": how.newest})
+        self.ops.append(Op("scale_of", (history, scale), given, (made,), UPDATE))

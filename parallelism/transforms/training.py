@@ -20,9 +20,8 @@ from parallelism.arrays import Array
 from parallelism.dtypes import is_floating
 from parallelism.ir.core import Attributes, Builder, Function, Op, TensorType, Value, frozen_attributes
 from parallelism.ir.core.derived import renamed_value, repeated_op
-from parallelism.ir.core.table import operator
 from parallelism.ir.passes.frozen import frozen_inputs, with_frozen
-from parallelism.ir.passes.gradients import GRADIENT, MARK, depending
+from parallelism.ir.passes.gradients import DELAYED, GRADIENT, MARK, depending
 from parallelism.ir.tracing.current import recording
 from parallelism.ir.tracing.tracing import Traced, lift
 from parallelism.kernels.optimizers import SGD, Adam, AdamState, AdamW, clipped
@@ -37,7 +36,7 @@ from parallelism.transforms.parts import (
     without_attributes,
 )
 from parallelism.transforms.pipelines import Step
-from parallelism.transforms.scaled_products import frozen_in_float8, names_of
+from parallelism.transforms.scaled_products import HISTORY, frozen_in_float8, names_of, quantized_once
 
 T = TypeVar("T")
 
@@ -122,10 +121,15 @@ def first_state(step: Function | Step, parameters: Mapping[str, Any]) -> dict[st
     }
     for name, how in kept.items():
         narrow = np.asarray(parameters[name]).astype(np.float32)
-        made = operator("quantize").run([narrow], how)
-        first |= zip(names_of(name, dict(how)["recipe"]), made, strict=True)
+        first |= quantized_once(name, narrow, how)
+    for value in parts.weights:
+        if value.name.startswith(DELAYED):
+            first[value.name] = np.ones((), value.type.dtype)
     for value in parts.state:
         owner = parts.owner(value)
+        if value.name.startswith(HISTORY):
+            first[value.name] = np.zeros([int(extent) for extent in value.type.shape], value.type.dtype)
+            continue
         if owner and value.name == f"{MAIN}{owner}":
             first[value.name] = np.asarray(parameters[owner]).astype(value.type.dtype)
         else:
@@ -138,19 +142,34 @@ def given_weights(step: Function | Step) -> tuple[Value, ...]:
     """The weights that `first_state` takes: all but the scales of frozen ones, which follow from these."""
     parts = Parts.of(_whole(step))
     kept = frozen_in_float8(parts)
-    scales = {each for name, how in kept.items() for each in names_of(name, dict(how)["recipe"])[1:]}
-    return tuple(value for value in parts.weights if value.name not in scales)
+    scales = {
+        each for name, how in kept.items() for each in names_of(name, dict(how).get("recipe", "tensor"))[1:]
+    }
+    weights = (value for value in parts.weights if value.name not in scales)
+    return tuple(value for value in weights if not value.name.startswith(DELAYED))
 
 
 def _first_copies(parts: Parts, first: Mapping[str, Array]) -> dict[str, Array]:
-    """What is quantized of parameters before the first step, made as the update makes it."""
+    """What is quantized of parameters before the first step, made as the update makes it, with a scale of 1 before."""
     found: dict[str, Array] = {}
+    scales = {value.name: np.ones((), np.float32) for value in parts.copies if not value.type.ndim}
+    known = {**scales, **first, **{f"{NEXT}{name}": array for name, array in first.items()}}
     for op in parts.update.ops if parts.update and parts.copies else ():
-        if op.kind != "quantize":
+        if op.kind not in _OF_COPIES or not all(each.name in known for each in op.inputs):
             continue
-        made = op.operator.run([first[each.name.removeprefix(NEXT)] for each in op.inputs], op.attributes)
-        found |= {each.name.removeprefix(NEXT): array for each, array in zip(op.outputs, made, strict=True)}
+        made = op.operator.run([known[each.name] for each in op.inputs], op.attributes)
+        arrays = made if isinstance(made, tuple) else (made,)
+        known |= {each.name: array for each, array in zip(op.outputs, arrays, strict=True)}
+        found |= {
+            each.name.removeprefix(NEXT): known[each.name]
+            for each in op.outputs
+            if each.name.startswith(NEXT)
+        }
     return found
+
+
+_OF_COPIES = frozenset(("quantize", "scale_of", "quantize_by", "recorded"))
+"""The operators that make copies of weights in few bits, with their scales and the histories of these."""
 
 
 def following(step: Function | Step, outputs: Sequence[Any]) -> dict[str, Any]:

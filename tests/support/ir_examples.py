@@ -351,6 +351,11 @@ example("quantize", (3, 4, 6), grains=(1, 2, 3), blocks=(1, 4, 3), **_how)
 example("requantize", Ints((3, 2, 6), 255), (3, 2, 1), (3, 1, 1), grains=(1, 2, 3), blocks=(1, 2, 3), was_packed=1, **_how)
 for _shape in ((3, 2), (1, 7), (0, 2)):
     example("standing_for", _shape, _shape)
+    example("quantize_by", _shape, (), dtype=as_dtype("float8_e5m2"))
+    example("copied", _shape)
+for _shape in ((3,), (1,)):
+    example("recorded", _shape, ())
+    example("scale_of", _shape, (), most=448.0, newest=False)
 example("standing_for", Ints((3, 2), 255), (3, 4))
 _SCALED = {"dtype": F64, "backward": as_dtype("float8_e5m2"), "recipe": "tensor", "apart": "i"}
 example("scaled_einsum", (3, 4), (3, 2), (4, 5), (2, 1), equation="ij,jk->ik", **_SCALED)

@@ -157,6 +157,26 @@ def _quantize(kind, rng):
     return Example(kind, (pairs, before, tuple(1 for _ in shape)), {**how, "was_packed": packed})
 
 
+@maker("copied")
+def _copied(kind, rng):
+    return made(kind, extents(rng))
+
+
+@maker("quantize_by")
+def _quantize_by(kind, rng):
+    return made(kind, extents(rng, 0, 3), (), dtype=as_dtype("float8_e4m3fn"))
+
+
+@maker("recorded")
+def _recorded(kind, rng):
+    return made(kind, extents(rng, 1, 1), ())
+
+
+@maker("scale_of")
+def _scale_of(kind, rng):
+    return made(kind, extents(rng, 1, 1), (), most=448.0, newest=bool(rng.integers(2)))
+
+
 @maker("standing_for")
 def _standing_for(kind, rng):
     shape = extents(rng)

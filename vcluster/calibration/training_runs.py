@@ -26,10 +26,10 @@ NAMED = {
 """The models with experts, by what the sources call them: their names here, from which a row has all but its depth."""
 _FLOAT8: dict[str, dict[str, Any]] = {
     "bf16": {},
-    "fp8": {"fp8_format": "hybrid"},
+    "fp8": {"fp8_format": "hybrid", "fp8_recipe": "tensorwise"},
     "fp8-cs": {"fp8_format": "hybrid", "fp8_recipe": "tensorwise"},
 }
-"""Flags by what a row says of its precision."""
+"""Flags by what a row says of its precision.  No source tells a history of maxima, and constants are fitted without."""
 _RANK = 16
 """That of adapters, which no source tells; those of attention are the usual ones."""
 _ACTIVATIONS = {"gelu": {}, "swiglu": {"swiglu": True}, "relu2": {"squared_relu": True}}

@@ -76,6 +76,9 @@ class Operator:
     ``"starts"``: the inputs have gradients, whatever follows the output, which has none."""
     passes_rounding: bool = False
     """Whether the gradients of its inputs and outputs in 8 bits have a wider dtype, that of the results of products."""
+    leaders: Callable[[int, int], Collection[int]] | None = None
+    """From the numbers of its inputs and of its outputs those, counted through, that decide how it is split; None: all.
+    Scales are where their numbers are."""
     bits: bool = False
     """Whether it is an operator on the bits of numbers: those of a narrow float are not computed in float32."""
     lays: Callable[..., TensorSharding] | None = None

@@ -188,28 +188,31 @@ register(
 # -- sums in the memory of a buffer ------------------------------------------------------------------------------------
 
 
-def _dtype_of_buffer(buffer: TensorType, x: TensorType) -> np.dtype[Any]:
+def _dtype_of_buffer(buffer: TensorType, x: TensorType, **_: Any) -> np.dtype[Any]:
     if not np.can_cast(x.dtype, buffer.dtype, "same_kind"):
         raise TypeError(f"a buffer of {buffer.dtype} cannot take up terms of {x.dtype}")
     return buffer.dtype
 
 
-def _accumulate(buffer: Any, x: Any, out: Any = None) -> Any:
-    """The sum of both, in the memory of the buffer, which no later op may read.
+def _accumulate(buffer: Any, x: Any, out: Any = None, op: str = "sum") -> Any:
+    """The sum of both, or the larger ones, in the memory of the buffer, which no later op may read.
 
     The dtype is that of the buffer, so float32 can take up terms of 16 bits.
     """
+    if op == "max":
+        return np.maximum(buffer, x, out=out)
     return np.add(buffer, x, out=out, dtype=buffer.dtype, casting="same_kind")
 
 
 register(
     Operator(
         "accumulate",
-        lambda buffer, x: one_shape(buffer, x),
+        lambda buffer, x, **_: one_shape(buffer, x),
         _dtype_of_buffer,
         _accumulate,
         lambda g, y, buffer, x: (g, g),
         1,
+        optional={"op": "a string"},
         linear="together",
         reuses=True,
     )

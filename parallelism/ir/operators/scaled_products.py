@@ -4,6 +4,10 @@
     q, s = requantize(q, s)                  the same numbers with other blocks
     y    = scaled_einsum(a, sa, b, sb)       the product of both operands, each with its scales
 
+    q, m = quantize_by(x, s)                 with one scale that is given; m is the largest size of x
+    h    = recorded(h, m)                    a history of such maxima, with one more
+    s    = scale_of(h, s)                    the scale of the next step
+
 A *block* is what shares a scale, and begins where the shard of a device begins: ``blocks`` has its extent along each dim,
 0 for all that the device has.  ``grains`` says how scales are kept: a scale for each so many elements of a dim.  A block
 may be longer than a grain; then its scale is kept several times.  So a dim can be split between any two grains, and what
@@ -20,8 +24,8 @@ kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import reduce
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, reduce
 from math import gcd
 from string import ascii_letters
 from typing import Any, NamedTuple
@@ -32,9 +36,21 @@ from parallelism.arrays import Array
 from parallelism.dtypes import as_dtype, is_floating
 from parallelism.ir.core import Extent, Op, Operator, Rule, TensorType, product, register, rule
 from parallelism.ir.core.extents import quotient
+from parallelism.ir.core.rules import elementwise
+from parallelism.ir.core.table import first_dtype
 from parallelism.ir.operators.contractions import ProductTerms, product_extents, unpacked_shape
 from parallelism.ir.tracing import apply
-from parallelism.kernels.scaled_numbers import APART, RECIPES, WHOLE, grain_of, quantized, restored
+from parallelism.kernels.scaled_numbers import (
+    APART,
+    RECIPES,
+    WHOLE,
+    grain_of,
+    quantized,
+    quantized_by,
+    recorded,
+    restored,
+    scale_of,
+)
 
 _HOW = {
     "blocks": "a list of integers",
@@ -222,6 +238,7 @@ register(
         _OF_PAIRS,
         op_nbytes=_nbytes,
         passes_rounding=True,
+        leaders=lambda inputs, outputs: (0, 1),
     )
 )
 
@@ -247,6 +264,62 @@ register(
         _flops_of_elements(4),
         _HOW,
         {**_OF_PAIRS, "was_packed": "an integer"},
+        leaders=lambda inputs, outputs: (0, inputs),
+    )
+)
+
+
+# -- scales from earlier steps -----------------------------------------------------------------------------------------
+
+
+def _quantize_by_rule(x: TensorType, scale: TensorType, dtype: Any) -> Rule:
+    names = ascii_letters[: x.ndim]
+    return rule(f"{names},->{names},", [x.shape, scale.shape], op="max")
+
+
+def _dtypes_by_scale(x: TensorType, scale: TensorType, dtype: Any) -> tuple[Any, Any]:
+    if not is_floating(x.dtype):
+        raise TypeError(f"floating-point numbers are quantized, got {x}")
+    return dtype, np.dtype(np.float32)
+
+
+register(
+    Operator(
+        "quantize_by",
+        _quantize_by_rule,
+        _dtypes_by_scale,
+        quantized_by,
+        # The gradient of the scale is what the update makes the next one of: the largest size, as a value of its own.
+        lambda g, y, x, scale, **_: [g[0], apply("copied", y[1])],
+        3,
+        {"dtype": "a dtype"},
+        passes_rounding=True,
+        leaders=lambda inputs, outputs: (0, inputs),
+    )
+)
+# A gradient has memory of its own, which an update may take.
+register(
+    Operator("copied", lambda x: elementwise([x.shape]), first_dtype, lambda x: x.copy(), linear="moves")
+)
+register(
+    Operator(
+        "recorded",
+        lambda history, maximum: rule("a!,->a!", [history.shape, maximum.shape]),
+        lambda history, maximum: history.dtype,
+        recorded,
+        reuses=True,
+        linear="moves",
+    )
+)
+register(
+    Operator(
+        "scale_of",
+        lambda history, scale, **_: rule("a!,->", [history.shape, scale.shape]),
+        lambda history, scale, **_: scale.dtype,
+        scale_of,
+        None,
+        1,
+        {"most": "a number", "newest": "a bool"},
     )
 )
 
@@ -323,22 +396,25 @@ Operand = tuple[TensorType, ...]
 
 def _product_rule(*types: TensorType, equation: str, packed: Sequence[int] = (), **_: Any) -> Rule:
     terms, half = ProductTerms.of(equation), len(types) // 2
-    if len(types) not in (4, 6):
+    if len(types) not in (4, 5, 6):
         raise ValueError(f"it does not take {len(types)} inputs")
     arrays: list[Laid] = []
     parts: dict[str, tuple[Extent, ...]] = {}
-    for place, (term, operand) in enumerate(((terms.a, types[:half]), (terms.b, types[half:]))):
-        if any(type.ndim != len(term) for type in operand):
+    for place, (term, operand) in enumerate(((terms.a, types[:half]), (terms.b, types[half : 2 * half]))):
+        # A scale that was given is one number.
+        kept = [type for type in operand if type.ndim or type is operand[0]]
+        if any(type.ndim != len(term) for type in kept):
             of_scales = " and ".join(map(str, operand[1:]))
             raise ValueError(
                 f"{equation}: an operand {operand[0]} with scales {of_scales} does not have the dims {term}"
             )
-        arrays += [(term, type.shape) for type in operand]
+        arrays += [(term if type in kept else "", type.shape) for type in operand]
         whole = unpacked_shape(operand[0].shape, packed[place] if packed else None)
         for dim, letter in enumerate(term):
-            own = (whole[dim], *(type.shape[dim] for type in operand[1:]))
+            own = (whole[dim], *(type.shape[dim] for type in kept[1:]))
             if None in [_parts_of(own[0], each) for each in own[1:]] or parts.setdefault(letter, own) != own:
                 raise ValueError(f"{equation}: both operands have scales for the same parts of dim {letter}")
+    arrays += [("", type.shape) for type in types[2 * half :]]
     result = [parts[letter][0] for letter in terms.result]
     return _in_parts(arrays, [(terms.result, result)])
 
@@ -346,7 +422,7 @@ def _product_rule(*types: TensorType, equation: str, packed: Sequence[int] = (),
 def _product(*arrays: Array, equation: str, dtype: Any, packed: Sequence[int] = (), **_: Any) -> Array:
     half = len(arrays) // 2
     of_a, of_b = packed or (None, None)
-    a, b = restored(*arrays[:half], packed=of_a), restored(*arrays[half:], packed=of_b)
+    a, b = restored(*arrays[:half], packed=of_a), restored(*arrays[half : 2 * half], packed=of_b)
     result: Array = np.einsum(equation, a, b, optimize=True).astype(dtype, copy=False)
     return result
 
@@ -373,29 +449,51 @@ class _Kept(NamedTuple):
         return _Kept(self.term, arrays, scaling.packed, self.is_weight)
 
 
+class _Gradients:
+    """The gradient of the result of a product, as the products of the backward take it."""
+
+    def __init__(self, g: Any, given: Sequence[Any], how: Mapping[str, Any]) -> None:
+        self.g, self.how = g, how
+        self.scale = next(iter(given), None)
+        """Its scale, if that is from earlier steps."""
+        self.quantized: dict[Scaling, Any] = {}
+
+    @cached_property
+    def by_scale(self) -> tuple[Any, Any]:
+        """It in 8 bits with the scale, and its largest size."""
+        q, maximum = apply("quantize_by", self.g, self.scale, dtype=self.how["backward"])
+        return q, maximum
+
+    def operands(self, scaling: Scaling, kept: _Kept, contracted: str) -> tuple[Sequence[Any], _Kept]:
+        """It and another operand, each with scales for a product that contracts these letters."""
+        recipe = self.how["recipe"]
+        if self.scale is not None:
+            return (self.by_scale[0], self.scale), kept
+        if scaling not in self.quantized:
+            self.quantized[scaling] = apply(
+                "quantize", self.g, dtype=self.how["backward"], recipe=recipe, **scaling.attributes
+            )
+        return self.quantized[scaling], kept.again(recipe, contracted, self.how["apart"])
+
+
 def _product_derivative(
     g: Any, y: Any, *operands: Any, equation: str, dtype: Any, packed: Sequence[int] = (), **how: Any
 ) -> list[Any]:
     terms, half = ProductTerms.of(equation), len(operands) // 2
-    recipe, apart = how["recipe"], how["apart"]
     of_a, of_b = packed or (None, None)
     a = _Kept(terms.a, operands[:half], of_a, is_weight=False)
-    b = _Kept(terms.b, operands[half:], of_b, is_weight=True)
-    quantized_gradients: dict[Scaling, Any] = {}
+    b = _Kept(terms.b, operands[half : 2 * half], of_b, is_weight=True)
+    of_result = _Gradients(g, operands[2 * half :], how)
 
     def gradient(own: str, kept: _Kept) -> Any:
         """The gradient of the operand with the letters ``own``, from the other one."""
         contracted = ProductTerms(terms.result, kept.term, own).contracted
-        scaling = scaling_of(terms.result, g.shape, contracted, recipe, apart)
-        if scaling not in quantized_gradients:
-            quantized_gradients[scaling] = apply(
-                "quantize", g, dtype=how["backward"], recipe=recipe, **scaling.attributes
-            )
-        other = kept.again(recipe, contracted, apart)
+        scaling = scaling_of(terms.result, g.shape, contracted, how["recipe"], how["apart"])
+        arrays, other = of_result.operands(scaling, kept, contracted)
         of_pairs = {"packed": (scaling.packed, other.packed)} if packed else {}
         return apply(
             "scaled_einsum",
-            *quantized_gradients[scaling],
+            *arrays,
             *other.arrays,
             equation=f"{terms.result},{other.term}->{own}",
             dtype=dtype,
@@ -404,7 +502,8 @@ def _product_derivative(
         )
 
     of_scales = [None] * (half - 1)
-    return [gradient(terms.a, b), *of_scales, gradient(terms.b, a), *of_scales]
+    of_scale = [] if of_result.scale is None else [apply("copied", of_result.by_scale[1])]
+    return [gradient(terms.a, b), *of_scales, gradient(terms.b, a), *of_scales, *of_scale]
 
 
 def _flops(rule: Rule, *, equation: str, packed: Sequence[int] = (), **_: Any) -> Extent:
@@ -432,5 +531,6 @@ register(
         {"packed": "a list of integers"},
         grows=True,
         passes_rounding=True,
+        leaders=lambda inputs, outputs: (0, inputs // 2, inputs),
     )
 )

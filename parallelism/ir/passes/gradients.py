@@ -16,6 +16,9 @@ MARK = "gradient"
 """The prefix of the region of the backward ops: the backward of ``block.0`` is ``gradient.block.0``."""
 UPDATE = "update"
 """The region of the update of a training step."""
+DELAYED = "delayed."
+"""The prefix of a scale of numbers in 8 bits that is from earlier steps.  Its gradient is the largest size of these
+numbers: of several microbatches and devices it is the largest one, and no sum."""
 GRADIENT = "grad."
 """The prefix of a gradient's name: a backward takes the gradient of value x as its input ``grad.x``."""
 

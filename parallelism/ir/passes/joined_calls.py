@@ -55,7 +55,7 @@ class _Joining:
     def _call(self, number: int) -> tuple[Any, ...]:
         """What collectives of one call have in common."""
         op = self.ops[number]
-        return self._turn(number), op.kind, op["axes"], op.inputs[0].type.dtype
+        return self._turn(number), op.kind, op["axes"], op.inputs[0].type.dtype, dict(op.attributes).get("op")
 
     def _turn(self, number: int) -> tuple[int, int]:
         """When an op runs: sums of gradients, others, gathers; and among these, how many of them come before it."""
@@ -82,7 +82,7 @@ class _Joining:
         found: dict[int, int] = {}
         depth = dict.fromkeys(self.given, 0)
         for number, op in enumerate(self.ops):
-            is_sum = _is(op, SUMS) and op["op"] == "sum"
+            is_sum = _is(op, SUMS) and op["op"] in ("sum", "max")
             if len(op.inputs) != 1 or op.inputs[0].name not in depth or not (is_sum or _is_between(op)):
                 continue
             found[number] = depth[op.inputs[0].name]

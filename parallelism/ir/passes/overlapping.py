@@ -221,7 +221,8 @@ class _Ordering:
 
         for slot, number in ready:
             op = self.ops[number]
-            key = op.kind, op["axes"], op.inputs[0].type.dtype, self._chained(number)
+            reduction = dict(op.attributes).get("op")
+            key = op.kind, op["axes"], op.inputs[0].type.dtype, reduction, self._chained(number)
             _, members = open_.get(key, (0, []))
             open_[key] = slot, [*members, number]
             nbytes = sum(int(self.ops[each].inputs[0].type.nbytes) for each in open_[key][1])

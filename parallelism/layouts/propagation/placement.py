@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from parallelism.ir.core import Attributes, Expression, Extent, Op, TensorType
-from parallelism.ir.core.table import meaning
+from parallelism.ir.core.table import OPERATORS, meaning
 from parallelism.layouts.propagation.devices import Axes, Devices
 from parallelism.layouts.propagation.relations import Letters, Relation, relation
 from parallelism.sharding import TensorSharding
@@ -90,7 +90,10 @@ def _placement(
     kept: Axes,
 ) -> Placement:
     all_types = (*types, *meaning(called[0], tuple(types), called[1]).outputs)
-    tensors = zip((*of.inputs, *of.outputs), all_types, (*inputs, *outputs), strict=True)
+    leaders = OPERATORS[called[0]].leaders
+    asked = None if leaders is None else leaders(len(inputs), len(outputs))
+    everything = enumerate(zip((*of.inputs, *of.outputs), all_types, (*inputs, *outputs), strict=True))
+    tensors = [tensor for number, tensor in everything if asked is None or number in asked]
     split = letters_split(of, tensors, devices, kept)
     op = next((layout.op for layout in inputs if layout.partial), "sum") if kept else of.op
     return placement_by(of, split, devices, kept, [bool(layout.partial) for layout in inputs], op)

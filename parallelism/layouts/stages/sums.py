@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 
 from parallelism.ir import Function, Op, TensorType, Value
+from parallelism.ir.core import Attributes
 from parallelism.ir.passes.donation import owners
+from parallelism.ir.passes.gradients import DELAYED
 from parallelism.layouts.localization.local_program import free_name
 
 
@@ -20,7 +22,8 @@ def added_into_buffers(
     """The function that adds its outputs from number ``first`` on into buffers.
 
     The buffers are its last inputs: one for each of these outputs, of its shape and of its dtype in ``dtypes``, called
-    by its name in ``names``.  The sums lie in the memory of the buffers, and are returned in place of the outputs.
+    by its name in ``names``.  The sums lie in the memory of the buffers, and are returned in place of the outputs.  Of
+    largest sizes (`DELAYED`) the larger one is kept.
     """
     taken = {value.name for value in function.values}
     buffers, sums = (
@@ -30,13 +33,17 @@ def added_into_buffers(
         ]
         for end in ("", ".sum")
     )
+    how: dict[Value, Attributes] = {
+        buffer: (("op", "max"),) if DELAYED in name else ()
+        for name, buffer in zip(names, buffers, strict=True)
+    }
     of_term: dict[str, list[tuple[Value, Value]]] = {}
     for term, buffer, total in zip(function.outputs[first:], buffers, sums, strict=True):
         of_term.setdefault(term.name, []).append((buffer, total))
 
     def adding(terms: Sequence[Value], region: str | None) -> list[Op]:
         return [
-            Op("accumulate", (buffer, term), (), (total,), region)
+            Op("accumulate", (buffer, term), how[buffer], (total,), region)
             for term in terms
             for buffer, total in of_term.get(term.name, ())
         ]

@@ -34,7 +34,7 @@ LARGER = {"num_layers": 8, "hidden_size": 64, "num_attention_heads": 8, "seq_len
     *(({"tensor_model_parallel_size": 2, "sequence_parallel": True, "global_batch_size": 4, "fp8_format": "hybrid",
         "use_distributed_optimizer": True, **FEW_OPS, **LARGER, **how}, 4) for how in (
             {"fp8_recipe": "tensorwise"}, {"fp8_recipe": "mxfp8"}, {"fp8_recipe": "blockwise", "fp8_param_gather": True},
-            {"fp8_format": None, "fp4_format": "e2m1"})),
+            {"fp8_recipe": "delayed", "fp8_amax_history_len": 4}, {"fp8_format": None, "fp4_format": "e2m1"})),
 ])
 def test_a_small_run_is_as_its_simulation(flags: dict[str, Any], devices: int) -> None:
     run = scaled_down(MegatronFlags(**{**SMALL, **flags}).run(devices))

@@ -47,7 +47,7 @@ def test_a_step_in_mixed_precision_has_no_main_copies_of_frozen_weights(cluster_
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("text", [
     "tensor dp=2 tp=2 sp", "block pp=2 1f1b:2 dp=2 zero=1 recompute=block.*", "mx dp=2 zero=3", "tensor ring=2 tp=2",
-    "block dp=2 zero=3 overlap pp=1 1f1b:2"])
+    "block dp=2 zero=3 overlap pp=1 1f1b:2", "tensor,history:4 dp=2 tp=2 sp", "tensor,history:4 pp=2 1f1b:2 dp=2 zero=1"])
 def test_frozen_weights_in_float8_run_as_they_are_simulated_and_near_the_step_alone(cluster_of, text):
     recipe, _, rest = text.partition(" ")
     strategy, mesh = Strategy.parse_on_mesh(f"precision=bf16,products:f8,recipe:{recipe} {rest}")

@@ -15,8 +15,9 @@ from parallelism.simulation import simulate
 from parallelism.transforms import SGD, Adam, MixedPrecision, Parts, Strategy, first_state, train_step
 
 FLOAT8 = "precision=bf16,products:f8"
-RECIPES = ("tensor", "block", "mx", "nvfp4")
+RECIPES = ("tensor", "delayed", "block", "mx", "nvfp4")
 WORDS = {recipe: f"precision=bf16,products:{'f4' if recipe == 'nvfp4' else 'f8'},recipe:{recipe}" for recipe in RECIPES}
+WORDS["delayed"] = "precision=bf16,products:f8,recipe:tensor,history:3"
 WIDER = models.TransformerSpec(
     layers=2, width=64, heads=4, key_value_heads=2, feed_forward=96, vocabulary=VOCABULARY, sequence=8, activation="swiglu",
     norm="rms", positions="rotary", biases=False, tied=False)
@@ -42,6 +43,12 @@ CASES = [
     ("llama", 4, in_float8("dp=2 tp=2 sp zero=1", "nvfp4")), ("gpt", 4, in_float8("dp=2 zero=3", "nvfp4")),
     ("gpt", 7, in_float8("pp=2 zb_h1:3 dp=2 zero=1", "nvfp4")), ("gpt", 4, in_float8("cp=2 recompute=block.*", "nvfp4")),
     ("mixtral", 4, in_float8("dp=2 ep=2", "nvfp4")),
+    ("llama", 4, in_float8("dp=2 tp=2 sp zero=1", "delayed")), ("gpt", 4, in_float8("dp=2 zero=3", "delayed", ",gathers:f8")),
+    ("gpt", 7, in_float8("pp=2 zb_h1:3 dp=2 zero=1", "delayed", ",amax:most_recent")),
+    ("mlp", 6, in_float8("dp=3", "delayed")), ("gpt", 4, in_float8("fsdp=2 overlap pp=1 1f1b:2", "delayed")),
+    ("llama", 6, in_float8("pp=2 1f1b:3 tp=2 sp", "delayed")), ("gpt", 4, in_float8("cp=2 recompute=block.*", "delayed")),
+    ("gpt", 4, in_float8("dp=2 zero=2 overlap=1KB", "delayed")), ("mixtral", 4, in_float8("dp=2 ep=2", "delayed")),
+    ("llama", 4, in_float8("pp=2 interleaved_1f1b:2x2", "delayed")),
 ]
 
 
@@ -88,6 +95,48 @@ def test_the_rows_of_devices_have_scales_of_their_own_so_their_losses_are_those_
     (losses, _), _ = trained_on(cluster_of(mesh, "thread", compute="modelled", **ON), step, plain, steps=1)
     wanted, _ = interpreted(Strategy.parse(WORDS[recipe])(plain), like=plain, steps=1)
     np.testing.assert_allclose(losses, wanted, rtol=1e-6)
+
+
+MAXIMA_OF = ("dp=4", "tp=2", "tp=2 sp", "dp=2 zero=3", "dp=2 zero=2 overlap=1KB", "cp=2", "pp=2 1f1b:2",
+             "pp=2 1f1b:2 tp=2 sp", "dp=2 pp=2 zb_h1:2 zero=1", "fsdp=2 overlap pp=1 1f1b:2")
+
+
+@pytest.mark.slow_for(*MAXIMA_OF[1:7], *MAXIMA_OF[8:])
+@pytest.mark.parametrize("text", MAXIMA_OF)
+def test_maxima_are_the_largest_of_all_microbatches_and_devices_and_make_the_next_scales(cluster_of, text):
+    strategy, mesh = Strategy.parse_on_mesh(in_float8(text, "delayed"))
+    plain = wider_step(4, SGD(0.1))
+    step = strategy(wider_step(B, SGD(0.1)) if strategy.pipeline else plain)
+    (_, state), trace = trained_on(cluster_of(mesh, "thread", compute="modelled", **ON), step, plain, steps=2)
+    assert_simulated(simulated(step, mesh, 4), trace)
+    _, expected = interpreted(Strategy.parse(WORDS["delayed"])(plain), like=plain, steps=2)
+    histories = [name for name in expected if name.startswith("history.")]
+    assert len(histories) == 2 * (5 + 5 + 4)               # of five weights, their five results and four inputs in a block
+    assert state.keys() == expected.keys()
+    for name in histories:
+        own, most = name.removeprefix("history."), 57344 if ".gradient." in name else 448
+        np.testing.assert_allclose(state[name][:2], expected[name][:2], rtol=0.25, err_msg=name)      # not twice as large
+        # Of weights there is one more: that of the first copy.
+        assert expected[name][1] > 0 and (expected[name][2] > 0) == own.startswith("scales.")
+        # Of a weight the newest maximum, that of the copy for the next step, does not count yet.
+        of = state[name][1:] if own.startswith("scales.") else state[name]
+        np.testing.assert_array_equal(state[own], np.float32(of.max() / np.float32(most)))
+
+
+@pytest.mark.parametrize(("words", "largest"), [("history:3", 4.0), ("history:3,amax:most_recent", 1.0), ("history:1", 1.0)])
+def test_a_scale_is_from_the_largest_of_the_steps_before_or_from_the_last(words, largest):
+    step = Strategy.parse(f"{FLOAT8},{words}")(wider_step(2, SGD(0.1)))
+    name = "delayed.input.p.0.up"
+    made = {value.name: op for op in step.ops for value in op.outputs}
+    history = made[f"next.history.{name}"].operator.run(
+        [np.array([4, 2, 8][:step_history(step, name)], np.float32), np.float32(1)], ())
+    for newest, scale in ((history, largest / 448), (np.zeros_like(history), 7.0), (np.full_like(history, np.inf), 7.0)):
+        op = made[f"next.{name}"]
+        assert op.operator.run([newest, np.float32(7)], op.attributes) == np.float32(scale)
+
+
+def step_history(step, name):
+    return next(value.type.shape[0] for value in step.inputs if value.name == f"history.{name}")
 
 
 def test_a_step_in_float8_is_within_the_rounding_of_that_in_16_bits():
@@ -173,6 +222,10 @@ def test_bytes_that_zero_gathers():
     ("precision=bf16,products:f4", "'nvfp4' need each other, got 'float4' and 'tensor'"),
     (f"{FLOAT8},recipe:nvfp4", "need each other, got 'float8' and 'nvfp4'"),
     (f"{WORDS['nvfp4']},gathers:f8", "needs products in float8"),
+    (f"{FLOAT8},history:x", "history of MixedPrecision must be a number of at least 0"),
+    (f"{FLOAT8},recipe:mx,history:2", "history=2 of MixedPrecision needs recipe='tensor', got 'mx'"),
+    (f"{FLOAT8},amax:most_recent", "needs a history"), (f"{FLOAT8},history:2,amax:mean", "amax of MixedPrecision is one of"),
+    ("precision=bf16,history:2", "needs products='float8'"),
 ])
 def test_wrong_words_are_refused_in_one_line(words, message):
     with pytest.raises(ValueError, match=message) as caught:

@@ -90,7 +90,8 @@ def test_the_dim_rule_holds_for_tiles(kind):
 
 def test_every_operator_can_be_split_somewhere():
     whole = {example.kind for example in EXAMPLES} - {e.kind for e in EXAMPLES if splittable(e.op().rule)}
-    assert whole == {"random_bits", "local_loss"}, "its state runs through all the bits; a loss is one number"
+    # The state of one runs through all the bits; a loss is one number, and histories of numbers are a few.
+    assert whole == {"random_bits", "local_loss", "recorded", "scale_of"}
 
 
 @pytest.mark.parametrize(("kind", "types", "attributes", "expected"), [
@@ -134,7 +135,8 @@ UNDIFFERENTIATED = {
     "lets no gradient through": {"stop_gradient"},
     "reads bits, not numbers": {"bitcast"},
     "is of inference": {"write_cache", "cached_attention", "cached_latent_attention", "rotary_at", "scaled_rotary_at"},
-    "is of backwards alone": {"requantize"},
+    "is of backwards alone": {"requantize", "copied"},
+    "is of updates alone": {"recorded", "scale_of"},
     "is put in after gradients are taken": {"all_slice", "relayout", "ring_shift", "attention_block"},
     "is itself a gradient": {
         "gelu_gradient", "silu_gradient", "swiglu_gradient", "softmax_gradient", "layer_norm_gradient",

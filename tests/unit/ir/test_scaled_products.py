@@ -11,10 +11,14 @@ from numpy.testing import assert_allclose, assert_array_equal
 from parallelism import ir
 from parallelism.dtypes import as_dtype
 from parallelism.execution.chains import declared_cost
+from parallelism.ir.core import frozen_attributes
 from parallelism.ir.operators.contractions import product_shape
 from parallelism.ir.operators.scaled_products import scaling_of
 from parallelism.ir.passes.interpreter import run
 from parallelism.kernels.scaled_numbers import PAIRS, RECIPES, grain_of, restored
+from parallelism.layouts.propagation.devices import Devices
+from parallelism.layouts.propagation.placement import placement
+from parallelism.sharding import TensorSharding
 
 E4M3, E5M2, BF16 = map(as_dtype, ("float8_e4m3fn", "float8_e5m2", "bfloat16"))
 
@@ -227,6 +231,43 @@ def test_bytes_and_flops():
     for recipe, (_, of_w, _) in ops.items():
         elements = 1024 * 2048 // (2 if recipe == "nvfp4" else 1)
         assert sum(value.type.nbytes for value in of_w.outputs) == elements + kept[recipe]
+
+
+def test_scales_of_earlier_steps_have_the_largest_sizes_for_gradients():
+    def loss(x, w, scale_x, scale_w, scale_g):
+        q, p = (ir.apply("quantize_by", each, scale, dtype=E4M3)[0] for each, scale in ((x, scale_x), (w, scale_w)))
+        return ir.apply("scaled_einsum", q, scale_x, p, scale_w, scale_g, equation="bsd,dn->bsn", dtype=BF16, recipe="tensor",
+                        apart="b", backward=E5M2)
+
+    scalar = ir.TensorType("f32", ())
+    function = ir.record(loss, ir.TensorType("bf16", (2, 3, 8)), ir.TensorType("bf16", (8, 6)), *[scalar] * 3)
+    assert ir.parse(str(ir.gradient(function))) == ir.gradient(function)
+    assert product_shape(function.ops[-1]) == (1, 6, 6, 8) and function.ops[-1].flops == 2 * 6 * 6 * 8
+    rng = np.random.default_rng(5)
+    x, w, seed = (rng.integers(-4, 5, shape).astype(BF16) for shape in ((2, 3, 8), (8, 6), (2, 3, 6)))
+    x[1, 2, 3], w[0, 5], seed[0, 1, 2] = -7, 5, -6
+    y, of_x, of_w, *maxima = ir.interpret(
+        ir.gradient(function, keep_outputs=True), [x, w, *map(np.float32, (0.5, 0.25, 1)), seed]).outputs
+    assert maxima == [7, 5, 6] and {each.dtype for each in maxima} == {np.dtype("f4")}
+    wide = [array.astype(float) for array in (x, w, seed)]
+    assert_array_equal(y.astype(float), wide[0] @ wide[1])                 # e4m3 has these numbers
+    assert_array_equal(of_x.astype(float), wide[2] @ wide[1].T)
+    assert_array_equal(of_w.astype(float), np.einsum("bsd,bsn->dn", wide[0], wide[2]))
+    clipped, = ir.interpret(function, [x, w, np.float32(2.0**-7), np.float32(0.25), np.float32(1)]).outputs
+    assert_array_equal(clipped.astype(float), np.clip(wide[0], -3.5, 3.5) @ wide[1])     # 448 of such steps
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_scales_have_no_vote_so_products_are_laid_out_as_those_in_16_bits(recipe):
+    """A gradient that is split along its sequences stays so, whatever its numbers and scales were asked for."""
+    scaling = scaling_of("bsn", (ir.symbol("B"), 32, 128), "n", recipe, "b")
+    how = frozen_attributes({**scaling.attributes, "dtype": as_dtype(RECIPES[recipe].backward), "recipe": recipe})
+    types = (ir.TensorType(BF16, (ir.symbol("B"), 32, 128)),)
+    count = 3 if recipe == "nvfp4" else 2
+    lies, wished = TensorSharding(None, "cp", None), TensorSharding(None, None, "cp")
+    devices = Devices.of({"cp": 2})
+    placed = placement("quantize", types, how, (lies,), (wished,) * count, devices, carries=False)
+    assert placed == ((lies,), (lies,) * count)
 
 
 def test_an_operand_with_other_scales_is_refused():

@@ -19,7 +19,7 @@ ROUTED = replace(SPEC, experts=models.Experts(count=4, chosen=2, width=48, load=
 
 
 def planned(spec: models.TransformerSpec, hardware: str = "dgx-h100", devices: int = 2, **given: Any) -> Plans:
-    how = {name: given.pop(name) for name in ("recipe", "gathers", "first_blocks") if name in given}
+    how = {name: given.pop(name) for name in ("recipe", "gathers", "first_blocks", "history") if name in given}
     products = "float4" if how.get("recipe") == "nvfp4" else "float8"
     precision = MixedPrecision("bfloat16", products=products, **how)
     return find_plan(spec, hardware=hardware, devices=devices, batch=8, precision=precision, simulations=None, **given)
@@ -29,12 +29,15 @@ PLAIN = {"recompute": "none", "microbatch": 2, "schedule": "1f1b"}
 
 
 @pytest.mark.slow
-@pytest.mark.slow_for("megatron", "routed", "context", "block", "nvfp4")
+@pytest.mark.slow_for("megatron", "routed", "context", "block", "nvfp4", "nvfp4-context", "delayed", "delayed-context")
 @pytest.mark.parametrize(("spec", "hardware", "given"), [
     pytest.param(SPEC, "dgx-h100", PLAIN | {"recipe": "block"}, id="block"),
     pytest.param(SPEC, "dgx-h100", PLAIN | {"recipe": "mx", "gathers": "float8", "zero": [1, 2], "dp": 2}, id="gathers"),
     pytest.param(SPEC, "dgx-h100", PLAIN | {"recipe": "tensor", "cp": 2, "pp": 1, "devices": 4}, id="context"),
     pytest.param(SPEC, "b200-node", PLAIN | {"recipe": "nvfp4"}, id="nvfp4"),
+    pytest.param(SPEC, "dgx-h100", PLAIN | {"history": 8, "zero": [0, 1, 3], "devices": 4, "cp": 1}, id="delayed"),
+    pytest.param(SPEC, "dgx-h100+megatron-core-h100", PLAIN | {"history": 8, "cp": 2, "pp": 1}, id="delayed-context"),
+    pytest.param(SPEC, "gb300-nvl72", PLAIN | {"recipe": "nvfp4", "cp": 2, "pp": 1, "devices": 4}, id="nvfp4-context"),
     pytest.param(SPEC, "dgx-h100+megatron-core-h100", PLAIN | {"recipe": "tensor"}, id="megatron"),
     pytest.param(ROUTED, "dgx-h100", PLAIN | {"recipe": "block", "ep": 2, "pp": 1, "zero": 1, "devices": 4}, id="routed"),
 ])

@@ -119,6 +119,20 @@ def test_a_precision_that_there_is_not_is_refused():
         Precision.parse("fp4")
 
 
+@pytest.mark.parametrize("text", ["fp8", "int4"])
+@pytest.mark.parametrize(("name", "axis"), [("llama3", "tp"), ("mixtral", "ep"), ("gpt-oss", "tp"), ("deepseek-v3", "tp")])
+def test_weights_in_few_bits_are_split_as_those_in_16_are(text, name, axis):
+    """Two devices save at least half each of what one device saves; no more where they share all that is in few bits."""
+    spec, saved = model(name, layers=2), []
+    for axes in ({}, {axis: 2}):
+        placement = placed(spec, axes)
+        given, hardware = settings(placement), Hardware.preset(PLAIN)
+        wide, few = (StepPrices(placement, given, hardware, precision=Precision.parse(each)).weights_bytes()
+                     for each in ("bf16", text))
+        saved.append(wide - few)
+    assert saved[0] / 2 <= saved[1] < 0.75 * saved[0]
+
+
 # -- workloads ---------------------------------------------------------------------------------------------------------
 
 

@@ -381,12 +381,16 @@ FLOAT8: dict[str, Any] = {"fp8_format": "hybrid"}
 
 
 @pytest.mark.parametrize(("flags", "text"), [
-    (FLOAT8, "products:f8"), ({"fp8": "e4m3"}, "products:f8e4m3fn"), (FLOAT8 | {"fp8_recipe": "delayed"}, "products:f8"),
+    (FLOAT8, "products:f8,history:1"), ({"fp8": "e4m3"}, "products:f8e4m3fn,history:1"),
+    (FLOAT8 | {"fp8_recipe": "tensorwise"}, "products:f8"),
+    (FLOAT8 | {"fp8_recipe": "delayed", "fp8_amax_history_len": 1024, "fp8_amax_compute_algo": "max"},
+     "products:f8,history:1024"),
+    (FLOAT8 | {"fp8_amax_history_len": 16, "fp8_param_gather": True}, "products:f8,gathers:f8,history:16,amax:most_recent"),
     (FLOAT8 | {"fp8_recipe": "blockwise"}, "products:f8hybrid,recipe:block"),
     ({"fp8_format": "e4m3", "fp8_recipe": "mxfp8", "fp8_param_gather": True}, "products:f8,recipe:mx,gathers:f8"),
-    (FLOAT8 | {"first_last_layers_bf16": True}, "products:f8,first:1,last:1"),
+    (FLOAT8 | {"first_last_layers_bf16": True}, "products:f8,history:1,first:1,last:1"),
     (FLOAT8 | {"first_last_layers_bf16": True, "num_layers_at_start_in_bf16": 0, "num_layers_at_end_in_bf16": 2},
-     "products:f8,last:2"),
+     "products:f8,history:1,last:2"),
     ({"fp8_recipe": "mxfp8"}, ""), ({"fp4_recipe": "nvfp4"}, ""),
     ({"fp4_format": "e2m1"}, "products:f4,recipe:nvfp4"),
     ({"fp4": "e2m1", "fp4_recipe": "nvfp4", "first_last_layers_bf16": True}, "products:f4,recipe:nvfp4,first:1,last:1"),
@@ -421,6 +425,8 @@ def test_flags_of_float8_without_those_that_they_need_are_told_to_change_nothing
     given = MegatronFlags(**SMALL, fp8_recipe="mxfp8", num_layers_at_start_in_bf16=2)
     assert given.idle(Mesh(pp=1))[-2:] == ["fp8_recipe", "num_layers_at_start_in_bf16"]
     assert MegatronFlags(**SMALL, fp4_recipe="nvfp4").idle(Mesh(pp=1))[-1:] == ["fp4_recipe"]
+    other = MegatronFlags(**SMALL, **FLOAT8, fp8_recipe="mxfp8", fp8_amax_history_len=8, fp8_amax_compute_algo="max")
+    assert other.idle(Mesh(pp=1))[-2:] == ["fp8_amax_history_len", "fp8_amax_compute_algo"]
     needed = MegatronFlags(**SMALL, **FLOAT8, fp8_recipe="mxfp8", first_last_layers_bf16=True, num_layers_at_start_in_bf16=2)
     assert not {"fp8_recipe", "num_layers_at_start_in_bf16"}.intersection(needed.idle(Mesh(pp=1)))
 

@@ -17,6 +17,7 @@ from parallelism.display.quantities import seconds_in
 from parallelism.hardware import validation_json, with_usual_stack
 from parallelism.models import TransformerSpec
 from parallelism.serving.plans import SETTINGS, ServingPlan, ServingPlans
+from parallelism.serving.pool_search import PREFILL_SETTINGS
 from parallelism.serving.prices import PRECISIONS
 from parallelism.serving.search import find_serving
 from parallelism.serving.workloads import lengths_in
@@ -124,6 +125,14 @@ OWN: Arguments = {
             ("batch", "so many requests of a replica at a time"),
         )
     },
+    "--disaggregate": {
+        "action": "store_true",
+        "help": "also plans in which some devices compute prompts alone, and send the cache to the others",
+    },
+    "--prefill": {
+        "metavar": "SETTINGS",
+        "help": "only such plans, with these devices for prompts, as 'tp=4 replicas=2'; the settings above are of the others",
+    },
     "--why-not": {
         "action": "append",
         "default": [],
@@ -155,7 +164,8 @@ def served(program: str, words: Sequence[str]) -> int:
         f"      --output-tokens 300 --first-token 500ms --token 30ms\n"
         f"  {program} serve deepseek-v3 --devices 32 --precision fp8 --price 2.50",
     ).parse(words)
-    questions = {text: _question(text) for text in arguments.why_not}
+    questions = {text: _settings("--why-not", text, SETTINGS) for text in arguments.why_not}
+    prefill = arguments.prefill and _settings("--prefill", arguments.prefill, PREFILL_SETTINGS)
     model = _model(arguments.model)
     lengths = _lengths(arguments)
     try:
@@ -175,6 +185,8 @@ def served(program: str, words: Sequence[str]) -> int:
                 memory=arguments.memory,
                 reserve=arguments.reserve,
                 price=arguments.price,
+                disaggregate=arguments.disaggregate,
+                prefill=prefill,
                 **{name: getattr(arguments, name) for name in SETTINGS},
             )
     except (ValueError, TypeError, OSError) as error:
@@ -226,18 +238,17 @@ def _lengths(arguments: argparse.Namespace) -> tuple[tuple[int, int], ...]:
     return found
 
 
-def _question(text: str) -> dict[str, int]:
-    """The settings of a ``--why-not``, as ``tp=4`` or ``"tp=4 pp=2"``."""
+def _settings(option: str, text: str, names: Sequence[str]) -> dict[str, int]:
+    """The settings behind an option, as ``tp=4`` or ``"tp=4 pp=2"``."""
+    wrong = f"{option} needs settings of {', '.join(names)}, as tp=4; got {text!r}"
     found = {}
     for word in text.split():
         name, _, value = word.partition("=")
-        if name not in SETTINGS or not value.isdecimal() or int(value) < 1:
-            raise WrongWords(
-                f"--why-not needs settings of a plan, {', '.join(SETTINGS)}, as tp=4; got {text!r}"
-            )
+        if name not in names or name in found or not value.isdecimal() or int(value) < 1:
+            raise WrongWords(wrong)
         found[name] = int(value)
     if not found:
-        raise WrongWords(f"--why-not needs settings of a plan, {', '.join(SETTINGS)}, as tp=4; got {text!r}")
+        raise WrongWords(wrong)
     return found
 
 
@@ -266,6 +277,8 @@ def command_of(program: str, arguments: argparse.Namespace, plan: ServingPlan) -
             words += [f"--{name.replace('_', '-')}", f"{value:g}" if isinstance(value, float) else str(value)]
     for name in SETTINGS:
         words += [f"--{name}", str(getattr(plan, name))]
+    if plan.prefill is not None:
+        words += ["--prefill", plan.prefill.words]
     return shlex.join(words)
 
 

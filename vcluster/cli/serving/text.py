@@ -6,23 +6,13 @@ from collections.abc import Mapping
 from textwrap import wrap
 
 from parallelism.display import WIDTH, in_columns
-from parallelism.display.quantities import count, seconds
+from parallelism.display.quantities import count, decimal_bytes, plural, seconds
 from parallelism.hardware import validation_text
-from parallelism.serving.plans import ServingPlan, ServingPlans
+from parallelism.serving.plans import SETTINGS, ServingPlan, ServingPlans
 from vcluster.cli.training import gigabytes
 
-COLUMNS = (
-    "tp",
-    "pp",
-    "ep",
-    "replicas",
-    "batch",
-    "first token",
-    "token",
-    "tokens/s",
-    "a device",
-    "cache tokens",
-)
+FIGURES = ("first token", "token", "tokens/s", "a device")
+LONGEST_BAR = 14
 
 
 def serving_text(
@@ -41,7 +31,7 @@ def serving_text(
             answers
         )
     if shown:
-        lines += [*_memory(shown[0], plans), ""]
+        lines += [*_memory(shown[0], plans), *_prefill(shown[0]), ""]
     lines += [*_front(plans), *_left_out(plans), ""]
     if plans.plans:
         lines += ["The first again:", f"  {commands[plans.plans[0]]}", ""]
@@ -79,19 +69,24 @@ def _asked(name: str, plans: ServingPlans) -> list[str]:
 
 
 def _table(plans: tuple[ServingPlan, ...]) -> list[str]:
+    """A row for each plan.  Axes that no plan splits, and what none has, have no column; beside pools of prefill there is no
+    room for the tokens of the cache."""
+    layout = [name for name in ("pp", "ep") if any(getattr(plan, name) > 1 for plan in plans)]
+    names = ["tp", *layout, "replicas", "batch"]
     priced = plans[0].price is not None
-    rows = [(*COLUMNS, *["$/M tokens"] * priced)]
+    pooled = any(plan.prefill is not None for plan in plans)
+    rows = [(*names, *FIGURES, *["$/M tokens"] * priced, "prefill" if pooled else "cache tokens")]
     for plan in plans:
         cost = plan.cost_per_million_tokens
         rows.append(
             (
-                *(str(getattr(plan, name)) for name in COLUMNS[:5]),
+                *(str(getattr(plan, name)) for name in names),
                 seconds(plan.first_token_seconds),
                 seconds(plan.token_seconds),
                 count(plan.tokens_per_second),
                 count(plan.tokens_per_second_per_device),
-                count(plan.cache_tokens),
                 *([] if cost is None else [f"{cost:.2f}"]),
+                _pool(plan) if pooled else count(plan.cache_tokens),
             )
         )
     return in_columns(rows, 0)
@@ -107,6 +102,39 @@ def _memory(plan: ServingPlan, plans: ServingPlans) -> list[str]:
     )
 
 
+def _pool(plan: ServingPlan) -> str:
+    """The devices of prefill in short, as ``3xtp4``."""
+    if plan.prefill is None:
+        return "-"
+    sizes = plan.prefill.layout._asdict()
+    inside = [f"{name}{size}" for name, size in sizes.items() if size > 1 and name != "replicas"]
+    return f"{plan.prefill.replicas}x{'-'.join(inside) or 'one'}"
+
+
+def _short(plan: ServingPlan) -> str:
+    """The settings of a plan without those that split nothing."""
+    words = [
+        f"{name}={getattr(plan, name)}"
+        for name in SETTINGS
+        if name in ("tp", "batch") or getattr(plan, name) > 1
+    ]
+    return " ".join([*words, *([f"prefill={_pool(plan)}"] if plan.prefill else [])])
+
+
+def _prefill(plan: ServingPlan) -> list[str]:
+    """The devices that compute prompts, and what they send."""
+    pool = plan.prefill
+    if pool is None:
+        return []
+    parts = ", ".join(f"{name} {gigabytes(nbytes)}" for name, nbytes in pool.memory.items())
+    return wrap(
+        f"Prompts are computed by {plural(pool.devices, 'device')} of their own ({pool.words}), {pool.batch} at a time; "
+        f"GB of one: {parts}. Each of the others gets {decimal_bytes(pool.moved_bytes)} of cache for a prompt, in "
+        f"{seconds(pool.moved_seconds)}.",
+        WIDTH,
+    )
+
+
 def _front(plans: ServingPlans) -> list[str]:
     """The front as bars: tokens a second for a user, and of a device."""
     if not plans.front:
@@ -118,13 +146,15 @@ def _front(plans: ServingPlans) -> list[str]:
             (
                 f"{1 / plan.token_seconds:.1f}" if plan.token_seconds else "-",
                 count(plan.tokens_per_second_per_device),
-                plan.words,
+                _short(plan),
             )
             for plan in plans.front
         ],
         0,
     )
-    bars = ["", *("#" * max(1, round(14 * plan.tokens_per_second_per_device / most)) for plan in plans.front)]
+    longest = max(1, min(LONGEST_BAR, WIDTH - 2 - max(map(len, rows))))
+    shares = [plan.tokens_per_second_per_device / most for plan in plans.front]
+    bars = ["", *("#" * max(1, round(longest * share)) for share in shares)]
     return [f"{row}  {bar}".rstrip() for row, bar in zip(rows, bars, strict=True)]
 
 

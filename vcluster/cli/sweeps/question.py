@@ -39,6 +39,8 @@ _DTYPES = (
     "fp8",
     "fp8_format",
     "fp8_recipe",
+    "fp8_amax_history_len",
+    "fp8_amax_compute_algo",
     "fp8_param_gather",
     "fp4",
     "fp4_format",
