@@ -50,6 +50,8 @@ class Products:
         waves = ceil(count * ceil(m / r) * ceil(n / c) / units)
         reached = count m n k / (waves * units * r c (k + half_depth) / q)
 
+    Products of several matrices in one call, as those of experts, reach ``grouped`` times that.
+
     >>> products = Products(108, ((256, 128),))
     >>> products.reached((1, 256 * 108, 128, 4096)), products.reached((1, 256 * 109, 128, 4096))
     (1.0, 0.5046296296296297)
@@ -59,6 +61,7 @@ class Products:
     tiles: tuple[tuple[int, int], ...] = ((256, 128), (128, 128), (128, 64), (64, 64))
     half_depth: float = 0.0
     half_intensity: float = 0.0
+    grouped: float = 1.0
 
     def __post_init__(self) -> None:
         checked.check(
@@ -67,6 +70,7 @@ class Products:
             tiles=_tiles,
             half_depth=checked.number,
             half_intensity=checked.number,
+            grouped=checked.share,
         )
 
     def reached(self, shape: Shape) -> float:
@@ -80,7 +84,8 @@ class Products:
             * (rows * columns + self.half_intensity * (rows + columns))
             for rows, columns in self.tiles
         )
-        return count * m * n * k / (least * (k + self.half_depth))
+        alone = count * m * n * k / (least * (k + self.half_depth))
+        return alone if count == 1 else self.grouped * alone
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from parallelism.display.quantities import count as shown, seconds as shown_seco
 from parallelism.hardware import Hardware, Reserve
 from parallelism.models import TransformerSpec
 from parallelism.serving.engine import PAGE_TOKENS
-from parallelism.serving.serve import Served
+from parallelism.serving.serve import Answered, Served
 from parallelism.serving.workloads import Workload
 
 SETTINGS = ("tp", "pp", "ep", "replicas", "batch")
@@ -143,6 +143,8 @@ class ServingPlan:
     price: float | None = None
     prefill: PrefillPool | None = None
     """The devices that compute prompts; None: the same that compute answers."""
+    answered: tuple[Answered, ...] = field(default=(), repr=False, compare=False)
+    """What became of the requests of one of its equal parts."""
 
     @classmethod
     def of(
@@ -174,6 +176,7 @@ class ServingPlan:
             served.steps,
             task.price,
             prefill,
+            requests,
         )
 
     @property
@@ -352,6 +355,11 @@ class ServingPlans:
             )
         }
         return ", ".join(found) or "no row has it, or it cannot meet the limits by a bound"
+
+    def _repr_html_(self) -> str:
+        from parallelism.serving.picture import pictures  # it draws plans
+
+        return pictures(self)
 
     def __str__(self) -> str:
         lines = [f"{self.task.devices} devices of {self.task.hardware.name}"]

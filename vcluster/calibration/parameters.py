@@ -1,7 +1,8 @@
 """Numbers of a hardware by name, as a table of published runs names those that are fitted to it.
 
 ``flops_efficiency`` is a field of `Hardware`, or of what the first links reach; ``reached.infiniband.base_seconds`` one
-of what the links of this name reach; ``flops_efficiencies.float8`` that of a dtype; ``kernels.attention.efficiency`` that
+of what the links of this name reach; ``flops_efficiencies.float8`` that of a dtype, ``products.grouped`` a field of
+`Products`; ``kernels.attention.efficiency`` that
 of all attention rates of this kernel, and ``kernels.gelu.times`` a field of the kernel.
 ``kernels.attention&attention_gradient.efficiency`` is one number for both.
 """
@@ -16,7 +17,7 @@ from parallelism.hardware.kernels import AttentionRate, Kernel
 from parallelism.hardware.links import Link
 
 _OF_RATES = {field.name for field in fields(AttentionRate)}
-_BY_DTYPE = "flops_efficiencies"
+_BY_DTYPE, _PRODUCTS = "flops_efficiencies", "products"
 
 
 def parameter(hardware: Hardware, name: str) -> float:
@@ -27,6 +28,8 @@ def parameter(hardware: Hardware, name: str) -> float:
         return float(getattr(kernel.rates[0] if field in _OF_RATES else kernel, field))
     if where == _BY_DTYPE:
         return hardware.flops_efficiencies[field]
+    if where == _PRODUCTS:
+        return float(getattr(hardware.products, field))
     link = _link(hardware, where)
     return float(getattr(link.reached if where or _reaches(link, field) else hardware, field))
 
@@ -40,6 +43,8 @@ def with_parameter(hardware: Hardware, name: str, value: float) -> Hardware:
         return replace(hardware, kernels={**hardware.kernels, **kernels})
     if where == _BY_DTYPE:
         return replace(hardware, flops_efficiencies={**hardware.flops_efficiencies, **changed})
+    if where == _PRODUCTS and hardware.products is not None:
+        return replace(hardware, products=replace(hardware.products, **changed))
     link = _link(hardware, where)
     if link.reached is None or not (where or _reaches(link, field)):
         return replace(hardware, **changed)

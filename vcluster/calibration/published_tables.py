@@ -98,7 +98,7 @@ class Table:
         tested = told.get("held_out_devices", ())
         rows = [replace(row, held_out=row.devices in tested) for row in rows]
         for name in told.get("runs", ()):
-            rows += _training_rows(name, told.get("software"))
+            rows += _training_rows(name, told.get("where", {}))
         return cls(
             told["name"],
             told["title"],
@@ -136,9 +136,9 @@ def _rows(entry: Mapping[str, Any]) -> Iterable[Measured]:
         yield Measured(entry["part"], *common, entry["seconds"], flags, entry.get("nbytes", 0.0))
 
 
-def _training_rows(name: str, software: str | None) -> list[Measured]:
-    """The rows of a set of published runs, if they are of this software.  Every second one of the set serves only to
-    test."""
+def _training_rows(name: str, where: Mapping[str, str]) -> list[Measured]:
+    """The rows of a set of published runs that have these values in these columns.  Every second one of the set serves
+    only to test."""
     runs = [run for run in published_runs() if run.columns["set"] == name]
     return [
         Measured(
@@ -151,7 +151,7 @@ def _training_rows(name: str, software: str | None) -> list[Measured]:
             held_out=bool(place % 2),
         )
         for place, run in enumerate(runs)
-        if software in (None, run.columns["software"])
+        if where.items() <= run.columns.items()
     ]
 
 

@@ -321,7 +321,7 @@ def hardware_and_devices(arguments: argparse.Namespace) -> tuple[Hardware, int]:
 def searched_hardware(name: str, model: object) -> str:
     """The hardware of a model; for a dense Transformer with the stack of its training there (`with_usual_stack`).
 
-    No stack was compared with runs of models with experts yet.
+    Runs of models with experts are told too inaccurately under any stack (``docs/accuracy.md``).
     """
     is_dense = isinstance(model, TransformerSpec) and model.experts is None
     return with_usual_stack(name) if is_dense else name

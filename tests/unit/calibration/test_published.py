@@ -32,8 +32,8 @@ LARGE = 32 * 2**20
 
 @pytest.mark.slow
 def test_the_tables_say_where_they_are_from_and_what_was_fitted_to_them():
-    assert tables() == ("fsdp-a100", "fsdp-h100", "korthikanti-2022", "maxtext-h100", "megatron-h100", "nccl-a100",
-                        "nemo-h100", "zero-bubble-2023")
+    assert tables() == ("experts-h100", "fsdp-a100", "fsdp-h100", "korthikanti-2022", "maxtext-h100", "megatron-h100",
+                        "nccl-a100", "nemo-h100", "zero-bubble-2023")
     assert not Table.of("zero-bubble-2023").parameters and "zero-bubble-2023" not in fitted_on("megatron-a100")
     for table in (NCCL, KORTHIKANTI):
         assert table.source and table.name in fitted_on(table.stack)
@@ -197,7 +197,7 @@ def test_runs_of_training_stand_beside_one_constant():
 
 @pytest.mark.parametrize(("name", "value"), [
     ("flops_efficiency", 0.5), ("kernels.attention.efficiency", 0.3), ("kernels.gelu.times", 2.0),
-    ("flops_efficiencies.float8", 0.5),
+    ("flops_efficiencies.float8", 0.5), ("products.grouped", 0.9),
     ("reached.infiniband.bus_bytes_per_second", 4e10), ("bus_bytes_per_second", 3e11), ("collective_share", 0.25)])
 def test_a_parameter_is_read_and_changed_by_its_name(name, value):
     before = hardware_of(FSDP, FSDP.rows[0])

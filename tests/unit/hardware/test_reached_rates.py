@@ -37,6 +37,8 @@ def test_whole_waves_of_whole_tiles_reach_all_and_one_tile_more_a_wave_more():
 def test_filling_a_tile_and_reading_for_it_take_their_part():
     assert Products(1, ((8, 8),), half_depth=16).reached((1, 8, 8, 16)) == pytest.approx(1 / 2)
     assert Products(1, ((8, 8),), half_intensity=12).reached((1, 8, 8, 16)) == pytest.approx(4 / 16)
+    grouped = Products(1, ((8, 8),), half_depth=16, grouped=0.75)
+    assert grouped.reached((1, 8, 8, 16)) == 1 / 2 and grouped.reached((3, 8, 8, 16)) == pytest.approx(3 / 8)
     small, large = Products(4, ((8, 8),), half_intensity=2), Products(4, ((16, 16), (8, 8)), half_intensity=2)
     assert large.reached((1, 64, 64, 3)) > small.reached((1, 64, 64, 3))
     assert large.reached((1, 16, 16, 3)) == small.reached((1, 16, 16, 3))                   # four small tiles at once

@@ -157,6 +157,22 @@ def test_the_command_of_a_plan_with_a_pool_gives_its_figures_again(capsys):
     assert "  1xone" in text and max(map(len, text.split("The first again")[0].splitlines())) <= 80
 
 
+def test_a_page_has_the_front_and_the_requests(tmp_path, capsys):
+    words = ["serve", "llama3.1-8b", "--devices", "2", "--input-tokens", "600", "--output-tokens", "40", "--tp", "1",
+             "--pp", "1"]
+    path = tmp_path / "serve.html"
+    assert main([*words, "--batch", "8,16", "--disaggregate", "--html", str(path)]) == 0
+    assert f"The page is {path}" in capsys.readouterr().out
+    page = path.read_text()
+    assert page.count("<circle") >= 2 and "prefill on devices of its own" in page and page.count("its first token after") > 8
+    assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
+    alone = found(batch=8, tp=1, pp=1)
+    assert "prefill on devices" not in alone._repr_html_() and alone._repr_html_().count("<circle") == 1
+    assert alone.best.answered and alone.best == replace(alone.best, answered=())
+    with pytest.raises(WrongWords, match=r"--html: .* cannot be written"):
+        main([*words, "--html", str(tmp_path / "none" / "serve.html")])
+
+
 @pytest.mark.parametrize(("given", "message"), [
     ({"prefill": {"dp": 2}}, "the settings of prefill are tp, pp, ep, replicas, got 'dp'"),
     ({"prefill": {"tp": 0}}, "tp of prefill must be an integer of at least 1, got 0"),

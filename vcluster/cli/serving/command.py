@@ -16,6 +16,7 @@ from parallelism.display import progress
 from parallelism.display.quantities import seconds_in
 from parallelism.hardware import validation_json, with_usual_stack
 from parallelism.models import TransformerSpec
+from parallelism.serving.picture import pictures
 from parallelism.serving.plans import SETTINGS, ServingPlan, ServingPlans
 from parallelism.serving.pool_search import PREFILL_SETTINGS
 from parallelism.serving.prices import PRECISIONS
@@ -30,9 +31,11 @@ from vcluster.cli.command_line import (
     positive,
     whole,
     wholes,
+    writable,
 )
 from vcluster.cli.megatron_words import PLAIN, is_model, named_model, tell_remarks
 from vcluster.cli.serving.text import serving_text
+from vcluster.report.picture_page import write_picture_page
 
 HARDWARE, INPUT, OUTPUT = "dgx-h100", 1000, 300
 """What is taken where nothing is said."""
@@ -141,6 +144,7 @@ OWN: Arguments = {
     },
     "--top": {"type": whole(), "default": 5, "metavar": "N", "help": "how many plans to tell (default: 5)"},
     "--json": {"action": "store_true", "help": "print the figures as JSON"},
+    "--html": {"type": Path, "metavar": "FILE.html", "help": "write a page that needs no other file"},
 }
 
 
@@ -166,6 +170,8 @@ def served(program: str, words: Sequence[str]) -> int:
     ).parse(words)
     questions = {text: _settings("--why-not", text, SETTINGS) for text in arguments.why_not}
     prefill = arguments.prefill and _settings("--prefill", arguments.prefill, PREFILL_SETTINGS)
+    if arguments.html is not None:
+        writable(arguments.html, "html")
     model = _model(arguments.model)
     lengths = _lengths(arguments)
     try:
@@ -196,10 +202,14 @@ def served(program: str, words: Sequence[str]) -> int:
     commands = {
         plan: command_of(program, arguments, plan) for plan in (*plans.plans[: arguments.top], *plans.front)
     }
+    text = serving_text(arguments.model, plans, commands, arguments.top, answers)
+    if arguments.html is not None:
+        with accessing(arguments.html):
+            write_picture_page(f"Serving {arguments.model}", pictures(plans), text, arguments.html)
     if arguments.json:
         print(json.dumps(document_of(plans, commands, arguments.top, answers), indent=1))
     else:
-        print(serving_text(arguments.model, plans, commands, arguments.top, answers))
+        print(text if arguments.html is None else f"{text}\n\nThe page is {arguments.html}")
     if plans.plans:
         return 0
     print(plans.why_none, file=sys.stderr)
