@@ -208,10 +208,24 @@ def _spread(scales: Array, shape: Sequence[int]) -> Array:
 def packed_pairs(x: Array, dim: int | None) -> Array:
     """Numbers of 4 bits, e2m1, rounded from ``x``: the neighbours along a dim of even extent lie in a byte."""
     assert dim is not None
-    codes = x.astype(as_dtype(FLOAT4)).view(PAIRS)
-    first, second = (codes[_every_second(dim, start)] for start in (0, 1))
+    return packed_codes(x.astype(as_dtype(FLOAT4)).view(PAIRS), dim)
+
+
+def packed_codes(codes: Array, dim: int) -> Array:
+    """Codes of 4 bits, of which the neighbours along a dim of even extent lie in a byte; higher bits are left out."""
+    first, second = (codes[_every_second(dim, start)] & 15 for start in (0, 1))
     pairs: Array = first | second << 4
     return pairs
+
+
+def unpacked_integers(pairs: Array, packed: int, dtype: Any) -> Array:
+    """The signed integers of 4 bits, in a wider dtype, of bytes that have two each."""
+    shape, codes = [*pairs.shape], pairs.astype(PAIRS, copy=False)
+    shape[packed] *= 2
+    numbers = np.empty(shape, np.int8)
+    numbers[_every_second(packed, 0)] = (codes << 4).view(np.int8) >> 4
+    numbers[_every_second(packed, 1)] = codes.view(np.int8) >> 4
+    return numbers.astype(dtype)
 
 
 def unpacked_pairs(pairs: Array, dim: int) -> Array:

@@ -189,12 +189,13 @@ def different_programs(possible: Choices) -> tuple[npt.NDArray[np.int64], npt.ND
 
 
 def _dealt(rows: npt.NDArray[np.int64], possible: Choices, *, known: bool) -> list[npt.NDArray[np.int64]]:
-    """The rows in shares of about the same work, unless pieces are ``known``: tensor parallelism under ZeRO, which has
-    pieces of its own, and the others."""
-    under = (possible["zero"][rows] > 0) & (possible["tp"][rows] > 1)
-    if known or under.all() or not under.any():
-        return [rows]
-    return [rows[under], rows[~under]]
+    """The rows in shares of about the same work, unless pieces are ``known``: those with pieces of their own, and the
+    others.  That are tensor parallelism with experts that are split, or else under ZeRO."""
+    for name, least in (("ep", 2), ("zero", 1)):
+        own = (possible[name][rows] >= least) & (possible["tp"][rows] > 1)
+        if own.any() and not own.all() and not known:
+            return [rows[own], rows[~own]]
+    return [rows]
 
 
 def _silent(what: str, done: int, count: int) -> None:

@@ -36,6 +36,8 @@ from parallelism.transforms.pipelines import warn_of_unused
 _log = logging.getLogger("parallelism")
 LEAST_BYTES = 1e6
 """A text of digits alone that says less has lost its unit."""
+AUTO_SECONDS = 60.0
+"""So long the layouts of values are searched for each mesh; then the gap says how far from the best they may be."""
 KEPT = 10
 """The simulated plans whose figures are kept: more than a command tells, if not asked for them."""
 Progress = Callable[[str, int, int], None]
@@ -140,7 +142,8 @@ def find_plan(
     these simulations raises `Stopped`, which has the plans so far.
 
     ``strategies="auto"``, for the program of a loss: not a strategy is chosen but the layout of each value, by an
-    integer program (`parallelism.auto_sharding.auto_plans`); the result is its `AutoPlans`.
+    integer program (`parallelism.auto_sharding.auto_plans`), for `AUTO_SECONDS` on each mesh; the result is its
+    `AutoPlans`, with the gap of each.
 
     ``TypeError``, ``ValueError`` for a model, a batch, a hardware or a setting that cannot be, and, before any search,
     for a program that cannot be cut into microbatches, with the op that is the reason and its line.  If no plan fits the
@@ -153,7 +156,9 @@ def find_plan(
     optimizer = ADAM_W if optimizer is None else optimizer
     if strategies is not None:
         step = _step_of_auto(model, optimizer, strategies, batch, fixed)
-        return auto_plans(step, found, devices=count, limit_bytes=int(limit), progress=progress)
+        return auto_plans(
+            step, found, devices=count, limit_bytes=int(limit), time_limit=AUTO_SECONDS, progress=progress
+        )
     task = Task(TrainedModel.of(model, optimizer, gradients, state, precision), batch, found, count)
     possible = choices(task.model, count, batch, fixed)
     _check_microbatches(task.model)

@@ -17,6 +17,7 @@ import numpy as np
 from parallelism.arrays import Array
 from parallelism.dtypes import as_dtype, bits_of, is_floating, is_integer, limits_of
 from parallelism.ir.core import Function, Op, TensorType, Value, frozen_attributes
+from parallelism.kernels.scaled_numbers import PAIRS, packed_codes, unpacked_integers
 from parallelism.layouts.localization.local_program import free_name
 from parallelism.sharding import TensorSharding
 
@@ -73,7 +74,9 @@ class QuantizedWeights:
         found: dict[str, Array] = {}
         for name, array in parameters.items():
             if self.quantizes(name, array.ndim):
-                found[name], found[f"{name}{SCALE}"] = self.rounded(array)
+                narrow, found[f"{name}{SCALE}"] = self.rounded(array)
+                pairs = self.packs(array.shape[-2])
+                found[name] = packed_codes(narrow.view(PAIRS), array.ndim - 2) if pairs else narrow
             else:
                 found[name] = array
         return found
@@ -87,15 +90,23 @@ class QuantizedWeights:
         shares = np.clip(weight / self._spread(scales, weight.shape[-2]), -self.largest, self.largest)
         return (shares if is_floating(dtype) else np.rint(shares)).astype(dtype), scales
 
+    def packs(self, rows: Any) -> bool:
+        """Whether two numbers of a column lie in a byte: integers of 4 bits, in a weight with so many rows."""
+        return self.dtype == "int4" and isinstance(rows, int) and rows % 2 == 0
+
     def dequantized(self, parameters: Mapping[str, Array]) -> dict[str, Array]:
         """The parameters that a run computes with: rounded, and multiplied with their scales."""
         given = self.arrays(parameters)
-        return {
-            name: given[name].astype(array.dtype) * self._spread(given[f"{name}{SCALE}"], array.shape[-2])
-            if f"{name}{SCALE}" in given
-            else array
-            for name, array in parameters.items()
-        }
+        found: dict[str, Array] = {}
+        for name, array in parameters.items():
+            found[name] = given[name]
+            if (scales := given.get(f"{name}{SCALE}")) is None:
+                continue
+            rows = array.shape[-2]
+            if self.packs(rows):
+                found[name] = unpacked_integers(given[name], array.ndim - 2, array.dtype)
+            found[name] = found[name].astype(array.dtype) * self._spread(scales, rows)
+        return found
 
     def _spread(self, scales: Array, rows: int) -> Array:
         """The scale of each row and column."""
@@ -137,8 +148,11 @@ class QuantizedWeights:
             dims[-2] = None
             layout = TensorSharding(*dims)
         rows: Any = 1 if self.group is None else self.scale_shape(tuple(map(int, shape)))[-2]
+        type = TensorType(as_dtype(self.dtype), shape)
+        if self.packs(shape[-2]):
+            type = TensorType(PAIRS, (*shape[:-2], shape[-2] // 2, shape[-1]))
         return (
-            Value(value.name, TensorType(as_dtype(self.dtype), shape), value.layout),
+            Value(value.name, type, value.layout),
             Value(
                 f"{value.name}{SCALE}", TensorType(value.type.dtype, (*shape[:-2], rows, shape[-1])), layout
             ),
@@ -156,7 +170,10 @@ class QuantizedWeights:
             return value
 
         dtype, shape = whole.type.dtype, whole.type.shape
-        wide = op("convert", (weight,), TensorType(dtype, shape), dtype=dtype)
+        if weight.type.dtype == PAIRS:
+            wide = op("unpacked", (weight,), TensorType(dtype, shape), dtype=dtype, packed=len(shape) - 2)
+        else:
+            wide = op("convert", (weight,), TensorType(dtype, shape), dtype=dtype)
         if self.group is not None:
             order = TensorType(_INTEGERS, (shape[-2],))
             rows = op("iota", (), order, shape=order.shape, dim=0, starts=(0,), dtype=_INTEGERS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, chain
@@ -23,6 +24,7 @@ from parallelism.layouts.stages.joint_sums import JointSums
 from parallelism.layouts.stages.partition import partition
 from parallelism.mesh import Mesh
 from parallelism.pipelining import Pipeline as Scheduled
+from parallelism.pipelining.generators import SCHEDULES
 from parallelism.sharding import TensorSharding
 from parallelism.transforms.dims import dims_of, layout
 from parallelism.transforms.parts import NEXT, Parts, needed
@@ -110,8 +112,20 @@ class Pipeline:
                     f"{mesh!r}"
                 )
         ranks = (len(self.begin) + 1) // self.chunks if self.begin else 2
-        scheduled = Scheduled(self.chunks * ranks, self.microbatches, self.schedule, self.chunks, self.axis)
-        object.__setattr__(self, "schedule", scheduled.schedule.name)
+        object.__setattr__(self, "schedule", self._scheduled(self.chunks * ranks).schedule.name)
+
+    def _scheduled(self, stages: int) -> Scheduled:
+        """The pipeline that is checked; ``ValueError`` for numbers that do not fit.
+
+        One of our own schedules that fits few microbatches fits as many groups of them more as anybody likes.
+        """
+        kind = SCHEDULES.find(self.schedule) if isinstance(self.schedule, str) else None
+        is_ours = kind is not None and kind.name in SCHEDULES.own
+        if is_ours and type(self.microbatches) is int and self.microbatches > 8 * stages:
+            with suppress(ValueError):
+                few = 4 * stages + self.microbatches % stages
+                return Scheduled(stages, few, self.schedule, self.chunks, self.axis)
+        return Scheduled(stages, self.microbatches, self.schedule, self.chunks, self.axis)
 
     def __call__(self, function: Function) -> Step:
         if isinstance(function, Step):

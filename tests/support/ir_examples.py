@@ -114,6 +114,8 @@ example("widen", (1,), dtype=F64)
 
 example("bitcast", (3, 2), dtype=I64)
 example("bitcast", Ints((), 9), dtype=F64)
+example("unpacked", Ints((3, 2), 256), dtype=F64, packed=0)
+example("unpacked", Ints((1, 5, 7), 256), dtype=I64, packed=1)
 example("random_bits", Ints((2,), 99), algorithm="three_fry", shape=(3, 4), dtype=I64)
 example("random_bits", Ints((3,), 99), algorithm="philox", shape=(5,), dtype=np.dtype(np.uint32))
 example("scatter", (4, 3), Ints((2,), 4), (2, 3), axis=0, op="sum")

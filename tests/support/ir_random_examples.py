@@ -157,6 +157,12 @@ def _quantize(kind, rng):
     return Example(kind, (pairs, before, tuple(1 for _ in shape)), {**how, "was_packed": packed})
 
 
+@maker("unpacked")
+def _unpacked(kind, rng):
+    shape = extents(rng, 1, 3)
+    return Example(kind, (Ints(shape, 256),), {"dtype": F64, "packed": int(rng.integers(len(shape)))})
+
+
 @maker("copied")
 def _copied(kind, rng):
     return made(kind, extents(rng))

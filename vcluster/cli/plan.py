@@ -16,7 +16,7 @@ from parallelism.display import Told, progress
 from parallelism.hardware import sized_hardware
 from parallelism.models import TransformerSpec
 from parallelism.planning import SETTINGS, Plans, find_plan
-from parallelism.planning.search import Stopped, machine_of
+from parallelism.planning.search import AUTO_SECONDS, Stopped, machine_of
 from parallelism.trace import Trace
 from parallelism.training import MegatronFlags
 from parallelism.transforms.words import SHORTHANDS
@@ -243,7 +243,7 @@ def _without_strategies(program: str, arguments: argparse.Namespace) -> int:
                 strategies="auto",
                 progress=told,
             )
-            bought = dual(plans.best) if plans and not arguments.json else None
+            bought = dual(plans.best, time_limit=AUTO_SECONDS) if plans and not arguments.json else None
     except (ValueError, TypeError, OSError, ModuleNotFoundError) as error:
         raise WrongWords(str(error)) from None
     _tell_layouts(plans, bought, arguments, flags)

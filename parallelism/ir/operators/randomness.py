@@ -2,7 +2,7 @@
 
 A shard therefore has the same numbers as that part of the whole tensor, on any mesh.  ``whole`` is the shape of the
 tensor, ``starts`` the position where the part begins, ``shape`` the shape of the part.  The step is an input, a single
-integer.  `bitcast` gives the same bits another dtype.
+integer.  `bitcast` gives the same bits another dtype, `unpacked` the signed integers of 4 bits of bytes that have two each.
 """
 
 from collections.abc import Sequence
@@ -23,12 +23,15 @@ from parallelism.ir.core import (
     register,
     shape_text,
 )
+from parallelism.ir.core.rules import rule, terms_along
+from parallelism.ir.core.table import checked_axis
 from parallelism.ir.operators.activations import floating, one_shape
 from parallelism.ir.operators.shapes import created
 from parallelism.ir.operators.token_order import ORDER
 from parallelism.ir.tracing.tracing import apply
 from parallelism.kernels import dropout, dropout_mask, splitmix64
 from parallelism.kernels.counter_bits import BIT_GENERATORS
+from parallelism.kernels.scaled_numbers import unpacked_integers
 from parallelism.kernels.token_order import TokenOrder, part_of
 
 
@@ -181,6 +184,27 @@ register(
         lambda x, dtype: np.array(x, order="C").reshape(-1).view(dtype).reshape(x.shape),
         attributes={"dtype": "a dtype"},
         bits=True,
+    )
+)
+
+
+def _unpacked_rule(x: TensorType, packed: int, dtype: Any) -> Rule:
+    """``z -> (zy!)`` along the dim that is packed."""
+    if x.dtype.kind not in "iu":
+        raise TypeError(f"bytes are unpacked, got {x}")
+    checked_axis(packed, x.ndim)
+    return rule("->".join(terms_along(x.ndim, packed, "z", "(zy!)")), [x.shape], {"y": 2})
+
+
+register(
+    Operator(
+        "unpacked",
+        _unpacked_rule,
+        lambda x, packed, dtype: dtype,
+        unpacked_integers,
+        flops=1,
+        attributes={"dtype": "a dtype", "packed": "an integer"},
+        grows=True,
     )
 )
 

@@ -7,7 +7,7 @@ import pytest
 from parallelism import Mesh, ir, models
 from parallelism.auto_sharding import AutoPlans, NoLayoutFits, auto_plans, auto_shard, shapes_of
 from parallelism.hardware import sized_hardware
-from parallelism.planning import find_plan
+from parallelism.planning import find_plan, search
 from parallelism.training.training_run import ADAM_W
 from parallelism.transforms.training import train_step
 
@@ -59,3 +59,16 @@ def test_what_cannot_be_planned(given, error):
         find_plan(**{"model": LOSS, "hardware": "dgx-h100", "devices": 2, "batch": 8, **given})
     with pytest.raises(ValueError, match=r"Mesh\(x=3\) has 3 devices, and 2 are planned for"):
         auto_plans(train_step(LOSS, ADAM_W).specialize(B=8), "dgx-h100", devices=2, meshes=[Mesh(x=3)])
+
+
+def test_a_search_for_layouts_has_a_time_limit_for_each_mesh(monkeypatch):
+    """Programs of many square matrices have so many equal choices that the best is not proved for minutes."""
+    limits = []
+
+    def limited(*arguments, time_limit, **options):
+        limits.append(time_limit)
+        return auto_plans(*arguments, time_limit=time_limit, **options)
+
+    monkeypatch.setattr(search, "auto_plans", limited)
+    found = find_plan(LOSS, hardware="dgx-h100", devices=2, batch=4, strategies="auto")
+    assert limits == [search.AUTO_SECONDS] and found.best.choice.gap == 0

@@ -133,7 +133,7 @@ UNDIFFERENTIATED = {
     "makes nothing": {"send"},
     "lies along no axes": {"group_collective"},
     "lets no gradient through": {"stop_gradient"},
-    "reads bits, not numbers": {"bitcast"},
+    "reads bits, not numbers": {"bitcast", "unpacked"},
     "is of inference": {"write_cache", "cached_attention", "cached_latent_attention", "rotary_at", "scaled_rotary_at"},
     "is of backwards alone": {"requantize", "copied"},
     "is of updates alone": {"recorded", "scale_of"},

@@ -58,6 +58,7 @@ def test_a_plan_with_copies_is_told_by_flags_that_make_the_same_run() -> None:
     assert run.mesh == plan.mesh and run.strategy == plan.strategy
 
 
+@pytest.mark.slow
 def test_copies_for_more_than_a_node_are_searched_where_tp_is_fixed() -> None:
     spec = replace(SPEC, heads=32, width=64)
     given = {"hardware": "dgx-h100", "devices": 16, "batch": 16, "pp": 1, "microbatch": 1, "schedule": "1f1b"}

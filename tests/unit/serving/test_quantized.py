@@ -47,10 +47,10 @@ def test_products_of_blocks_are_narrow_and_nothing_else_is():
     quantized = QuantizedWeights("int4", 5)
     function = quantized.program(placement.function(Part(0, 3, 3), settings))
     types = {value.name: value.type for value in function.inputs if value.name.startswith("p.")}
-    narrow = {name for name, type in types.items() if type.dtype.name == "int4"}
+    narrow = {name for name, type in types.items() if type.dtype == np.uint8}           # two numbers in a byte
     assert narrow == {f"p.{layer}.{name}" for layer in range(3) for name in ("qkv", "out", *EXPERTS)}
     assert types["p.0.router"].dtype == types["p.tokens"].dtype == np.float64
-    assert types["p.0.expert_up"].shape == (4, 12, 10)
+    assert types["p.0.expert_up"].shape == (4, 6, 10)
     assert types["p.0.expert_up.scale"].shape == (4, 3, 10)
     layouts = {value.name: value.layout for value in function.inputs}
     assert layouts["p.0.out"].short() == "[tp, None]"
@@ -72,8 +72,17 @@ def test_any_program_of_inference_can_have_narrow_weights(name):
         assert_array_equal(mine, whole)
 
 
-@pytest.mark.parametrize("dtype", ["int8", "int4"])
-def test_a_device_holds_the_bytes_of_narrow_weights_and_scales(dtype):
+def test_two_integers_of_4_bits_of_a_column_lie_in_a_byte():
+    weight = np.array([[7.0, -7], [-1, 0], [3, 2], [-6, 1]], np.float32)
+    for rows, kept in ((4, [[0xF7, 0x09], [0xA3, 0x12]]), (3, [[7, -7], [-1, 0], [3, 2]])):
+        narrow = QuantizedWeights("int4").arrays({"0.w": weight[:rows]})
+        assert_array_equal(narrow["0.w"].astype(int), kept)         # an odd number of rows takes a byte each
+        assert_array_equal(narrow["0.w.scale"], np.ones((1, 2)))
+        assert_array_equal(QuantizedWeights("int4").dequantized({"0.w": weight[:rows]})["0.w"], weight[:rows])
+
+
+@pytest.mark.parametrize(("dtype", "share"), [("int8", 1.0), ("int4", 0.5)])
+def test_a_device_holds_the_bytes_of_narrow_weights_and_scales(dtype, share):
     settings = EngineSettings(batch=2, chunk=4, page_tokens=4, pages={"full": 3})
     mesh = Mesh(tp=2)
     placement = Placement(SERVED["gpt2"], mesh, usual_strategy(mesh))
@@ -83,6 +92,10 @@ def test_a_device_holds_the_bytes_of_narrow_weights_and_scales(dtype):
     local = served.stages[0].program(1)
     assert trace.peak_bytes(1, "weights") == sum(
         int(value.type.nbytes) for value in local.inputs if value.name.startswith("p."))
+    wide = ServedModel(placement, settings).stages[0].program(1)
+    sizes = {value.name: value.type.size for value in wide.inputs}
+    narrow = [value for value in local.inputs if f"{value.name}.scale" in {each.name for each in local.inputs}]
+    assert len(narrow) > 5 and all(value.type.nbytes == share * sizes[value.name] for value in narrow)
     usual = simulate(ServedModel(placement, settings).simulated(step), "dgx-h100")
     assert trace.peak_bytes(1, "weights") < 0.6 * usual.peak_bytes(1, "weights")
 
