@@ -63,7 +63,8 @@ def stack_text(
         compared = Validation(
             tables, "steps of training on one GPU", len(steps), mean_error(steps), held_out=True
         )
-        lines += ["", "[[validation]]", *(_line(*each) for each in asdict(compared).items())]
+        told = {name: value for name, value in asdict(compared).items() if value != ""}
+        lines += ["", "[[validation]]", *(_line(*each) for each in told.items())]
     lines += [
         "",
         "[measured]       # the machine; its tables are beside this file",
