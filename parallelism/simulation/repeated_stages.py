@@ -255,7 +255,9 @@ def in_runs(
     action: RepeatedEvents, stage: int, price: Callable[[DeviceEvents], float | None]
 ) -> RepeatedEvents:
     """The action with its runs as pieces of a stage, as far as they have a price."""
-    inside = tuple(price(each) is not None for each in action.alone)
+    inside = tuple(
+        each.rows[0].work is None and price(each) is not None for each in action.alone
+    )  # what goes on beside others is in no run
     if any(inside) and any(price(run) is None for _, run in action.runs(inside)):
         inside = (False,) * len(inside)
     events, start = DeviceEvents(), 0

@@ -106,5 +106,5 @@ def test_other_dtypes_in_a_group_are_told(cluster_of):
 
 
 def test_a_dtype_that_is_not_of_numbers_is_refused(cluster_of):
-    with pytest.raises(Exception, match="all_reduce takes numbers or bools, got an array of dtype float4_e2m1fn"):
-        cluster_of(MESH, backend="thread").run(lambda device: device.all_reduce(np.ones(3, ml_dtypes.float4_e2m1fn)))
+    with pytest.raises(Exception, match="all_reduce takes numbers or bools, got an array of dtype float6_e2m3fn"):
+        cluster_of(MESH, backend="thread").run(lambda device: device.all_reduce(np.ones(3, ml_dtypes.float6_e2m3fn)))

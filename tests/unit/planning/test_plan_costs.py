@@ -38,7 +38,7 @@ BLOCKS = models.TransformerSpec(
 """What 2 and 4 devices split evenly, and 3 and 5 do not.  Searches for one model share what they lay out."""
 SCHEDULES = ["1f1b", "interleaved_1f1b", "gpipe", "zero_bubble_h1", "zero_bubble_v"]
 PLAIN = {"cp": 1, "ep": 1, "sp": False, "chunks": 1, "balanced": False, "schedule": "1f1b", "zero": 0, "overlap": False,
-         "instances": 1, "exchange": "all_gather", "experts_over": "ep", "recompute": "none", "order": "pp dp cp ep tp"}
+         "instances": 1, "exchange": "all_gather", "experts_over": "ep", "recompute": "none", "order": "pp dp ep cp tp"}
 
 
 @cache
@@ -82,9 +82,9 @@ def table() -> tuple[PlanCosts, Choices]:
     pytest.param({"pp": 2, "dp": 1, "tp": 4, "microbatch": 6, "schedule": "zero_bubble_h1"}, marks=pytest.mark.slow),
     pytest.param({"pp": 2, "dp": 2, "tp": 2, "microbatch": 4, "schedule": "zero_bubble_v", "chunks": 2,
                   "zero": 2, "recompute": "selective"}, marks=pytest.mark.slow),
-    pytest.param({"pp": 1, "dp": 4, "tp": 2, "microbatch": 1, "zero": 2, "order": "pp cp ep tp dp"},
+    pytest.param({"pp": 1, "dp": 4, "tp": 2, "microbatch": 1, "zero": 2, "order": "pp ep cp tp dp"},
                  marks=pytest.mark.slow),
-    pytest.param({"pp": 4, "dp": 2, "tp": 1, "microbatch": 2, "schedule": "gpipe", "zero": 1, "order": "dp pp cp ep tp"},
+    pytest.param({"pp": 4, "dp": 2, "tp": 1, "microbatch": 2, "schedule": "gpipe", "zero": 1, "order": "dp pp ep cp tp"},
                  marks=pytest.mark.slow),
 ])
 def test_a_plan_from_pieces_is_the_simulated_one(table: tuple[PlanCosts, Choices], settings: dict[str, Any]) -> None:
@@ -338,12 +338,13 @@ def test_plans_of_random_spaces(seed: int) -> None:
         model = TrainedModel.of(spec, ADAM_W)
         hardware = Hardware.preset(("dgx-a100:2", "dgx-a100:2+megatron-a100")[rng.integers(2)])
         task = Task(model, batch, hardware.placed(range(devices)), devices)
-        table, possible = table_of(task, **fixed)
+        possible = choices(model, devices, batch, fixed)
         if not 1 < len(possible) <= 8:
             continue
         spaces, full = spaces + 1, []
         for row in range(len(possible)):
-            try:
+            try:  # where tp is more than the heads of keys and values, the model has copies of these
+                table = PlanCosts(task.at(possible.settings(row)), possible)
                 full.append(assert_as_simulated(table, possible, row))
             except Unpriceable:
                 full.append(task.simulate(possible.settings(row)).makespan_seconds)
