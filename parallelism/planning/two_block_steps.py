@@ -243,10 +243,13 @@ class TwoBlockSteps:
         others = self.model.first_alike
         first = [0, *(block - others for block in accumulate(self._counts(labels)[:-1]))]
         ends = EndPieces(stages.stages, first, replicas)
+        updated = pattern._replace(in_stages=False)
+        step = self._updated_step(updated, replicated=replicated)
+        names = {value.name for value in step.parts.parameters}  # scales of earlier steps are among them
         updates = self._updates(
-            pattern._replace(in_stages=False),
-            tuple([each for each in ends.layouts if each[0] in self._names_of_updates]),
-            tuple([each for each in ends.pending if each[0] in self._names_of_updates]),
+            updated,
+            tuple([each for each in ends.layouts if each[0] in names]),
+            tuple([each for each in ends.pending if each[0] in names]),
             replicated=replicated,
         )
         sets = updates.splits, updates.several, updates.splits_of_replicas
@@ -262,17 +265,15 @@ class TwoBlockSteps:
         replicated: bool,
     ) -> Updates:
         """The update of two blocks, and of what comes before and after them."""
-        of_context = not replicated and pattern.cp > 1  # then these are the replicas that ZeRO splits over
-        splits_state = self._splits_state(pattern) and not of_context
-        step = self._step(pattern, 2, replicated=replicated or splits_state)
+        step = self._updated_step(pattern, replicated=replicated)
         replicas = _replicas_of(pattern, replicated=replicated)
         return Updates(step, layouts, pending, self._inside(pattern), replicas, self.fused)
 
-    @cached_property
-    def _names_of_updates(self) -> frozenset[str]:
-        """The parameters of the step that has the `_updates`."""
-        (layers,) = self._counts(((ONLY, 2),))
-        return frozenset(value.name for value in Parts.of(self._step_of(layers)).parameters)
+    def _updated_step(self, pattern: Pattern, *, replicated: bool) -> Step:
+        """The step of two blocks, and of what comes before and after them, of which `_updates` has the update."""
+        of_context = not replicated and pattern.cp > 1  # then these are the replicas that ZeRO splits over
+        splits_state = self._splits_state(pattern) and not of_context
+        return self._step(pattern, 2, replicated=replicated or splits_state)
 
     @staticmethod
     def _splits_state(pattern: Pattern) -> bool:
