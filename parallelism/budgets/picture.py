@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from html import escape
 from itertools import groupby
 
 from parallelism.budgets.sweep import Cell, Sweep
 from parallelism.budgets.table import described
-from parallelism.display.chart import LETTER, Chart, ticks
-from parallelism.display.quantities import count, given
+from parallelism.display.point_chart import PointChart
+from parallelism.display.quantities import count
 
-WIDTH, HEIGHT, MARGIN = 620.0, 300.0, 76.0
-ROOM = 1.08
-"""The axes end so many times as far as the last point."""
+WIDTH, MARGIN = 620.0, 76.0
 
 
 def picture(sweep: Sweep) -> str:
@@ -23,47 +20,35 @@ def picture(sweep: Sweep) -> str:
     cells = [cell for cell in sweep.cells if cell.days is not None]
     if not cells:
         return ""
-    has_prices = sweep.budget.prices is not None
-    up = "cost" if has_prices else "device hours"
-    most = ROOM * max(_up(cell) for cell in cells)
-    days = ROOM * max(*(_across(cell) for cell in cells), sweep.budget.days or 0.0)
-    chart = Chart(f"{up} over days", begin=0.0, span=days, width=WIDTH, margin=MARGIN)
-    chart.text(8, chart.y + 12, up, quiet=True)
-    floor = chart.y + 24 + HEIGHT
-    for tick in ticks(most, 5):
-        y = floor - tick / most * HEIGHT
-        chart.add(f'<path d="M{MARGIN} {y:.1f}h{WIDTH}" stroke="var(--line)"/>')
-        chart.text(MARGIN - 6, y + 4, given(tick).strip(), anchor="end", quiet=True)
-    last = -1e9
-    for tick in ticks(days, 7):
-        last = chart.tick(chart.at(tick), floor, f"{tick:g}", last)
-    chart.text(MARGIN + WIDTH, floor + 34, "days", anchor="end", quiet=True)
+    chart = PointChart(
+        f"{_up_name(sweep)} over days",
+        across="days",
+        up=_up_name(sweep),
+        furthest=max(*map(_across, cells), sweep.budget.days or 0.0),
+        highest=max(map(_up, cells)),
+        width=WIDTH,
+        margin=MARGIN,
+    )
     if sweep.budget.days is not None:
-        _deadline(chart, sweep.budget.days, floor)
+        chart.limit(sweep.budget.days, f"{sweep.budget.days:g} days")
     names = list(dict.fromkeys(cell.hardware for cell in cells))
     for hardware, group in groupby(cells, key=lambda cell: cell.hardware):
-        _line(chart, list(group), _ink(names.index(hardware)), floor, most)
-    chart.y = floor + 46
+        _line(chart, list(group), _ink(names.index(hardware)))
     chart.legend([(_ink(number), "", name) for number, name in enumerate(names)])
     return chart.svg(alone=False)
 
 
-def _deadline(chart: Chart, days: float, floor: float) -> None:
-    x = chart.at(days)
-    chart.add(f'<path d="M{x:.1f} {floor:.1f}v{-HEIGHT:.1f}" stroke="var(--quiet)" stroke-dasharray="4 3"/>')
-    words = f"{days:g} days"
-    chart.text(max(x - 4, MARGIN + len(words) * LETTER), floor - HEIGHT + 10, words, anchor="end", quiet=True)
+def _up_name(sweep: Sweep) -> str:
+    return "device hours" if sweep.budget.prices is None else "cost"
 
 
-def _line(chart: Chart, cells: list[Cell], ink: str, floor: float, most: float) -> None:
+def _line(chart: PointChart, cells: list[Cell], ink: str) -> None:
     """The points of a hardware, joined in their order."""
-    points = [(chart.at(_across(cell)), floor - _up(cell) / most * HEIGHT) for cell in cells]
-    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-    chart.add(f'<polyline points="{path}" fill="none" stroke="{ink}" stroke-width="1.5"/>')
-    for (x, y), cell in zip(points, cells, strict=True):
+    chart.line([(_across(cell), _up(cell)) for cell in cells], ink)
+    for cell in cells:
         split = cell.plan["split"] if cell.plan else ""
-        tip = escape(f"{described(cell)}: {split}")
-        chart.add(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{ink}"><title>{tip}</title></circle>')
+        chart.point(_across(cell), _up(cell), ink, f"{described(cell)}: {split}")
+        x, y = chart.at(_across(cell)), chart.height_of(_up(cell))
         chart.text(x + 8, y - 6, count(cell.devices or 0), size=11)
 
 

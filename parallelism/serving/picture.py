@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from html import escape
-
-from parallelism.display.chart import LETTER, Chart, ticks
+from parallelism.display.chart import Chart
 from parallelism.display.markup import Markup, figure, note, wide
-from parallelism.display.quantities import count, given, plural, seconds
+from parallelism.display.point_chart import PointChart
+from parallelism.display.quantities import count, plural, seconds
 from parallelism.serving.plans import ServingPlan, ServingPlans
 
-WIDTH, HEIGHT, MARGIN = 560.0, 280.0, 64.0
-ROOM = 1.08
-"""The axes end so many times as far as the last point."""
+WIDTH, MARGIN = 560.0, 64.0
 SHOWN = 24
 """The requests of a timeline."""
 BAR, GAP = 9.0, 3.0
@@ -40,55 +37,28 @@ def pictures(plans: ServingPlans) -> Markup:
 
 def _front(plans: ServingPlans) -> str:
     front = [plan for plan in plans.front if plan.token_seconds]
-    across = ROOM * max((1 / plan.token_seconds for plan in front), default=1.0)
-    most = ROOM * max((plan.tokens_per_second_per_device for plan in front), default=1.0)
-    chart = Chart("the front", begin=0.0, span=across, width=WIDTH, margin=MARGIN)
-    chart.text(8, chart.y + 12, "tokens/s of a device", quiet=True)
-    floor = chart.y + 24 + HEIGHT
-    for tick in ticks(most, 5):
-        y = floor - tick / most * HEIGHT
-        chart.add(f'<path d="M{MARGIN} {y:.1f}h{WIDTH}" stroke="var(--line)"/>')
-        chart.text(MARGIN - 6, y + 4, given(tick).strip(), anchor="end", quiet=True)
-    last = -1e9
-    for tick in ticks(across, 7):
-        last = chart.tick(chart.at(tick), floor, f"{tick:g}", last)
-    chart.text(MARGIN + WIDTH, floor + 34, "tokens/s of a user", anchor="end", quiet=True)
-    points = [
-        (chart.at(1 / plan.token_seconds), floor - plan.tokens_per_second_per_device / most * HEIGHT)
-        for plan in front
-    ]
-    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-    chart.add(f'<polyline points="{path}" fill="none" stroke="var(--quiet)" stroke-width="1.5"/>')
-    for (x, y), plan in zip(points, front, strict=True):
-        tip = escape(
-            f"{plan.words}: {count(plan.tokens_per_second)} tokens/s, a token in {seconds(plan.token_seconds)}"
-        )
-        ink = TOGETHER if plan.prefill is None else APART
-        chart.add(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{ink}"><title>{tip}</title></circle>')
-    if plans.task.token_seconds is not None:
-        _limit(chart, 1 / plans.task.token_seconds, floor, across)
-    chart.y = floor + 46
+    chart = PointChart(
+        "the front",
+        across="tokens/s of a user",
+        up="tokens/s of a device",
+        furthest=max((1 / plan.token_seconds for plan in front), default=1.0),
+        highest=max((plan.tokens_per_second_per_device for plan in front), default=1.0),
+        width=WIDTH,
+        margin=MARGIN,
+    )
+    points = [(1 / plan.token_seconds, plan.tokens_per_second_per_device) for plan in front]
+    chart.line(points, "var(--quiet)")
+    for (across, up), plan in zip(points, front, strict=True):
+        tip = f"{plan.words}: {count(plan.tokens_per_second)} tokens/s, a token in {seconds(plan.token_seconds)}"
+        chart.point(across, up, TOGETHER if plan.prefill is None else APART, tip)
+    slowest = plans.task.token_seconds
+    if slowest is not None and 1 / slowest <= chart.span:
+        chart.limit(1 / slowest, f"limit: {seconds(slowest)} a token")
     entries = [(TOGETHER, "", "prompts and answers on the same devices")]
     if any(plan.prefill is not None for plan in front):
         entries.append((APART, "", "prefill on devices of its own"))
     chart.legend(entries)
     return chart.svg(alone=False)
-
-
-def _limit(chart: Chart, least: float, floor: float, across: float) -> None:
-    """A line where the limit of a token is."""
-    if least > across:
-        return
-    x, words = chart.at(least), f"limit: {seconds(1 / least)} a token"
-    chart.add(f'<path d="M{x:.1f} {floor:.1f}v{-HEIGHT:.1f}" stroke="var(--quiet)" stroke-dasharray="4 3"/>')
-    has_room = x + 4 + len(words) * LETTER < chart.margin + chart.width
-    chart.text(
-        x + (4 if has_room else -4),
-        floor - HEIGHT + 10,
-        words,
-        anchor="start" if has_room else "end",
-        quiet=True,
-    )
 
 
 def _timeline(plan: ServingPlan) -> str:

@@ -7,18 +7,7 @@ from typing import Any
 from parallelism.auto_sharding import AutoPlans
 from parallelism.display.quantities import decimal_bytes, seconds
 from parallelism.mesh import Mesh
-from parallelism.whole_files import written_whole
-
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="ascii"><meta name="viewport" content="width=device-width"><title>{title}</title>
-<style>
-:root {{ color-scheme: light dark; }}
-body {{ margin: 1em auto; padding: 0 1em; max-width: 75em; font: 14px sans-serif; }}
-body {{ background: Canvas; color: CanvasText; }}
-pre {{ overflow-x: auto; }}
-h1 {{ font-size: 1.2em; }}
-</style></head><body><h1>{title}</h1><p>{verdict}</p><pre>{text}</pre>{program}</body></html>
-"""
+from vcluster.report.plain_page import as_shown, write_plain_page
 
 
 def layouts_document(plans: AutoPlans) -> dict[str, Any]:
@@ -69,12 +58,8 @@ def write_layouts(plans: AutoPlans, path: Path) -> None:
             "Below, values are coloured by the axes that split them; reshard is a change of layout."
         )
         program = best.function._repr_html_()
-    with written_whole(path, errors="xmlcharrefreplace") as file:
-        file.write(
-            _PAGE.format(
-                title=escape(title), verdict=escape(verdict), text=escape(str(plans)), program=program
-            )
-        )
+    body = f"<p>{escape(verdict)}</p>{as_shown(str(plans))}{program}"
+    write_plain_page(title, body, path)
 
 
 def _extents(mesh: Mesh) -> dict[str, int]:

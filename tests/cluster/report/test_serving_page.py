@@ -12,7 +12,7 @@ from measured_page import MEASURE_PAGE
 from parallelism import models
 from parallelism.serving import ServingPlans, find_serving
 from parallelism.serving.picture import SHOWN, pictures
-from vcluster.report.picture_page import write_picture_page
+from vcluster.report.plain_page import as_shown, write_plain_page
 
 pytestmark = [
     pytest.mark.slow,
@@ -29,7 +29,7 @@ def plans() -> ServingPlans:
 @pytest.fixture(scope="module")
 def page(plans: ServingPlans, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("serving") / "serving.html"
-    write_picture_page("Serving <llama>", pictures(plans), str(plans), path)
+    write_plain_page("Serving <llama>", pictures(plans) + as_shown(str(plans)), path)
     return path
 
 

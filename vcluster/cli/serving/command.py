@@ -35,7 +35,7 @@ from vcluster.cli.command_line import (
 )
 from vcluster.cli.megatron_words import PLAIN, is_model, named_model, tell_remarks
 from vcluster.cli.serving.text import serving_text
-from vcluster.report.picture_page import write_picture_page
+from vcluster.report.plain_page import as_shown, write_plain_page
 
 HARDWARE, INPUT, OUTPUT = "dgx-h100", 1000, 300
 """What is taken where nothing is said."""
@@ -205,7 +205,7 @@ def served(program: str, words: Sequence[str]) -> int:
     text = serving_text(arguments.model, plans, commands, arguments.top, answers)
     if arguments.html is not None:
         with accessing(arguments.html):
-            write_picture_page(f"Serving {arguments.model}", pictures(plans), text, arguments.html)
+            write_plain_page(f"Serving {arguments.model}", pictures(plans) + as_shown(text), arguments.html)
     if arguments.json:
         print(json.dumps(document_of(plans, commands, arguments.top, answers), indent=1))
     else:
