@@ -14,6 +14,7 @@ from parallelism.execution.device_program import ACTIVATIONS, GRADIENTS, DeviceP
 from parallelism.execution.overlapping import arranged, beside_products, has_ring
 from parallelism.ir import Function, TensorType, Value
 from parallelism.ir.core.derived import laid_value
+from parallelism.ir.passes.gradients import DELAYED
 from parallelism.ir.passes.overlapping import Order, overlapped
 from parallelism.layouts.localization.localized import localize
 from parallelism.layouts.stages import GRADIENT, Part, StageFunctions, gradient_layout
@@ -184,8 +185,9 @@ class StagePrograms:
             categories.update((value.name, GRADIENTS) for value in function.outputs[first:])
             dtypes = [type.dtype for type in self.sum_types]
             if self.adds_up:
-                names = [f"sum.{name}" for name in self.functions.trained]
-                function = added_into_buffers(function, first, names, dtypes)
+                names = {name: f"sum.{name}" for name in self.functions.trained}
+                largest = {buffer for name, buffer in names.items() if name.startswith(DELAYED)}
+                function = added_into_buffers(function, first, [*names.values()], dtypes, largest)
             else:
                 function = converted_results(function, first, dtypes)
                 categories.update((value.name, GRADIENTS) for value in function.outputs[first:])

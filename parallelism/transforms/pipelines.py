@@ -429,9 +429,10 @@ class Step:
             function = summed_first(function, {name: given[name] for name in terms if name not in early})
             given |= {
                 name: TensorSharding(
-                    *given[own[name] or name].dims, partial=over[name], op="max" if DELAYED in name else "sum"
+                    *given[of].dims, partial=over[name], op="max" if of.startswith(DELAYED) else "sum"
                 )
                 for name in terms
+                for of in (own[name] or name,)
             }
         known = {value.name for value in function.values}
         return laid_out(function, {name: kept for name, kept in given.items() if name in known})

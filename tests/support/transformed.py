@@ -118,6 +118,19 @@ def balanced(batch):
                      ir.TensorType("f64", (batch, 2, 6)), ir.TensorType("f64", (batch, 2, 4)), name="balanced")
 
 
+def named_like_scales(batch):
+    """Two layers whose weights have, inside their names, the word with which those of delayed scales begin."""
+    def loss(p, x, targets):
+        with ir.region("block.0"):
+            h = np.tanh(x @ p["delayed.up"])
+        with ir.region("block.1"):
+            return np.mean((h @ p["delayed.down"] - targets) ** 2)
+
+    types = {"delayed.up": (4, 8), "delayed.down": (8, 3)}
+    return ir.record(loss, {k: ir.TensorType("f64", s) for k, s in types.items()},
+                     *[ir.TensorType("f64", (batch, s)) for s in (4, 3)], name="named_like_scales")
+
+
 def _likelihoods(logits, targets):
     """Minus the logarithms of the probabilities of the targets, one for each."""
     shifted = logits - np.max(logits, axis=-1, keepdims=True)
@@ -248,6 +261,7 @@ MODELS = {
     "mixture": lambda batch: models.mixture(6, 8, 4, 2, 3, batch, 5),
     "recurrent": recurrent, "residual": residual, "viewed": viewed, "fused": fused, "factored": factored, "padded": padded,
     "weighted": weighted,
+    "named_like_scales": named_like_scales,
 }
 """The models by name, each a function of the rows of the batch; the last six are no transform's own."""
 

@@ -3,7 +3,7 @@
 So a device holds the sums of all gradients of a stage, and of a microbatch one gradient at a time.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,18 +12,21 @@ import numpy as np
 from parallelism.ir import Function, Op, TensorType, Value
 from parallelism.ir.core import Attributes
 from parallelism.ir.passes.donation import owners
-from parallelism.ir.passes.gradients import DELAYED
 from parallelism.layouts.localization.local_program import free_name
 
 
 def added_into_buffers(
-    function: Function, first: int, names: Sequence[str], dtypes: Sequence[np.dtype[Any]]
+    function: Function,
+    first: int,
+    names: Sequence[str],
+    dtypes: Sequence[np.dtype[Any]],
+    largest: Collection[str] = (),
 ) -> Function:
     """The function that adds its outputs from number ``first`` on into buffers.
 
     The buffers are its last inputs: one for each of these outputs, of its shape and of its dtype in ``dtypes``, called
-    by its name in ``names``.  The sums lie in the memory of the buffers, and are returned in place of the outputs.  Of
-    largest sizes (`DELAYED`) the larger one is kept.
+    by its name in ``names``.  The sums lie in the memory of the buffers, and are returned in place of the outputs.  Of those
+    that are ``largest`` sizes, by name, the larger one is kept.
     """
     taken = {value.name for value in function.values}
     buffers, sums = (
@@ -34,7 +37,7 @@ def added_into_buffers(
         for end in ("", ".sum")
     )
     how: dict[Value, Attributes] = {
-        buffer: (("op", "max"),) if DELAYED in name else ()
+        buffer: (("op", "max"),) if name in largest else ()
         for name, buffer in zip(names, buffers, strict=True)
     }
     of_term: dict[str, list[tuple[Value, Value]]] = {}

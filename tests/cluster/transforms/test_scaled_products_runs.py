@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from trained_runs import ON, B, assert_simulated, in_turn, simulated, trained_on
+from trained_runs import ON, B, assert_model_trains, assert_simulated, in_turn, simulated, trained_on
 from transformed import VOCABULARY, arrays, interpreted, model_step, trained
 
 from parallelism import Mesh, ir, models
@@ -240,3 +240,8 @@ def test_the_operation_of_a_step_in_float8_takes_the_state_of_its_first_step():
     np.testing.assert_array_equal(first["float8.p.0.up"].astype(float), np.full((64, 96), 448.0))
     np.testing.assert_array_equal(first["scales.p.0.up"], np.full((16, 16), np.float32(0.25 / 448)))
     assert operation_on(step, Mesh(dp=2)) is not None
+
+
+@pytest.mark.parametrize("text", ["pp=2 1f1b:3 dp=2", "pp=1 1f1b:2 dp=2 zero=1"])
+def test_weights_that_are_only_named_like_scales_of_earlier_steps_have_sums_for_gradients(cluster_of, text):
+    assert_model_trains(cluster_of, "named_like_scales", 12, text, SGD(0.1))

@@ -17,7 +17,8 @@ from parallelism.sharding import TensorSharding
 
 MESH = Mesh(x=2, y=3)
 SPLIT = [each for each in EXAMPLES
-         if each.kind not in COLLECTIVES | EXCHANGING | {"permute", "reshard", "group_collective", "send", "recv"}]
+         if each.kind not in COLLECTIVES | EXCHANGING | {"permute", "reshard", "group_collective", "send", "recv"}
+         and "tensor_grains" not in each.attributes]     # a tensor that is cut has a scale of its own for each part
 
 
 def check(example, sharding):
@@ -29,8 +30,9 @@ def check(example, sharding):
         found = on_terms(localized, arrays)
     else:
         found = run_everywhere(localized, arrays)
+    rtol, atol = (1e-6, 1e-6) if example.kind == "scaled_einsum" else (1e-10, 1e-12)      # its sums are in float32
     for a, b in zip(found, wanted, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12, err_msg=f"{example.kind} {sharding.letters}")
+        np.testing.assert_allclose(a, b, rtol=rtol, atol=atol, err_msg=f"{example.kind} {sharding.letters}")
 
 
 def on_terms(localized, arrays):
