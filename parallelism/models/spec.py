@@ -360,10 +360,18 @@ class TransformerSpec:
         >>> spec.for_tensor_parallel(8).key_value_copies
         2
         """
-        if self.attention is not None or not takes_copies(self.heads, self.groups, devices):
+        copies = self.copies_over(devices)
+        if copies == 1:
             return self
         lora = None if self.lora is None else self.lora.of_parts("qkv", PARTS_OF_QKV)
-        return replace(self, key_value_copies=devices // self.groups, lora=lora)
+        return replace(self, key_value_copies=copies, lora=lora)
+
+    def copies_over(self, devices: int) -> int:
+        """How many of so many devices of tensor parallelism work with each head of keys and values; 1: the heads suffice, or
+        cannot be dealt to these devices."""
+        groups = self.groups
+        is_dealt = devices % groups == 0 and self.heads % devices == 0
+        return devices // groups if is_dealt and devices > groups and self.attention is None else 1
 
     def padded(self, multiple: int = VOCABULARY_MULTIPLE) -> TransformerSpec:
         """The same model with its vocabulary padded to a multiple, so that devices can share it evenly.
@@ -511,11 +519,6 @@ class TransformerSpec:
         tokens of each sequence are in the cache already, so that the new one has this position.
         """
         return inference.decode(self, batch, context, cache_dtype=cache_dtype)
-
-
-def takes_copies(heads: int, groups: int, devices: int) -> bool:
-    """Whether so many devices of tensor parallelism need copies of the ``groups`` heads of keys and values, and fit them."""
-    return devices > groups and devices % groups == 0 and heads % devices == 0
 
 
 def _holds(every: int | tuple[bool, ...] | None, layer: int) -> bool:

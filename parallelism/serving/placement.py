@@ -139,10 +139,7 @@ class Placement:
     def copies(self) -> int:
         """How often each head of keys and values is there."""
         devices = prod(self.mesh.shape[transform.axis] for transform in self._of(TensorParallel))
-        groups, heads = self.model.groups, self.model.heads
-        if self.model.attention is not None or devices <= groups or devices % groups or heads % devices:
-            return 1
-        return devices // groups
+        return self.model.copies_over(devices)
 
     @cached_property
     def spec(self) -> TransformerSpec:
