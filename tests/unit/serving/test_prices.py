@@ -58,6 +58,15 @@ def test_a_step_is_priced_as_it_is_simulated_and_holds_what_it_holds(name, axes,
     prices = StepPrices(placement, given, found)
     trace = simulate(ServedModel(placement, given, room=False, fused=found.fused).simulated(WORKS), found)
     assert prices.seconds(WORKS) == pytest.approx(trace.makespan_seconds, rel=1e-9)
+    parts = prices.parts(WORKS[0])
+    assert parts.seconds == pytest.approx(prices.step_seconds(WORKS[:1]), rel=1e-12)
+    alone = simulate(ServedModel(placement, given, room=False, fused=found.fused).simulated(WORKS[:1]), found)
+    stages = axes.get("pp", 1)
+    first = [min(rank for rank in range(placement.mesh.size) if placement.place(rank)[0] == stage) for stage in range(stages)]
+    computed = sum(event.duration_seconds for event in alone if event.rank in first and event.kind == "compute")
+    assert parts.products + parts.attention == pytest.approx(computed, rel=1e-9)
+    assert parts.messages == pytest.approx(alone.makespan_seconds - computed, rel=1e-7)
+    assert parts.attention > 0 and parts.products > 0 and parts.host == prices.host_seconds(WORKS[:1])
     ranks = range(placement.mesh.size)
     assert prices.weights_bytes() == max(trace.peak_bytes(rank, "weights") for rank in ranks)
     cache = [sum(20 * nbytes for nbytes in pages.values()) for pages in prices.page_bytes()]
