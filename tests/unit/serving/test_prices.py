@@ -161,13 +161,13 @@ def priced_and_simulated(seed, name, axes, hardware=PLAIN):
     return run.served(), simulated
 
 
-def assert_same(priced, simulated, rel=1e-9):
+def assert_same(priced, simulated):
     assert priced.steps == simulated.steps
-    assert priced.seconds == pytest.approx(simulated.seconds, rel=rel)
+    assert priced.seconds == pytest.approx(simulated.seconds, rel=1e-9)
     for mine, theirs in zip(priced.requests, simulated.requests, strict=True):
         assert mine.tokens == theirs.tokens
-        assert mine.first_token_seconds == pytest.approx(theirs.first_token_seconds, rel=rel)
-        assert mine.last_token_seconds == pytest.approx(theirs.last_token_seconds, rel=rel)
+        assert mine.first_token_seconds == pytest.approx(theirs.first_token_seconds, rel=1e-9)
+        assert mine.last_token_seconds == pytest.approx(theirs.last_token_seconds, rel=1e-9)
 
 
 @pytest.mark.slow
@@ -183,9 +183,7 @@ def test_a_workload_is_priced_as_the_engine_is_simulated_step_by_step(seed, name
 def test_many_workloads_are_priced_as_they_are_simulated(seed):
     name = [*SERVED][seed % len(SERVED)]
     axes = [{}, {"tp": 2}, {"pp": 2}, {"pp": 3, "tp": 2}][seed // len(SERVED) % 4]
-    # Where experts have one slot each, elementwise ops are in other chains than with symbols.
-    rel = 1e-9 if SERVED[name].experts is None else 1e-5
-    assert_same(*priced_and_simulated(seed, name, axes, MEASURED), rel)
+    assert_same(*priced_and_simulated(seed, name, axes, MEASURED))
 
 
 def test_one_request_at_a_time_takes_what_its_steps_take():

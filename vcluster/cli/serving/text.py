@@ -96,15 +96,16 @@ def _parts(plan: ServingPlan) -> list[str]:
     """What the time of a token is spent on."""
     if plan.parts is None:
         return []
-    requests = plural(plan.batch, "request")
-    through = ", of a microbatch of them through all stages," if plan.pp > 1 else ""
     spent = (
         f"products and elementwise work {seconds(plan.parts.products)}",
         f"attention over the cache {seconds(plan.parts.attention)}",
         f"messages {seconds(plan.parts.messages)}",
         f"the host {seconds(plan.parts.host)}",
     )
-    told = f"A step with a token of each of {requests}{through} takes {seconds(plan.parts.seconds)}"
+    step = f"A step with a token of each of {plural(plan.batch, 'request')} takes"
+    if plan.pp > 1:
+        step = "A microbatch of a step with a token of each request takes, through all stages,"
+    told = f"{step} {seconds(plan.parts.seconds)}"
     return [*wrap(f"{told}: {', '.join(spent)}.", WIDTH), ""]
 
 
