@@ -54,7 +54,8 @@ def test_a_name_says_which_experts_a_token_may_have():
 
 @pytest.mark.parametrize("name", [
     None, "", "ring", "deduplicated", "deduplicated(0 of 8)", "deduplicated(9 of 8)", "deduplicated(2 of 8) ",
-    "deduplicated(2 of 8, in 3 of 2 groups)", "deduplicated(2 of 8, in 1 of 3 groups)", "deduplicated(5 of 8, in 1 of 2 groups)",
+    "deduplicated(2 of 8, in 3 of 2 groups)", "deduplicated(2 of 8, in 1 of 3 groups)",
+    "deduplicated(5 of 8, in 1 of 2 groups)",
     "deduplicated(2 of 8, in 0 of 2 groups)", "deduplicated(2 of 0)"])
 def test_other_names_are_none_of_these(name):
     assert Deduplicated.of(name) is None
