@@ -5,6 +5,7 @@ from .algorithms import (
     record_of as record_of,
 )
 from .closed_forms import closed_form as closed_form
+from .deduplicated import Deduplicated as Deduplicated, runs_directly as runs_directly
 from .direct import direct_of as direct_of
 from .kinds import (
     ARRAYS as ARRAYS,

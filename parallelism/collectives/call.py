@@ -28,6 +28,7 @@ from parallelism.algorithms import (
     Pairs,
     kind_of,
     kind_of_event,
+    runs_directly,
 )
 from parallelism.algorithms.algorithms import algorithm
 from parallelism.algorithms.direct import DIRECT
@@ -114,7 +115,8 @@ class MemberCall:
 
     def over(self, size: int) -> Algorithm:
         """The algorithm over so many members; ``ValueError``, with the names that apply, if there is none."""
-        name = None if self.algorithm == MPI else self.algorithm
+        is_direct = self.algorithm == MPI or runs_directly(self.kind, self.algorithm)
+        name = None if is_direct else self.algorithm
         return algorithm(self.kind, name, size, root=self.root, pairs=self.pairs)
 
     def block(self, position: int) -> tuple[slice, ...]:

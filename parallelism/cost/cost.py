@@ -16,10 +16,12 @@ the rate which messages reach.
 
 **A collective** takes what the phases of its algorithm take: `parallelism.algorithms.phases` has the formulas and
 their sources, `parallelism.cost.phase_costs` what they are on several levels of links, and ``hierarchical`` is
-`parallelism.cost.hierarchical`.  Levels with `parallelism.hardware.rates.Reached` have the rate and the latency of a
-step that collectives reach, and the largest base among the levels that the group uses comes on top.  If the hardware
-has a rate for reducing and rearranging, that time is added for any algorithm: the term in gamma of Thakur, Rabenseifner
-and Gropp, *Optimization of Collective Communication Operations in MPICH*, 2005.
+`parallelism.cost.hierarchical`.  An all_to_all that is `Deduplicated` takes as long as the slowest of what it sends
+across the units of each level, once to a unit, and to the devices inside, once to each: they go on at the same time.
+Levels with `parallelism.hardware.rates.Reached` have the rate and the latency of a step that collectives reach, and
+the largest base among the levels that the group uses comes on top.  If the hardware has a rate for reducing and
+rearranging, that time is added for any algorithm: the term in gamma of Thakur, Rabenseifner and Gropp, *Optimization
+of Collective Communication Operations in MPICH*, 2005.
 """
 
 from collections.abc import Iterable
@@ -30,7 +32,15 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.algorithms import HIERARCHICAL, TORUS, Pairs, bus_factor, kind_of, record_of
+from parallelism.algorithms import (
+    HIERARCHICAL,
+    TORUS,
+    Deduplicated,
+    Pairs,
+    bus_factor,
+    kind_of,
+    record_of,
+)
 from parallelism.algorithms.patterns import Rule, each_phase
 from parallelism.algorithms.phases import names, phase_rules
 from parallelism.cost.channel_loads import NO_LOADS, ChannelLoads
@@ -161,7 +171,7 @@ class Costs:
             known.launches * hardware.kernel_launch_seconds + longest + besides,
             known.launches * hardware.issue_seconds,
         )
-        return taken * hardware.slowdown(rank)
+        return (taken + known.host_seconds) * hardware.slowdown(rank)
 
     @memoized
     def _kernel(self, name: str, is_small: bool) -> Kernel:
@@ -246,7 +256,7 @@ class Costs:
         if self.hardware.port_faults:
             met = self._as_met(ranks)
             return met.collective(collective, nbytes, ranks, algorithm=algorithm, root=root, pairs=pairs)
-        if algorithm is not None:  # an error names the ranks
+        if algorithm is not None and _tokens(collective, algorithm) is None:  # an error names the ranks
             return self._collective(collective, nbytes, ranks, algorithm, root, pairs)
         return self._collective(collective, nbytes, self._like(ranks), algorithm, root, pairs)
 
@@ -313,6 +323,11 @@ class Costs:
             found = self._bytes_added(found, collective, name, nbytes, groups, root)
             return seconds, name
 
+        tokens = _tokens(collective, name)
+        if tokens is not None:
+            for each in self._deduplicated(tokens, nbytes, groups):
+                part(collective, *each)
+            return found
         halves = self._halves(groups) if name == HIERARCHICAL and collective in PARTS else None
         if halves is None:
             return found.added(self._loads(collective, name, groups, root, pairs), nbytes)
@@ -353,6 +368,10 @@ class Costs:
     def _by(
         self, collective: str, name: str, nbytes: float, groups: Groups, root: int = 0, pairs: Pairs = ()
     ) -> float:
+        tokens = _tokens(collective, name)
+        if tokens is not None:
+            parts = self._deduplicated(tokens, nbytes, groups)
+            return max(self._cheapest(collective, *part)[0] for part in parts)
         if name == HIERARCHICAL and collective in PARTS:
             halves = self._halves(groups)
             if halves is None:
@@ -364,6 +383,21 @@ class Costs:
             return seconds_in_parts(collective, self._cheapest, nbytes, groups, *halves, root)
         found = self._terms(collective, name, self._once(groups), root, pairs)
         return float(sum(term.seconds(times, nbytes) for term, times in found.items()))
+
+    def _deduplicated(
+        self, tokens: Deduplicated, nbytes: float, groups: Groups, units: int = 1
+    ) -> list[tuple[float, Groups]]:
+        """The all_to_alls of rows that go on at the same time: across the units of each level, and inside.
+
+        A device inside passes on what comes for others of its unit.  ``units`` are those that the groups are one of.
+        """
+        halves = self._halves(groups)
+        if halves is None:
+            return [(nbytes * tokens.share(units * len(groups[0])), groups)]
+        inside, across = halves
+        units *= len(across[0])
+        there = (nbytes * tokens.share(units), across)
+        return [there, *self._deduplicated(tokens, nbytes, inside, units)]
 
     @memoized
     def _terms(
@@ -426,6 +460,11 @@ class Costs:
                 f"torus, or one); these apply: {', '.join(self._applying(collective, (group,)))}"
             )
         return torus_phases(collective, grid)
+
+
+def _tokens(collective: str, algorithm: str | None) -> Deduplicated | None:
+    """The tokens whose rows a collective by this algorithm moves, once to each unit; None for any other."""
+    return Deduplicated.of(algorithm) if collective == "all_to_all" else None
 
 
 def _ranks(group: Iterable[int]) -> Group:

@@ -45,6 +45,11 @@ def _group_collective(device: Device, op: Op, x: Array) -> Any:
     return getattr(device, op["collective"])(x, **options)
 
 
+def _algorithm(op: Op) -> dict[str, str]:
+    """The algorithm that a collective names, if it names one."""
+    return {name: value for name, value in op.attributes if name == "algorithm"}
+
+
 METHODS: dict[str, Callable[..., Any]] = {
     "all_reduce": lambda device, op, x, **how: device.all_reduce(
         x, op["axes"], op=device_op(op["op"], x.dtype), **how
@@ -54,7 +59,7 @@ METHODS: dict[str, Callable[..., Any]] = {
         x, op["axes"], dim=op["dim"], op=device_op(op["op"], x.dtype), **how
     ),
     "all_to_all": lambda device, op, x, **how: device.all_to_all(
-        x, op["axes"], split_dim=op["split_dim"], concat_dim=op["concat_dim"], **how
+        x, op["axes"], split_dim=op["split_dim"], concat_dim=op["concat_dim"], **_algorithm(op), **how
     ),
     "permute": lambda device, op, x, **how: device.permute(x, op["pairs"], op["axes"], **how),
     "all_slice": _all_slice,

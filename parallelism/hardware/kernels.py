@@ -54,12 +54,14 @@ class Kernel:
     It runs ``launches`` kernels for it; 0: it is part of others, or none.  They take ``times`` as long as the bytes that
     the op reads and writes; 0: it is a view.  Of a product that is ``others`` times the bytes that it has in other
     dtypes than its own: those of gradients in float32, which a kernel behind it copies or adds.  Attention reaches
-    ``rates``; of them that one counts whose width is nearest.
+    ``rates``; of them that one counts whose width is nearest.  The device waits ``host_seconds`` for the host, which cannot
+    issue what follows before it has read a result, as how many rows each expert has.
     """
 
     launches: float = 1.0
     times: float = 1.0
     others: float = 0.0
+    host_seconds: float = 0.0
     rates: tuple[AttentionRate, ...] = ()
 
     def __post_init__(self) -> None:
@@ -68,6 +70,7 @@ class Kernel:
             launches=checked.number,
             times=checked.number,
             others=checked.number,
+            host_seconds=checked.seconds,
             rates=partial(checked.each, kind=AttentionRate),
         )
 

@@ -166,7 +166,8 @@ def _kernels(hardware: Hardware) -> list[Row]:
 def _kernel(name: str, kernel: Kernel) -> str:
     several = "" if kernel.launches == 1 else f" as {kernel.launches:.3g} kernels"
     others = f", {kernel.others:.3g} times those of other dtypes behind it" if kernel.others else ""
-    return f"{name} {kernel.times:.3g} times its bytes{several}{others}"
+    waits = f", then {given_seconds(kernel.host_seconds)} of the host" if kernel.host_seconds else ""
+    return f"{name} {kernel.times:.3g} times its bytes{several}{others}{waits}"
 
 
 def _reached_on(reached: Reached) -> str:

@@ -85,15 +85,16 @@ def expert_feed_forward(parts: Parts, x: Any, block: str) -> Any:
         if experts.balance:
             parts.losses.append(experts.balance * balance_loss(experts, scores, chosen))
     slots = slots_of(experts, x.shape[1])
-    how = {"each": slots.each, "first": 0, "drops": slots.drops}
+    how: dict[str, Any] = {"each": slots.each, "first": 0, "drops": slots.drops}
+    sent = {"sent": str(experts.tokens)} if experts.deduplicated else {}
     with region("dispatch"):
         shape = (experts.count, x.shape[0], slots.rows)
-        rows = apply("dispatch", x, chosen, shape=(*shape, spec.width), **how)
+        rows = apply("dispatch", x, chosen, shape=(*shape, spec.width), **how, **sent)
         gates = apply("dispatch_gates", gates.astype(x.dtype), chosen, shape=shape, **how)
     with region("experts"):
         rows = _experts(parts, rows, gates, block, gates_inputs=experts.gates_inputs)
     with region("combine"):
-        mixed = apply("combine", rows, chosen, **how)
+        mixed = apply("combine", rows, chosen, **how, **sent)
     if not experts.shared_width:
         return mixed
     with region("shared"):

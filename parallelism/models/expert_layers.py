@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
+from parallelism.algorithms import Deduplicated
 from parallelism.display.quantities import short_errors
 
 ROUTERS = ("softmax", "sigmoid")
@@ -56,6 +57,9 @@ class Experts:
     (arXiv:2412.19437, section 2.1.2).  It is no parameter."""
     shared_gate: bool = False
     """Whether a sigmoid gate for each token multiplies what the shared experts give."""
+    deduplicated: bool = False
+    """Whether software sends a token once to each node with experts of its (`parallelism.algorithms.Deduplicated`).
+    Prices count with it; a program sends every row."""
 
     @short_errors
     def __post_init__(self) -> None:
@@ -91,6 +95,16 @@ class Experts:
                 f"groups, and group_best be at most the {inside} of one, got chosen={self.chosen} and "
                 f"group_best={self.group_best}"
             )
+
+    @property
+    def tokens(self) -> Deduplicated:
+        """Which experts a token may have."""
+        return Deduplicated(self.chosen, self.count, self.groups, self.groups_chosen)
+
+    @property
+    def remark(self) -> str:
+        """What prices assume that no run does; empty if it is nothing."""
+        return "a token is priced as sent once to each node of its experts" if self.deduplicated else ""
 
     def at(self, layer: int) -> bool:
         """Whether this layer has experts."""

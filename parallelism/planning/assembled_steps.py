@@ -356,6 +356,8 @@ class _Recorder:
         factors = tuple(mesh.shape[axis] for axis in kind.axes)
         size = payload // dtype.itemsize // (prod(factors) if kind.name == "all_gather" else 1)
         options: dict[str, Any] = {"pairs": kind.pairs} if kind.pairs else {}
+        if kind.algorithm is not None:
+            options["algorithm"] = kind.algorithm
         x = TypedArray((size,), dtype)
         work = self.device.collective(kind.name, x, kind.axes, async_op=bool(kind.later), **options)
         if kind.later:

@@ -123,7 +123,7 @@ class EventPrices:
             assert kind.name is not None
             self._collectives[key] = min(
                 self.pricing.collective(
-                    CollectiveCall(kind.name, group, payload, pairs=kind.pairs), kind.dtype
+                    CollectiveCall(kind.name, group, payload, kind.algorithm, pairs=kind.pairs), kind.dtype
                 ).seconds
                 for group in self._different_groups(along, kind.axes, layout)
             )

@@ -76,6 +76,8 @@ class EventKind(NamedTuple):
     """Of a permute, what moves: the positions of source and target."""
     op: str | None = None
     """Of a collective that reduces, how."""
+    algorithm: str | None = None
+    """Of a collective that names one."""
 
 
 class Unpriceable(ValueError):
@@ -503,6 +505,8 @@ def _call(op: Op, devices: Devices | None, *, joined: bool = False) -> Iterator[
         nbytes = prod((devices.shape[axis] for axis in over), start=part.type.nbytes)
     if over:
         pairs = op["pairs"] if op.kind == "permute" else ()
-        how: dict[str, Any] = {"joined": joined, "pairs": pairs, "op": dict(op.attributes).get("op")}
+        given = dict(op.attributes)
+        how: dict[str, Any] = {"joined": joined, "pairs": pairs, "op": given.get("op")}
+        how["algorithm"] = given.get("algorithm")
         kind = EventKind(COLLECTIVE, op.kind, op.inputs[0].type.dtype.name, over, **how)
         yield Event(kind, [nbytes])

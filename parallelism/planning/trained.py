@@ -199,9 +199,10 @@ class TrainedModel:
         spec = self.model if isinstance(self.model, TransformerSpec) else None
         if spec is None or spec.experts is None:
             return ""
+        told = f"the fullest expert has {spec.experts.load:g} times the mean rows"
         if spec.experts.capacity is not None:
-            return f"experts accept {spec.experts.capacity:g} times their even share of rows"
-        return f"the fullest expert has {spec.experts.load:g} times the mean rows"
+            told = f"experts accept {spec.experts.capacity:g} times their even share of rows"
+        return f"{told}; {spec.experts.remark}" if spec.experts.remark else told
 
     def of_layers(self, layers: int) -> TrainedModel | None:
         """The same model with another number of blocks; None if it is a program whose blocks are not alike."""

@@ -11,6 +11,7 @@ from parallelism.display.quantities import count as shown, seconds as shown_seco
 from parallelism.hardware import Hardware, Reserve
 from parallelism.models import TransformerSpec
 from parallelism.serving.engine import PAGE_TOKENS
+from parallelism.serving.prices import StepParts
 from parallelism.serving.serve import Answered, Served
 from parallelism.serving.workloads import Workload
 
@@ -145,6 +146,9 @@ class ServingPlan:
     """The devices that compute prompts; None: the same that compute answers."""
     answered: tuple[Answered, ...] = field(default=(), repr=False, compare=False)
     """What became of the requests of one of its equal parts."""
+    parts: StepParts | None = field(default=None, compare=False)
+    """What the seconds of a step are spent on in which all requests at a time have their next token, with half of their
+    answers in the cache; in a pipeline, of a microbatch of them through all stages."""
 
     @classmethod
     def of(
@@ -154,11 +158,12 @@ class ServingPlan:
         batch: int,
         room: Any,
         served: Served,
+        parts: StepParts,
         *,
         times: int,
         prefill: PrefillPool | None = None,
     ) -> ServingPlan:
-        """The plan of which one part of ``times`` equal ones served so."""
+        """The plan of which one of ``times`` equal shares of the devices served so."""
         requests = served.requests
         later = sum(each.tokens - 1 for each in requests)
         gaps = sum(each.last_token_seconds - each.first_token_seconds for each in requests)
@@ -177,6 +182,7 @@ class ServingPlan:
             task.price,
             prefill,
             requests,
+            parts,
         )
 
     @property
@@ -232,7 +238,12 @@ class ServingPlan:
             "cost_per_million_tokens",
         )
         pool = None if self.prefill is None else self.prefill.json()
-        return {name: getattr(self, name) for name in names} | {"memory": dict(self.memory), "prefill": pool}
+        parts = None if self.parts is None else self.parts._asdict()
+        return {name: getattr(self, name) for name in names} | {
+            "memory": dict(self.memory),
+            "prefill": pool,
+            "parts_seconds": parts,
+        }
 
 
 def memory_of(task: Task, layout: Layout, room: Any) -> dict[str, int]:

@@ -216,8 +216,16 @@ class PoolSearch:
             self._moved_seconds(prompts, pair.answers, mean),
             memory_of(self.of_prompts.task, prompts.layout, prompts.room),
         )
+        parts = pair.answers.fit.parts(own)
         return ServingPlan.of(
-            task, layout, pair.answers.batch, pair.answers.room, run.served(), times=times, prefill=pool
+            task,
+            layout,
+            pair.answers.batch,
+            pair.answers.room,
+            run.served(),
+            parts,
+            times=times,
+            prefill=pool,
         )
 
     def _busy(self, pair: _Pair, times: int) -> int:

@@ -166,6 +166,32 @@ class _Stage:
         return found
 
 
+class StepParts(NamedTuple):
+    """The seconds of a step by what they are spent on."""
+
+    products: float
+    """Products with weights, and elementwise work: what depends on the number of tokens alone."""
+    attention: float
+    """Attention over what the cache holds."""
+    messages: float
+    """Collectives inside stages, and messages between them."""
+    host: float
+
+    @property
+    def seconds(self) -> float:
+        """All of them."""
+        return float(sum(self))
+
+
+class _Steady(NamedTuple):
+    """The seconds of a stage for a number of tokens."""
+
+    products: float
+    messages: float
+    moving: list[Any]
+    """The events that depend on the cache, with their numbers as functions of what differs."""
+
+
 class StepPrices:
     """Seconds and bytes of steps of an engine, of a model placed on a mesh, on a hardware.
 
@@ -186,7 +212,7 @@ class StepPrices:
         self.fused = hardware.fused if fused is None else fused
         self.prices = EventPrices(Pricing.of(hardware, "modelled", None, link_sharing=False))
         self.layout = MeshOnHardware(placement.mesh)
-        self._known: dict[Any, tuple[float, list[Any]]] = {}
+        self._known: dict[Any, _Steady] = {}
 
     def with_settings(self, settings: EngineSettings) -> StepPrices:
         """The same prices for an engine with other settings; what is known of steps stays known."""
@@ -316,6 +342,20 @@ class StepPrices:
         hardware = self.hardware
         return hardware.step_seconds + hardware.row_seconds * sum(work[PICKED] for work in works)
 
+    def parts(self, work: Mapping[str, int]) -> StepParts:
+        """`step_seconds` of a step with one work, which goes through all stages, by what they are spent on."""
+        fixed = tuple(sorted(_fixed(work)))
+        found = [self._steady(stage, fixed) for stage in self.stages]
+        products = float(sum(each.products for each in found))
+        inside = float(sum(each.messages for each in found))
+        of_stages = float(self.stage_seconds(dict(fixed), [work]).sum())
+        return StepParts(
+            products,
+            of_stages - products - inside,
+            inside + float(self._messages(work).sum()),
+            self.host_seconds([work]),
+        )
+
     def _through_stages(self, works: Sequence[Floats], messages: Sequence[Floats]) -> Floats:
         """When the last stage is through with the last work of each step: each stage takes the works in their order."""
         free = np.zeros_like(works[0])
@@ -348,9 +388,9 @@ class StepPrices:
         different = list(dict.fromkeys(map(id, self.stages)))
         found = []
         for stage in {id(each): each for each in self.stages}.values():
-            steady, moving = self._steady(stage, tuple(sorted(fixed.items())))
-            seconds = np.full(count, steady)
-            for kind, times, base, slopes in moving:
+            steady = self._steady(stage, tuple(sorted(fixed.items())))
+            seconds = np.full(count, steady.messages + steady.products)
+            for kind, times, base, slopes in steady.moving:
                 rows = np.repeat(base[None], count, axis=0)
                 for name, slope in slopes.items():
                     rows += numbers(name)[:, None] * slope
@@ -375,29 +415,30 @@ class StepPrices:
             ]
         )
 
-    def _steady(self, stage: _Stage, fixed: tuple[tuple[str, int], ...]) -> tuple[float, list[Any]]:
-        """The seconds of a stage that depend on the number of tokens alone; and the events that depend on the cache, with
-        their numbers as functions of what differs."""
+    def _steady(self, stage: _Stage, fixed: tuple[tuple[str, int], ...]) -> _Steady:
+        """The seconds of a stage that depend on the number of tokens alone, and the events that depend on the cache."""
         key = id(stage), fixed
         if key not in self._known:
             self._known[key] = self._of_stage(stage, dict(fixed))
         return self._known[key]
 
-    def _of_stage(self, stage: _Stage, fixed: dict[str, int]) -> tuple[float, list[Any]]:
+    def _of_stage(self, stage: _Stage, fixed: dict[str, int]) -> _Steady:
         base = stage.formulas.at(_all(fixed)).astype(np.float64)
-        total = 0.0
+        products = messages = 0.0
         plain: list[tuple[EventKind, Sequence[float]]] = []
         often: list[float] = []
         for number, event in enumerate(stage.events):
             own = base[stage.bounds[number] : stage.bounds[number + 1]]
             if event.kind.what == COLLECTIVE:
-                total += stage.times[number] * self.prices.collective(event.kind, float(own[0]), self.layout)
+                messages += stage.times[number] * self.prices.collective(
+                    event.kind, float(own[0]), self.layout
+                )
             elif event.kind.what == COMPUTE and number not in stage.moving and stage.times[number]:
                 plain.append((event.kind, own.tolist()))
                 often.append(stage.times[number])
         if plain:
-            total += float(self.prices._priced(plain) @ np.array(often))
-        return total, self._moving(stage, fixed)
+            products = float(self.prices._priced(plain) @ np.array(often))
+        return _Steady(products, messages, self._moving(stage, fixed))
 
     def _moving(self, stage: _Stage, fixed: dict[str, int]) -> list[Any]:
         """The events of a stage that depend on the cache: their kind, how often they come, their numbers with an empty cache,

@@ -34,7 +34,7 @@ from parallelism.serving.placement import (
 )
 from parallelism.serving.plans import SLACK, Layout, ServingPlan, ServingPlans, Task
 from parallelism.serving.pool_search import PoolSearch, checked_prefill
-from parallelism.serving.prices import Precision, StepPrices
+from parallelism.serving.prices import Precision, StepParts, StepPrices
 from parallelism.serving.workloads import PricedRun, Workload
 
 BATCHES = (1, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256)
@@ -116,7 +116,7 @@ def find_serving(
     )
     is_loaded = concurrency is None and rate is None
     task = Task(
-        _served_spec(spec, precision),
+        served_spec(spec, precision),
         sized,
         count,
         workload,
@@ -141,7 +141,7 @@ def find_serving(
     return search.plans(began)
 
 
-def _served_spec(spec: TransformerSpec, precision: str) -> TransformerSpec:
+def served_spec(spec: TransformerSpec, precision: str) -> TransformerSpec:
     """The model in the dtype of its values."""
     Precision.parse(precision)
     return replace(spec, dtype="float16" if precision == "fp16" else "bfloat16", next_tokens=0)
@@ -366,7 +366,10 @@ class Search:
             workload = replace(workload, concurrency=own)
         prices = each.fit.prices.with_settings(settings)
         run = PricedRun(Engine(task.spec, settings), prices, workload, _count_of(workload, own))
-        return ServingPlan.of(task, layout, each.batch, each.room, run.served(), times=layout.attentions)
+        parts = each.fit.parts(own)
+        return ServingPlan.of(
+            task, layout, each.batch, each.room, run.served(), parts, times=layout.attentions
+        )
 
 
 FEW = 4
@@ -463,14 +466,26 @@ class Fit:
     def step_seconds(self, tokens: int, picked: int, context: int, *, through: bool = False) -> float:
         """The seconds of a step with so many tokens, each of which reads so much of the cache; in a pipeline, of the slowest
         stage, or ``through`` all of them."""
+        work = self._work(tokens, picked, context)
+        seconds = self.prices.stage_seconds({TOKENS: work[TOKENS], PICKED: work[PICKED]}, [work])
+        taken = float(seconds.sum() if through else seconds.max())
+        return taken + self.prices.host_seconds([work]) * (self.layout.pp == 1)
+
+    def parts(self, batch: int) -> StepParts:
+        """What the time of a token is spent on: of a step in which so many requests of a replica of attention have their next
+        tokens, with their prompts and half of their answers in the cache; in a pipeline, of a microbatch of them."""
+        prompt, new = self.task.workload.mean_lengths
+        each = -(-batch // self.layout.pp)
+        return self.prices.parts(self._work(each, each, int(prompt + new / 2)))
+
+    def _work(self, tokens: int, picked: int, context: int) -> dict[str, int]:
+        """The numbers of a step with so many tokens, each of which reads so much of the cache."""
         settings, spec = self.prices.settings, self.task.spec
         work = {TOKENS: padded(tokens), PICKED: padded(picked), TABLE: -(-context // settings.page_tokens)}
         for kind in kinds_of(spec):
             seen = min(context, spec.window or context) if kind == "window" else context
             work |= {f"{READ}_{kind}": picked * seen if context else 0, f"{SCORED}_{kind}": tokens * seen}
-        seconds = self.prices.stage_seconds({TOKENS: work[TOKENS], PICKED: work[PICKED]}, [work])
-        taken = float(seconds.sum() if through else seconds.max())
-        return taken + self.prices.host_seconds([work]) * (self.layout.pp == 1)
+        return work
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from parallelism.execution.typed_arrays import TypedArray
 from parallelism.ir.core import Function, Value
 from parallelism.ir.passes import with_room
 from parallelism.layouts import Localized
+from parallelism.memoized import memoized
 from parallelism.mesh import Mesh
 from parallelism.models.inference.programs import kinds_of
 from parallelism.operation import Device, Operation
@@ -106,7 +107,8 @@ class ServedModel(Operation):
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but what is derived."""
-        return self.__dict__ | {"_programs": {}}
+        kept = {name: value for name, value in self.__dict__.items() if name != "_arranged"}
+        return kept | {"_programs": {}}
 
     @property
     def name(self) -> str:
@@ -121,17 +123,25 @@ class ServedModel(Operation):
         if key not in self._programs:
             if len(self._programs) >= MOST_PROGRAMS:
                 self._programs.clear()
-            self._programs[key] = self._made(self.stages[stage].program(place), dict(numbers))
+            self._programs[key] = self._made(stage, place, dict(numbers))
         return self._programs[key]
 
-    def _made(self, function: Function, numbers: Mapping[str, int]) -> DeviceProgram:
+    def _made(self, stage: int, place: int, numbers: Mapping[str, int]) -> DeviceProgram:
+        function, calls, chains = self._arranged(stage, place)
         function = function.specialize(**{name: numbers[name] for name in function.symbols})
         if self.room:
             function = with_room(function)
         categories = {value.name: _category(value) for value in function.inputs}
         kept = {name: category for name, category in categories.items() if category is not None}
-        function, calls, chains = arranged(function, None, fused=self.fused)
         return DeviceProgram(function, kept, calls=calls, chains=chains, given_up=frozenset({"hidden"}))
+
+    @memoized
+    def _arranged(
+        self, stage: int, place: int
+    ) -> tuple[Function, tuple[tuple[int, ...], ...], tuple[int, ...]]:
+        """The program of a rank inside a stage with symbols, and its chains: software has the same kernels for any number of
+        tokens, also for one."""
+        return arranged(self.stages[stage].program(place), None, fused=self.fused)
 
     @cached_property
     def inputs_of(self) -> list[tuple[list[str], list[str], list[str]]]:

@@ -193,9 +193,10 @@ class DeviceEvents:
         number = self.counts[group_axes]
         self.counts[group_axes] = number + 1
         self.collectives.append(CollectiveRow(len(self), group_axes, number, call))
+        algorithm = (isinstance(call, MemberCall) and call.algorithm) or "direct"
         self.rows.append(
             EventRow(
-                "collective", kind, dtype=dtype, axes=axes, algorithm="direct", sequence=number, work=work
+                "collective", kind, dtype=dtype, axes=axes, algorithm=algorithm, sequence=number, work=work
             )
         )
 

@@ -6,7 +6,7 @@ Templates.by_rank   the events of some ranks: those of their classes, with group
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
@@ -275,8 +275,9 @@ class Templates:
             tuple(self.groups[int(self.axes_of[look])][number].tolist()),
             self.moved(look, number),
         )
-        event = self.looks.only("name", "dtype").take(slice(look, look + 1))
-        call = CollectiveCall(event.values("name")[0], group, traffic.payload_bytes, pairs=traffic.pairs)
+        event = self.looks.only("name", "dtype", "algorithm").take(slice(look, look + 1))
+        (name,), (algorithm,) = event.values("name"), event.values("algorithm")
+        call = CollectiveCall(name, group, traffic.payload_bytes, algorithm, pairs=traffic.pairs)
         return call, event.values("dtype")[0]
 
     def groups_with(self, look: int) -> list[int]:
@@ -284,6 +285,11 @@ class Templates:
         which = int(np.searchsorted(self.starts, look, "right")) - 1
         members_of = self.class_of[self.groups[int(self.axes_of[look])]]
         return [int(number) for number in np.flatnonzero((members_of == which).any(axis=1))]
+
+    @cached_property
+    def algorithms(self) -> list[str | None]:
+        """By event, the algorithm that it names."""
+        return list(self.looks.values("algorithm"))
 
     def moved(self, look: int, number: int) -> Moved:
         """The traffic of a collective event in the group of this number along its axes."""

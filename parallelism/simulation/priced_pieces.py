@@ -227,7 +227,7 @@ def collective_prices(templates: Templates, pricing: Pricing, looks: Ints, ranks
         zip(looks.tolist(), slots.tolist(), numbers.tolist(), strict=True)
     ):
         alike = int(priced_alike(templates, slot, hardware)[number]) if together else number
-        key = (templates.moved(look, number) if together else look), slot, alike
+        key = (templates.moved(look, number) if together else look), slot, alike, templates.algorithms[look]
         if key not in known:
             known[key] = len(prices)
             call, dtype = templates.collective(look, number)

@@ -225,10 +225,11 @@ class TypedDevice:
         *,
         split_dim: int = 0,
         concat_dim: int = 0,
+        algorithm: str | None = None,
         async_op: bool = False,
     ) -> Any:
         """Records the collective."""
-        return self.collective("all_to_all", x, axes, split_dim, async_op=async_op)
+        return self.collective("all_to_all", x, axes, split_dim, algorithm=algorithm, async_op=async_op)
 
     def permute(self, x: TypedArray, pairs: Pairs, axes: Axes = None, *, async_op: bool = False) -> Any:
         """Records the collective; the result is of the type of ``x``."""
@@ -243,6 +244,7 @@ class TypedDevice:
         dim: int = 0,
         pairs: Pairs | None = None,
         *,
+        algorithm: str | None = None,
         async_op: bool = False,
         result: TypedArray | None = None,
     ) -> Any:
@@ -250,7 +252,7 @@ class TypedDevice:
         names, group_axes = self._axes_of(axes)
         factors, shape = self._factors(axes), tuple(map(int, x.shape))
         sizes = split_sizes(shape[dim], factors) if kind_of(kind).cuts else ()
-        call = MemberCall(kind, x.dtype, shape, dim, sizes=sizes, pairs=pairs)
+        call = MemberCall(kind, x.dtype, shape, dim, sizes=sizes, pairs=pairs, algorithm=algorithm)
         return self._recorded(names, group_axes, call, x, async_op=async_op, result=result)
 
     def _recorded(

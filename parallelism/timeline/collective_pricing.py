@@ -1,7 +1,8 @@
 """The price of each collective of a record on a `Hardware`: its seconds, its algorithm and its links.
 
-A collective that names an algorithm is priced by it.  One that ran ``direct`` is priced by the cheapest, which a tuned
-library would choose.  A resharding takes as long as the collectives inside, one after the other, at its slowest member.
+A collective that names an algorithm is priced by it, also a `Deduplicated` one, which ran with every row.  One that ran
+``direct`` is priced by the cheapest, which a tuned library would choose.  A resharding takes as long as the collectives
+inside, one after the other, at its slowest member.
 """
 
 from collections import Counter, defaultdict

@@ -320,6 +320,9 @@ class MegatronFlags(ModelFlags):
                 shape,
             ),
             **experts,
+            moe_token_dispatcher_type="flex"
+            if run.model.experts is not None and run.model.experts.deduplicated
+            else None,
             num_layers_per_virtual_pipeline_stage=layers // stages
             if pipeline.chunks > 1 and layers % stages == 0 and is_even
             else None,

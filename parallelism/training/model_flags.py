@@ -198,6 +198,7 @@ class ModelFlags(FlagValues):
             "router": self.moe_router_score_function,
             "groups": self.moe_router_num_groups,
             "groups_chosen": self.moe_router_group_topk,
+            "deduplicated": self.moe_token_dispatcher_type == "flex" or None,
         }
         figures = {name: value for name, value in figures.items() if value is not None}
         if self.moe_layer_freq is not None:

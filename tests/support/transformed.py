@@ -219,12 +219,13 @@ ROUTED = {
         "biases": ("qkv", "out", "router", "expert_gate", "expert_up", "expert_down"),
         "experts": models.Experts(count=4, chosen=2, load=2.0, width=12)},
     "qwen3-moe": DENSE["qwen"] | {
-        "biases": False, "window": None, "experts": models.Experts(count=4, chosen=3, load=4 / 3, width=12, balance=0.1)},
+        "biases": False, "window": None, "experts": models.Experts(
+            count=4, chosen=3, load=4 / 3, width=12, balance=0.1, deduplicated=True)},
     "deepseek-v2": {
         "layers": 2, "attention": models.LatentAttention(
             query_rank=None, key_value_rank=6, head_width=5, rotary_width=2, value_width=4),
         "experts": models.Experts(count=4, chosen=1, load=4.0, width=12, shared_width=8, dense_layers=1, groups=2,
-                                  normalized=False, scale=1.5, balance=0.1)},
+                                  normalized=False, scale=1.5, balance=0.1, deduplicated=True)},
     "llama4": {
         "layers": 2, "key_value_heads": 2, "query_key_norm": "without_weights", "unrotated_every": 2,
         "experts": models.Experts(count=4, chosen=1, load=4.0, router="sigmoid", normalized=False, gates_inputs=True,

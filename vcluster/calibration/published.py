@@ -97,7 +97,7 @@ def refitted(table: Table, told: Told | None = None) -> Report:
 
 
 def _linear(table: Table, row: Measured, start: Mapping[str, float]) -> Callable[[np.ndarray], float]:
-    """The prediction of a row as a function of the parameters, linear in the inverse of efficiencies and rates."""
+    """The prediction of a row as a function of the parameters, linear in seconds and in the inverse of all others."""
     at = row.predicted(hardware_of(table, row, start))
     if row.part == ALL_REDUCE:  # as quick as its slopes
         return lambda values: row.predicted(
@@ -106,9 +106,14 @@ def _linear(table: Table, row: Measured, start: Mapping[str, float]) -> Callable
     gains = []
     for name in table.parameters:
         changed = row.predicted(hardware_of(table, row, {**start, name: start[name] * _DETAIL}))
-        gains.append((changed - at) / (1 / _DETAIL - 1))
+        gains.append((changed - at) / (_DETAIL - 1 if _is_time(name) else 1 / _DETAIL - 1))
     first = np.array([start[name] for name in table.parameters])
-    return lambda values: float(at + np.array(gains) @ (first / values - 1))
+    times = np.array([_is_time(name) for name in table.parameters])
+    return lambda values: float(at + np.array(gains) @ (np.where(times, values / first, first / values) - 1))
+
+
+def _is_time(parameter: str) -> bool:
+    return parameter.endswith("_seconds")
 
 
 def _fit(

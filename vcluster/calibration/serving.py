@@ -21,8 +21,17 @@ from parallelism.hardware import Hardware
 from parallelism.mesh import Mesh
 from parallelism.models import transformer
 from parallelism.serving.engine import Engine, EngineSettings, padded
-from parallelism.serving.placement import ALONE, Placement, usual_strategy
-from parallelism.serving.prices import Precision, StepPrices
+from parallelism.serving.placement import (
+    ALONE,
+    PICKED,
+    READ,
+    SCORED,
+    TABLE,
+    TOKENS,
+    Placement,
+    usual_strategy,
+)
+from parallelism.serving.prices import Precision, StepParts, StepPrices
 from parallelism.serving.workloads import PricedRun, Workload
 
 A100 = "dgx-a100+tensorrt-llm-a100"
@@ -108,6 +117,25 @@ def _loaded_prices(hardware: Hardware) -> StepPrices:
     return StepPrices(placement, settings, hardware, precision=Precision.parse("fp8"))
 
 
+def _work(tokens: int, picked: int, read: int, scored: int) -> dict[str, int]:
+    """The numbers of a step: its tokens, those that have a next one, the places of the cache that it reads, its scores."""
+    return {
+        TOKENS: padded(tokens),
+        PICKED: padded(picked),
+        TABLE: 1,
+        f"{READ}_full": read,
+        f"{SCORED}_full": scored,
+    }
+
+
+def parts(run: ServedRun, hardware: Hardware | None = None) -> StepParts:
+    """What a step is predicted to spend its seconds on in which every client has its next token, with its prompt and half of
+    its answer in the cache."""
+    clients = run.concurrency
+    read = clients * (run.input_tokens + run.output_tokens // 2)
+    return _prices(hardware or Hardware.preset(A100)).parts(_work(clients, clients, read, read))
+
+
 def loaded_throughput(run: LoadedRun, hardware: Hardware | None = None) -> float:
     """Tokens a second in the long run of as many requests as fit, at most `MOST_REQUESTS`.
 
@@ -123,14 +151,8 @@ def loaded_throughput(run: LoadedRun, hardware: Hardware | None = None) -> float
     context, most = prompt + new // 2, max(LOADED_CHUNK, 2 * batch)
 
     def seconds(tokens: int, picked: int, read: int, scored: int) -> float:
-        work = {
-            "t": padded(tokens),
-            "r": padded(picked),
-            "pages": 1,
-            "read_full": read,
-            "scored_full": scored,
-        }
-        return float(prices.stage_seconds({"t": work["t"], "r": work["r"]}, [work]).max())
+        work = _work(tokens, picked, read, scored)
+        return float(prices.stage_seconds({TOKENS: work[TOKENS], PICKED: work[PICKED]}, [work]).max())
 
     host = prices.host_seconds([{"r": padded(batch)}])
     alone = seconds(batch, batch, batch * context, batch * context) + host
@@ -185,6 +207,8 @@ def report() -> str:
         told.append(
             f"{title}: " + ", ".join(f"{name} {error:.1%}" for name, error in zip(NAMES, mean, strict=True))
         )
+    told += ["", "What a step with a token of each client spends its milliseconds on", ""]
+    told += in_columns([("in", "out", "clients", *StepParts._fields), *map(_parts_row, own)], 0)
     told += ["", f"Llama 3.1 8B in fp8 at maximum load, {H100}: throughput", ""]
     loaded: list[tuple[str, ...]] = [("in", "out", NAMES[2])]
     for each in loaded_runs():
@@ -192,6 +216,11 @@ def report() -> str:
         loaded.append((f"{each.input_tokens}", f"{each.output_tokens}", f"{error:+.1%}"))
     told += in_columns(loaded, 0)
     return "\n".join([f"Llama 3 8B on two A100s, {A100}: predicted by measured, less 1", "", *told])
+
+
+def _parts_row(run: ServedRun) -> tuple[str, ...]:
+    spent = (f"{1e3 * each:.2f}" for each in parts(run))
+    return f"{run.input_tokens}", f"{run.output_tokens}", f"{run.concurrency}", *spent
 
 
 if __name__ == "__main__":

@@ -78,6 +78,8 @@ class PublishedRun:
             "micro_batch_size": self._whole("mbs"),
             "global_batch_size": self._whole("gbs"),
         }
+        if row["dispatcher"]:
+            batch["moe_token_dispatcher_type"] = row["dispatcher"]
         if self.named is not None:
             return batch
         flags: dict[str, Any] = {

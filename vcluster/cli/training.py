@@ -212,12 +212,16 @@ def _run(run: TrainingRun, hardware: Hardware) -> list[str]:
     cut = ""
     if isinstance(run.model, TransformerSpec) and run.pipeline is not None:
         cut = remark_of(run.model, run.pipeline.begin)
+    sent = ""
+    if isinstance(run.model, TransformerSpec) and run.model.experts is not None:
+        sent = run.model.experts.remark
     words = " ".join(f"strategy: {run.strategy}".split()).replace(",", ", ")  # lists of regions break, too
     return [
         *wrap(text, WIDTH),
         *wrap(slow, WIDTH),
         *wrap(f"compared with {validation_text(compared_in(run.products, hardware.validation))}", WIDTH),
         *wrap(cut, WIDTH),
+        *wrap(sent, WIDTH),
         *(
             line.replace(", ", ",")
             for line in wrap(

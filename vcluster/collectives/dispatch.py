@@ -378,7 +378,7 @@ class Collectives:
         group = self._groups.get(call.ranks)
         if group is None:
             group = self._groups[call.ranks] = self._ways.meet(endpoint, call.ranks)
-        way_type = group.ways.of(call.algorithm)
+        way_type = group.ways.of(call.kind, call.algorithm)
         way = way_type(endpoint, group, call, checked.reduction, partial(self._add_message, event))
         if posted is None:
             way.prepare(array, out)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from parallelism.algorithms import MPI
+from parallelism.algorithms import MPI, runs_directly
 from parallelism.collectives import Reduction
 from vcluster.collectives.by_messages import ByMessages
 from vcluster.collectives.general import General
@@ -45,9 +45,9 @@ class Ways(NamedTuple):
         group.ways = ways
         return group
 
-    def of(self, algorithm: str | None) -> type[General | ByMessages]:
-        """How a call with this algorithm is run."""
-        if algorithm in (None, "direct"):
+    def of(self, kind: str, algorithm: str | None) -> type[General | ByMessages]:
+        """How a call of this kind with this algorithm is run."""
+        if runs_directly(kind, algorithm):
             return self.direct
         return self.library if algorithm == MPI else ByMessages
 

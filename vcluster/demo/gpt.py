@@ -223,7 +223,7 @@ def _show_verdict(screen: Screen, job: Job, trained: Trained, alone: Trained) ->
         f"{alone.seconds / steps * 1e3:.0f} ms in one process"
     )
     if reason := taking_turns(job.mesh.size, job.arguments.backend):
-        screen.line(f"       ({reason}, and wait for each other at each message:")
+        screen.line(f"       ({reason}, and each message is a wait:")
         screen.line("       this shows that the numbers are the same, not speed)")
 
 

@@ -1,9 +1,10 @@
 """The playground: a page on which the ideas of the package are tried out, without Python, installation or network.
 
 The page has the messages of each algorithm, its phases, the orders of actions of each schedule, the steps from each
-layout to each other, and the seconds of products as tables, which are written here from the package; the plans of some
-searches are kept in ``playground_plans.json``, because a search takes seconds (`benchmarks.playground_plans`).  What
-its script computes (bytes, seconds, the times of a schedule) is in ``playground_sums.js``, which needs no page.
+layout to each other, and the seconds of products as tables, which are written here from the package.  The plans of some
+searches and some steps of serving are kept in ``playground_plans.json`` and ``playground_serving.json``, because they
+take seconds (`benchmarks.playground_plans`, `benchmarks.playground_serving`).  What its script computes (bytes,
+seconds, the times of a schedule) is in ``playground_sums.js``, which needs no page.
 """
 
 import json
@@ -45,6 +46,7 @@ SECTIONS = {
     "schedules": "playground_schedules.js",
     "products": "playground_products.js",
     "plans": "playground_plans.js",
+    "serving": "playground_serving.js",
 }
 _LEFT_OUT = {"permute", "barrier"}  # their messages follow from the caller's pairs, or have no bytes
 
@@ -52,11 +54,11 @@ _LEFT_OUT = {"permute", "barrier"}  # their messages follow from the caller's pa
 def playground(path: str | PathLike[str]) -> None:
     """Write the page to ``path``.  ``OSError`` if it cannot be written."""
     data = {
-        "title": "Collectives, layouts, pipelines, plans: a playground",
+        "title": "Collectives, layouts, pipelines, plans, serving: a playground",
         "facts": [],
         "left_out": [],
         "verdict": [
-            "Choose an algorithm, a layout, a schedule, a product or a plan, and see what moves and waits.",
+            "Choose an algorithm, a layout, a schedule, a product, a plan or a batch, and see what moves and waits.",
             "All orders are those that vcluster runs. The address of this page keeps your choice.",
         ],
         "collectives": collectives(),
@@ -64,6 +66,7 @@ def playground(path: str | PathLike[str]) -> None:
         "schedules": schedules(),
         "products": products(),
         "plans": plans(),
+        "serving": serving(),
     }
     with written_whole(path) as file:
         file.write(
@@ -252,7 +255,15 @@ def products() -> dict[str, Any]:
 
 def plans() -> dict[str, Any]:
     """By question: the names of the settings that differ; of each plan that fits these, its seconds and its bytes."""
-    found: dict[str, Any] = json.loads(
-        (files("vcluster.report") / "playground_plans.json").read_text("utf-8")
-    )
+    return _kept("playground_plans.json")
+
+
+def serving() -> dict[str, Any]:
+    """By model and precision: the bytes of a device by ``tp``, and the seconds of decode steps by what they are spent on, by
+    ``tp``, tokens in the cache and requests at a time; None where the cache does not fit."""
+    return _kept("playground_serving.json")
+
+
+def _kept(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((files("vcluster.report") / name).read_text("utf-8"))
     return found

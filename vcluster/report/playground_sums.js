@@ -84,3 +84,11 @@ function fitting(plans, names, wanted) {             // the places of the plans 
 function slower(plans, place) {                      // by how much a plan takes longer than the first
   return (100 * (plans[place].at(-2) / plans[0].at(-2) - 1)).toFixed(1) + "%";
 }
+function decodeStep(question, tp, context, batch) {  // a step with a token of each request, and what a device holds for it
+  const at = question.tp.indexOf(tp), row = question.steps[at][question.contexts.indexOf(context)];
+  const parts = row[question.batches.indexOf(batch)], weights = question.weights_bytes[at];
+  const cache = question.token_bytes[at] * context * batch;
+  if (parts === null) return {fits: false, weights, cache};
+  const total = parts.reduce((a, b) => a + b), reading = (weights + cache) / question.memory_bytes_per_second;
+  return {fits: true, weights, cache, parts, seconds: total, user: 1 / total, device: batch / total / tp, reading};
+}

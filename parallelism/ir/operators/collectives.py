@@ -103,6 +103,7 @@ def _all_to_all_rule(
     split_extent: Extent,
     concat_dim: int,
     concat_extent: Extent,
+    **_: Any,
 ) -> Rule:
     """``split_extent`` is the new extent of ``split_dim``, ``concat_extent`` that of ``concat_dim``."""
     check_group(group)
@@ -167,7 +168,7 @@ register(
         _all_to_all_rule,
         first_dtype,
         alone("all_to_all"),
-        lambda g, y, x, axes, group, split_dim, split_extent, concat_dim, concat_extent: [
+        lambda g, y, x, axes, group, split_dim, split_extent, concat_dim, concat_extent, **algorithm: [
             apply(
                 "all_to_all",
                 g,
@@ -177,6 +178,7 @@ register(
                 split_extent=x.shape[concat_dim],
                 concat_dim=split_dim,
                 concat_extent=x.shape[split_dim],
+                **algorithm,
             )
         ],
         attributes={
@@ -186,7 +188,8 @@ register(
             "concat_dim": "an integer",
             "concat_extent": "an extent",
         },
-        received=lambda x, axes, group, split_dim, split_extent, concat_dim, concat_extent: (
+        optional={"algorithm": "a string"},
+        received=lambda x, axes, group, split_dim, split_extent, concat_dim, concat_extent, **_: (
             _with(_with(x, split_dim, split_extent), concat_dim, concat_extent).nbytes
             - _with(x, split_dim, split_extent).nbytes
         ),

@@ -14,6 +14,8 @@ no slot is left is dropped.
 With one chunk a sequence must be whole.  With several, sequences may be split where chunks end, and each device deals
 its own tokens.  If e is split, a device has the experts from ``first`` on, and what it combines is a part of the sums.
 
+``sent``, where it is given, is how rows travel between devices: the algorithm of the all_to_alls before and after.
+
 ``drops`` says whether choices are dropped where the fullest expert needs more slots than there are.  If not, the slots
 are those of a mean load, for simulations, and a run makes room for all (`parallelism.ir.passes.room`).
 """
@@ -31,6 +33,7 @@ from parallelism.ir.core.extents import Extent, product, quotient
 from parallelism.ir.tracing import apply
 
 _ATTRIBUTES = {"each": "an extent", "first": "an extent", "drops": "a bool"}
+_OPTIONAL = {"sent": "a string"}
 _SHAPED = {**_ATTRIBUTES, "shape": "a shape"}
 
 
@@ -126,14 +129,16 @@ def _additions(found: Rule, **_: Any) -> Extent:
 # -- kernels -----------------------------------------------------------------------------------------------------------
 
 
-def _dispatch(x: Array, experts: Array, shape: Any, each: int, first: int, drops: bool) -> Array:
+def _dispatch(
+    x: Array, experts: Array, shape: Any, each: int, first: int, drops: bool, sent: str = ""
+) -> Array:
     rows = np.zeros(shape, x.dtype)
     at = _slots(experts, shape[0], shape[2], each, first)
     rows[at.experts, at.sequences, at.slots] = x[at.sequences, at.tokens]
     return rows
 
 
-def _combine(rows: Array, experts: Array, each: int, first: int, drops: bool) -> Array:
+def _combine(rows: Array, experts: Array, each: int, first: int, drops: bool, sent: str = "") -> Array:
     sums = np.zeros((*experts.shape[:2], rows.shape[3]), rows.dtype)
     at = _slots(experts, rows.shape[0], rows.shape[2], each, first)
     for choice in range(experts.shape[2]):
@@ -168,7 +173,16 @@ def _dealing(name: str, rule: Callable[..., Rule], kernel: Callable[..., Array],
         return [apply(back, g, experts, **how), None]
 
     return Operator(
-        name, rule, first_dtype, kernel, derivative, attributes=_SHAPED, linear=(0,), grows=True, indexed="e"
+        name,
+        rule,
+        first_dtype,
+        kernel,
+        derivative,
+        attributes=_SHAPED,
+        optional=_OPTIONAL if name == "dispatch" else {},
+        linear=(0,),
+        grows=True,
+        indexed="e",
     )
 
 
@@ -188,6 +202,7 @@ def _returning(
         derivative,
         flops,
         attributes=_ATTRIBUTES,
+        optional=_OPTIONAL if name == "combine" else {},
         linear=(0,),
         grows=True,
         indexed="e",

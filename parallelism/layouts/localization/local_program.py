@@ -3,11 +3,15 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from parallelism.algorithms import Deduplicated
 from parallelism.ir.core import Attributes, Extent, Function, Op, Span, TensorType, Value, of_a_part
 from parallelism.layouts.localization.moves import Move, moves
 from parallelism.layouts.propagation import Devices
 from parallelism.memoized import memoized
 from parallelism.sharding import TensorSharding
+
+_NDIM_OF_ROWS = 4
+"""Rows of experts, and scales of these: (experts, sequences, slots, features)."""
 
 
 def layout_of(value: Value) -> TensorSharding:
@@ -88,6 +92,8 @@ def local_program(
     names = {value.name for value in function.values}
     values = {value.name: shards.value(value) for value in function.inputs}
     ops: list[Op] = []
+    sent = _sent(function)
+    tokens = Deduplicated.of(sent)
     for op in function.ops:
         if op.kind != "reshard":
             outputs = tuple(map(shards.value, op.outputs))
@@ -107,12 +113,29 @@ def local_program(
             name = result.name if count == len(todo) else free_name(f"{result.name}.{count}", names)
             y = Value(name, shards.type(result.type, move.after))
             given = move.attributes(result.type, devices, y.type.shape, received(move))
+            if tokens and _is_of_all_experts(move, x, y, result, tokens.experts):
+                given["algorithm"] = sent
             ops.append(Op(move.kind, (x,), tuple(given.items()), (y,), op.region))
             x = y
         values[result.name] = x
     inputs = tuple(values[value.name] for value in function.inputs)
     outputs = tuple(values[value.name] for value in function.outputs)
     return Function(function.name, inputs, tuple(ops), outputs, function.attributes)
+
+
+def _sent(function: Function) -> str | None:
+    """How rows travel that are dealt to experts, or come back from them, where an op says it."""
+    return next((value for op in function.ops for name, value in op.attributes if name == "sent"), None)
+
+
+def _is_of_all_experts(move: Move, x: Value, y: Value, whole: Value, experts: int) -> bool:
+    """Whether a move takes each row of tokens from any expert, or to any.  Where experts are split over several axes, the
+    other moves are among those of one place along the first axis: a token has few of these."""
+    shape = whole.type.shape
+    if move.kind != "all_to_all" or len(shape) != _NDIM_OF_ROWS or shape[0] != experts:
+        return False
+    many = {move.dim: x, move.other: y}.get(0)
+    return many is not None and many.type.shape[0] == experts
 
 
 def free_name(name: str, names: set[str]) -> str:

@@ -18,7 +18,7 @@ CHOOSE = """((id, value) => {
   control.dispatchEvent(new Event("input"));
 })"""
 
-SAID = ["#ring-said", "#moves-said", "#race-said", "#product-said", "#plans-said"]
+SAID = ["#ring-said", "#moves-said", "#race-said", "#product-said", "#plans-said", "#serving-said"]
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,8 @@ def test_a_choice_is_drawn_and_kept_in_the_address(browser, page):
     browser.open(page, width=1300)
     for control, value in [("kind", "all_gather"), ("ranks", "8"), ("step", "3"), ("first", "gpipe"),
                            ("mesh", "x=2, y=3"), ("tensor", "7x10"), ("target", "[(x, y), None]"), ("m", "1024"),
-                           ("question", "gpt3-13b, 512 sequences, 8 x dgx-h100"), ("plan-pp", "4")]:
+                           ("question", "gpt3-13b, 512 sequences, 8 x dgx-h100"), ("plan-pp", "4"),
+                           ("served", "llama3.1-70b in fp8"), ("serving-tp", "4"), ("batch", "32")]:
         browser.value(f"{CHOOSE}('{control}', '{value}')")
     assert browser.text("#ring-said").startswith("Step 3 of ")
     assert browser.value("document.querySelectorAll('#ring circle').length") == 8
@@ -52,6 +53,11 @@ def test_a_choice_is_drawn_and_kept_in_the_address(browser, page):
     some, plans = map(int, re.findall(r"\d+", browser.text("#plans-said"))[:2])
     assert 0 < some < plans and " plans that fit. " in browser.text("#plans-said")
     assert "pp=4 " in browser.text("#plans-said")
+    assert browser.text("#serving-said").startswith("A step makes a token for each of 32 requests and takes ")
+    assert browser.value("document.querySelectorAll('#steps rect').length") == 4 * 9
+    browser.value(f"{CHOOSE}('serving-tp', '1')")
+    told = browser.text("#serving-said").replace("\N{NO-BREAK SPACE}", " ")
+    assert told.startswith("It does not fit: of the 80.0 GB of a device the weights take 72.7 GB")
     kept = browser.value("location.hash")
     said = [browser.text(each) for each in SAID]
     assert "kind=all_gather" in kept and "first=gpipe" in kept

@@ -38,3 +38,10 @@ def test_a_run_is_predicted_near_its_measurement():
 def test_throughput_at_maximum_load_is_that_of_the_runs():
     errors = [serving.loaded_throughput(run) / run.tokens_per_second - 1 for run in serving.loaded_runs()]
     assert np.abs(errors).max() < 0.08 and np.abs(errors).mean() < 0.03
+
+
+def test_a_step_of_all_clients_takes_about_the_token_that_is_predicted():
+    run = serving.runs()[1]
+    spent = serving.parts(run)
+    assert all(each > 0 for each in spent)
+    assert spent.seconds == pytest.approx(serving.predicted(run)[1], rel=0.1)

@@ -38,6 +38,15 @@ def test_a_kernel_takes_its_launches_and_so_many_times_its_bytes():
     assert seconds(replace(OURS, issue_seconds=4e-6), "norm", nbytes=1e6) == pytest.approx(12e-6)      # three are issued
 
 
+def test_a_device_waits_for_the_host_behind_a_kernel_whatever_its_size():
+    waiting = replace(PLAIN, kernels={"dispatch": Kernel(host_seconds=5e-4)})
+    for nbytes in (1e3, 1e6):
+        assert seconds(waiting, "dispatch", nbytes=nbytes) == pytest.approx(5e-4 + seconds(PLAIN, "dispatch", nbytes=nbytes))
+    assert seconds(waiting, "other", nbytes=1e6) == seconds(PLAIN, "other", nbytes=1e6)
+    assert seconds(waiting.slow(rank=1, factor=2.0), "dispatch", nbytes=1e6, rank=1) == pytest.approx(2 * 5.03e-4)
+    assert "dispatch 1 times its bytes, then 500 us of the host" in str(waiting).replace("\n", " ")
+
+
 def test_work_on_few_numbers_has_constants_of_its_own():
     assert seconds(OURS, "norm", nbytes=64) == 0 and seconds(OURS, "norm", nbytes=65) > 6e-6
     assert seconds(replace(PLAIN, kernels={"norm": Kernel(3)}), "norm", nbytes=64) > 6e-6

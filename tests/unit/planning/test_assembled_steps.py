@@ -23,7 +23,8 @@ LATENT = models.LatentAttention(query_rank=16, key_value_rank=8, head_width=8, r
 SPARSE = models.TransformerSpec(
     layers=7, width=32, heads=4, feed_forward=48, vocabulary=64, sequence=16, activation="swiglu", norm="rms",
     positions="rotary", biases=False, tied=False, dtype="bfloat16", attention=LATENT,
-    experts=models.Experts(count=8, chosen=2, dense_layers=1, shared_width=16, width=24, router="sigmoid"))
+    experts=models.Experts(count=8, chosen=2, dense_layers=1, shared_width=16, width=24, router="sigmoid",
+                           deduplicated=True))
 PLAIN = {"cp": 1, "ep": 1, "sp": False, "chunks": 1, "balanced": False, "schedule": "1f1b", "zero": 0, "overlap": False,
          "instances": 1, "exchange": "all_gather", "experts_over": "ep", "recompute": "none", "order": "pp dp ep cp tp"}
 NUMBERS = ("nbytes", "flops", "start_seconds", "duration_seconds", "bytes_sent", "bytes_received", "sequence", "tag", "peer")

@@ -23,7 +23,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "capacity": {"layers": 2, "experts": models.Experts(count=4, chosen=2, capacity=1.0, shared_width=16)},
     "dense first": {"layers": 5, "experts": models.Experts(count=4, chosen=2, dense_layers=1, shared_width=16, width=24)},
     "deepseek": {"layers": 8, "attention": LATENT, "experts": models.Experts(
-        count=8, chosen=2, dense_layers=2, shared_width=16, width=24, router="sigmoid", groups=4, groups_chosen=2)},
+        count=8, chosen=2, dense_layers=2, shared_width=16, width=24, router="sigmoid", groups=4, groups_chosen=2,
+        deduplicated=True)},
 }
 
 

@@ -24,7 +24,7 @@ from parallelism.pipelining import Pipeline
 from parallelism.resharding import plan_resharding
 from parallelism.sharding import TensorSharding
 from vcluster.__main__ import main
-from vcluster.report.playground import collectives, layouts, plans, products, schedules
+from vcluster.report.playground import collectives, layouts, plans, products, schedules, serving
 
 NODE = shutil.which("node")
 needs_node = pytest.mark.skipif(NODE is None, reason="node is not installed; it runs the script of the page")
@@ -175,6 +175,30 @@ def test_the_page_has_the_products_of_the_cost_model(tables: dict[str, Any]) -> 
         assert numbers == pytest.approx(case[4:], rel=1e-12), case
         assert math.prod(case[1:4]) * 2 == numbers[0]
         assert all(same), case
+
+
+@needs_node
+def test_the_page_has_the_figures_of_a_decode_step() -> None:
+    draw, tables, cases, expected = random.Random(7), serving(), [], []
+    for _ in range(60):
+        name = draw.choice(list(tables))
+        asked = tables[name]
+        tp, context, batch = (draw.choice(asked[each]) for each in ("tp", "contexts", "batches"))
+        at = asked["tp"].index(tp)
+        parts = asked["steps"][at][asked["contexts"].index(context)][asked["batches"].index(batch)]
+        nbytes = asked["weights_bytes"][at] + asked["token_bytes"][at] * context * batch
+        cases.append([name, tp, context, batch])
+        if parts is None:
+            expected.append([False, nbytes, None, None, None, None])
+        else:
+            seconds = sum(parts)
+            reading = nbytes / asked["memory_bytes_per_second"]
+            expected.append([True, nbytes, seconds, 1 / seconds, batch / seconds / tp, reading])
+    found = in_node(cases, "(s => [s.fits, s.weights + s.cache, s.seconds ?? null, s.user ?? null, s.device ?? null, "
+                           "s.reading ?? null])(decodeStep(tables[c[0]], c[1], c[2], c[3]))", tables)
+    assert {each[0] for each in found} == {False, True}
+    for numbers, right in zip(found, expected, strict=True):
+        assert numbers == (right if right[2] is None else pytest.approx(right, rel=1e-12))
 
 
 def word(value: object) -> str:

@@ -115,6 +115,16 @@ def test_experts_lie_on_devices_of_dp() -> None:
         "--moe-token-dispatcher-type allgather"]
 
 
+def test_the_flex_dispatcher_sends_a_token_once_to_each_node() -> None:
+    given = SMALL | {"num_experts": 4, "global_batch_size": 16, "expert_model_parallel_size": 4, "fp32": True}
+    plain, alltoall, flex = (
+        MegatronFlags(**given, moe_token_dispatcher_type=each).run(8) for each in (None, "alltoall", "flex"))
+    assert plain == alltoall and plain.model.experts is not None and not plain.model.experts.deduplicated
+    assert flex.model.experts == replace(plain.model.experts, deduplicated=True)
+    told = MegatronFlags.of(flex)
+    assert told is not None and told.moe_token_dispatcher_type == "flex" and told.run(8, plain.model) == flex
+
+
 @pytest.mark.parametrize(("flags", "devices", "text", "mesh"), [
     ({"tensor_model_parallel_size": 2, "expert_tensor_parallel_size": 1, "expert_model_parallel_size": 4}, 8,
      "dp tp ep:ep+tp sp", {"pp": 1, "dp": 2, "ep": 2, "tp": 2}),

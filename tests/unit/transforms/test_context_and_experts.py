@@ -137,6 +137,26 @@ def test_rows_of_experts_over_several_axes_go_over_those_of_sequences_by_themsel
     assert [layouts[f"p.0.expert_{name}"] for name in ("up", "gate", "down")] == [f"[({over}), None, None]"] * 3
 
 
+@pytest.mark.parametrize(("text", "axes"), [("ep=2", ("ep",)), ("ep:ep+tp=2 tp=2 sp", ("ep",)), ("ep=4 tp=2 sp", ("ep",))])
+def test_rows_that_are_sent_once_are_named_so_where_they_go_to_all_experts_and_nothing_else_changes(text, axes):
+    def program(deduplicated):
+        spec = routed(sequence=8, layers=3, experts=models.Experts(count=4, chosen=2, deduplicated=deduplicated))
+        strategy, mesh = Strategy.parse_on_mesh(text)
+        return localize(strategy(train_step(spec.function(8), SGD(0.1))), mesh).program()
+
+    plain, marked = program(False), program(True)
+    name = {"algorithm": "deduplicated(2 of 4)", "sent": "deduplicated(2 of 4)"}
+    found = Counter()
+    for op, before in zip(marked.ops, plain.ops, strict=True):
+        given, added = dict(op.attributes), dict(op.attributes).keys() - dict(before.attributes).keys()
+        found.update((op.kind, *given.get("axes", ()), len(op.inputs[0].type.shape)) for _ in added)
+        assert all(given[each] == name[each] for each in added)
+        assert (op.kind, op.inputs, op.outputs) == (before.kind, before.inputs, before.outputs)
+        assert {key: value for key, value in given.items() if key not in added} == dict(before.attributes)
+    # Three layers: rows go there and back in the forward, and in the backward; their gates are no rows.
+    assert found == {("all_to_all", *axes, 4): 12, ("dispatch", 3): 6, ("combine", 4): 6}
+
+
 def test_what_is_no_expert_is_split_over_both_axes_of_replicas_and_an_expert_over_its_own():
     # With etp = tp an expert has tp cp dp / (tp ep) replicas; here dp counts those of everything else, 2 x 4.
     step = Strategy.parse("dp ep tp zero=1")(model_step("mixtral", 8, Adam(0.01)))

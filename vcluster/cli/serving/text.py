@@ -31,7 +31,7 @@ def serving_text(
             answers
         )
     if shown:
-        lines += [*_memory(shown[0], plans), *_prefill(shown[0]), ""]
+        lines += [*_parts(shown[0]), *_memory(shown[0], plans), *_prefill(shown[0]), ""]
     lines += [*_front(plans), *_left_out(plans), ""]
     if plans.plans:
         lines += ["The first again:", f"  {commands[plans.plans[0]]}", ""]
@@ -90,6 +90,23 @@ def _table(plans: tuple[ServingPlan, ...]) -> list[str]:
             )
         )
     return in_columns(rows, 0)
+
+
+def _parts(plan: ServingPlan) -> list[str]:
+    """What the time of a token is spent on."""
+    if plan.parts is None:
+        return []
+    spent = (
+        f"products and elementwise work {seconds(plan.parts.products)}",
+        f"attention over the cache {seconds(plan.parts.attention)}",
+        f"messages {seconds(plan.parts.messages)}",
+        f"the host {seconds(plan.parts.host)}",
+    )
+    step = f"A step with a token of each of {plural(plan.batch, 'request')} takes"
+    if plan.pp > 1:
+        step = "A microbatch of a step with a token of each request takes, through all stages,"
+    told = f"{step} {seconds(plan.parts.seconds)}"
+    return [*wrap(f"{told}: {', '.join(spent)}.", WIDTH), ""]
 
 
 def _memory(plan: ServingPlan, plans: ServingPlans) -> list[str]:
