@@ -256,7 +256,8 @@ class DeviceEvents:
             for row in events.rows
         ]
         self.pieces += [
-            each._replace(places=(first + each.places[0],), stage=stage) for each in events.pieces
+            each._replace(places=(first + each.places[0],), stage=each.stage if stage is None else stage)
+            for each in events.pieces
         ]
         works: dict[int, int] = {}
         for place in events.asynchronous:
