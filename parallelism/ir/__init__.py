@@ -53,13 +53,17 @@ from parallelism.ir.operators import (  # noqa: F401
 from parallelism.ir.passes import Interpreted, freed_after, gradient, interpret, live_bytes, peak_bytes
 from parallelism.ir.recording import (  # noqa: F401
     numpy_calls,
+    numpy_diagonals,
+    numpy_elements,
     numpy_indexing,
     numpy_joins,
     numpy_linear_algebra,
     numpy_products,
     numpy_reductions,
+    numpy_series,
     numpy_shapes,
     numpy_statistics,
+    numpy_writing,
     record,
 )
 from parallelism.ir.text.parsing import parse

@@ -87,6 +87,8 @@ class AssembledStep:
         self.positions = np.array([self.mesh.index(rank)[AXIS] for rank in range(self.mesh.size)])
         """By rank, its position in the pipeline."""
         self._known: dict[Any, RepeatedEvents] = {}
+        self._ends: dict[Any, DeviceEvents] = {}
+        """The events of ends without messages, which several positions may have."""
 
     def under(self, software: Software) -> SimulatedOperation:
         """The step as this software runs it: this one, or, of other software, the program of the whole model."""
@@ -206,7 +208,20 @@ class AssembledStep:
         return device.events
 
     def _end(self, device: TypedDevice, position: int, costs: StageCosts, place: int, blocks: int) -> None:
-        """Records what a device does after its last action."""
+        """Records what a device does after its last action, once for all positions at which it does the same."""
+        if costs.exchanged(place):
+            self._record_end(device, position, costs, place, blocks)
+            return
+        key = id(costs), place, blocks  # the costs are kept by `self.costs`
+        if key not in self._ends:
+            alone = TypedDevice(self.mesh, 0)
+            self._record_end(alone, position, costs, place, blocks)
+            self._ends[key] = alone.events
+        device.events.repeat(self._ends[key])
+
+    def _record_end(
+        self, device: TypedDevice, position: int, costs: StageCosts, place: int, blocks: int
+    ) -> None:
         recorder = _Recorder(device, costs, {})
         events = list(events_of(costs, place, "end", blocks))
         joined: Counter[EventKind] = Counter()
@@ -309,7 +324,7 @@ class _Recorder:
 
     def nbytes(self, event: int) -> int:
         """The first number of an event."""
-        return int(self.costs.events.nbytes(slice(event, event + 1))[0])
+        return self.costs.numbers(event)[0]
 
     def record(self, event: int) -> None:
         """Records a compute, a collective or a wait."""
@@ -322,17 +337,16 @@ class _Recorder:
             self.device.wait(self.started[-kind.later])
 
     def _compute(self, kind: EventKind, event: int) -> None:
-        nbytes, flops, *more = self.costs.events.numbers(np.array([event]))[0].tolist()
+        nbytes, flops, *more = self.costs.numbers(event)
         end = len(kind.others)
-        sizes = tuple((name, int(size)) for name, size in zip(kind.others, more[:end], strict=True))
         self.device.compute(
             kind.name or COMPUTE,
             flops=float(flops),
             nbytes=float(nbytes),
             dtype=kind.dtype,
             seconds=kind.seconds,
-            other_bytes=sizes,
-            shape=tuple(map(int, more[end : end + kind.extents])) or None,
+            other_bytes=tuple(zip(kind.others, more[:end], strict=True)),
+            shape=tuple(more[end : end + kind.extents]) or None,
             **({**self.marks, "phase": RECOMPUTED} if kind.again else self.marks),
         )
 

@@ -7,6 +7,7 @@ and the same order; only sums are taken in another order.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,6 +43,9 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 
+_HELD_BY = itemgetter("dp", "instances", "cp", "ep", "tp", "sp", "zero", "experts_over")
+_ACTIONS_BY = itemgetter("tp", "sp", "cp", "ep", "recompute", "microbatch")
+_LAYOUT_BY = itemgetter("pp", "dp", "instances", "cp", "ep", "tp", "order", "experts_over")
 MOST_OTHERS = 8
 """So many blocks at the beginning of a model may be like no others; they are laid out one by one."""
 
@@ -54,6 +58,19 @@ class Ends(NamedTuple):
     back: float
     """Minus infinite where the two exchange nothing."""
     after: Floats
+
+
+class _Row(NamedTuple):
+    """What pieces of a plan depend on, beside its settings."""
+
+    settings: Mapping[str, Any]
+    shape: Shape
+    order: Order
+    adds_up: bool
+    zero: int
+    """The stage of ZeRO that the actions depend on."""
+    others: tuple[Any, ...]
+    """How experts lie, how sequences are dealt, and the settings from outside."""
 
 
 def laid_out_as(place: int) -> int:
@@ -96,8 +113,6 @@ class PlanCosts:
         self._costs: dict[Any, StageCosts] = {}
         self._seconds: dict[Any, StageSeconds] = {}
         self._settings: dict[int, dict[str, Any]] = {}
-        self._shapes: dict[int, Shape] = {}
-        self._actions: dict[tuple[int, bool], StageCosts] = {}
         self._layouts: dict[Any, MeshOnHardware] = {}
         self._columns: dict[Any, tuple[Floats, Floats]] = {}
         self._ends: dict[Any, Ends] = {}
@@ -121,16 +136,19 @@ class PlanCosts:
         """The microbatches of each replica of a plan."""
         return self.task.microbatches(self.settings(row))
 
+    @memoized
     def shape(self, row: int) -> Shape:
         """The pipeline of a plan."""
-        found = self._shapes.get(row)
-        if found is None:
-            s = self.settings(row)
-            counts = self.task.model.layers_of(s["pp"] * s["chunks"], balanced=s["balanced"])
-            found = self._shapes[row] = Shape.of(
-                s["schedule"], s["pp"], self.microbatches(row), s["chunks"], counts
-            )
-        return found
+        s = self.settings(row)
+        counts = self.task.model.layers_of(s["pp"] * s["chunks"], balanced=s["balanced"])
+        return Shape.of(s["schedule"], s["pp"], self.microbatches(row), s["chunks"], counts)
+
+    @memoized
+    def _of(self, row: int) -> _Row:
+        s, shape = self.settings(row), self.shape(row)
+        others = self._of_experts(s), self._of_sequences(s), self._registered(s)
+        zero = self._zero_of_actions(s, shape)
+        return _Row(s, shape, self._order(shape), self.adds_up(shape), zero, others)
 
     def alike(self, blocks: int, place: int) -> int:
         """So many blocks at a place without those at the beginning that are like no others."""
@@ -138,14 +156,11 @@ class PlanCosts:
 
     def actions(self, row: int, kind: str) -> StageCosts:
         """The costs of the actions of a kind of a plan."""
-        split = kind in "IW"
-        found = self._actions.get((row, split))
-        if found is None:
-            found = self._actions[row, split] = self._actions_of(row, split=split)
-        return found
+        return self._actions_of(row, kind in "IW")
 
-    def _actions_of(self, row: int, *, split: bool) -> StageCosts:
-        s, shape = self.settings(row), self.shape(row)
+    @memoized
+    def _actions_of(self, row: int, split: bool) -> StageCosts:
+        s, shape, _, adds_up, zero, (experts, sequences, registered) = self._of(row)
         pattern = Pattern(
             shape.stages > 1,
             split,
@@ -153,11 +168,11 @@ class PlanCosts:
             s["sp"],
             s["cp"],
             s["recompute"],
-            self._zero_of_actions(s, shape),
-            self.adds_up(shape),
-            self._registered(s),
-            self._of_experts(s),
-            self._of_sequences(s),
+            zero,
+            adds_up,
+            registered,
+            experts,
+            sequences,
         )
         key = "actions", pattern, s["microbatch"], s["tp"], s["ep"]
         if key not in self._costs:
@@ -287,11 +302,12 @@ class PlanCosts:
         key = (
             ends,
             shape.is_v_shaped,
-            *shape._replace(schedule="", microbatches=0),
-            *(s[name] for name in ("dp", "instances", "cp", "ep", "tp", "sp", "zero", "experts_over")),
+            *shape[1:2],
+            *shape[3:],
+            *_HELD_BY(s),
             self.microbatches(row) * s["microbatch"],
             self._of_sequences(s),
-            *self._registered(s),
+            self._registered(s),
         )
         if key not in self._of_devices:
             self._of_devices[key] = [
@@ -313,18 +329,9 @@ class PlanCosts:
     @memoized
     def _memory(self, row: int) -> tuple[Ints, Ints]:
         """The changes of memory and the peaks of a plan's actions, as `Order.peaks` takes them."""
-        s, shape = self.settings(row), self.shape(row)
-        works = self._order(shape).works
-        key = (
-            works,
-            shape.blocks,
-            self.adds_up(shape),
-            *(s[name] for name in ("tp", "sp", "cp", "ep", "recompute", "microbatch")),
-            self._zero_of_actions(s, shape),
-            self._of_experts(s),
-            self._of_sequences(s),
-            *self._registered(s),
-        )
+        s, shape, order, adds_up, zero, others = self._of(row)
+        works = order.works
+        key = works, shape.blocks, adds_up, _ACTIONS_BY(s), zero, others
         if key not in self._memories:
             changes, peaks = (np.zeros(each * PLACES, np.int64) for each in (2, 4))
             for place, kind in works:
@@ -340,26 +347,20 @@ class PlanCosts:
         """Prices the pieces of plans on their meshes; the plans that have no price are taken out, and returned with the
         reasons."""
         odd = dict[int, str]()
-        for shape, rows in groups.items():
+        for rows in groups.values():
             for row in rows:
                 try:
-                    self._price(shape, row)
+                    self._column(row), self._end(row)
                 except Unpriceable as error:
                     odd[row] = str(error)
             rows[:] = [row for row in rows if row not in odd]
         return odd
 
-    def _price(self, shape: Shape, row: int) -> None:
-        self._column(self._order(shape), shape, row)
-        self._end(shape, row)
-
+    @memoized
     def layout(self, row: int) -> MeshOnHardware:
         """The mesh of a plan."""
         s = self.settings(row)
-        key = (
-            *(s[name] for name in ("pp", "dp", "instances", "cp", "ep", "tp", "order", "experts_over")),
-            self._of_sequences(s),
-        )
+        key = _LAYOUT_BY(s), self._of_sequences(s)
         if key not in self._layouts:
             self._layouts[key] = MeshOnHardware(self.task.mesh(s))
         return self._layouts[key]
@@ -421,13 +422,12 @@ class PlanCosts:
         """The seconds of plans with one order, which may be repeated."""
         shapes = [self.shape(row) for row in rows]
         shape, order = shapes[0], self._order(shapes[0])
-        given = list(zip(shapes, rows, strict=True))
-        ends = [self._end(*each) for each in given]
+        ends = [self._end(row) for row in rows]
         # Plans that differ in their ends alone are timed once.
         number: dict[Any, int] = {}
         columns, repeats, same = list[tuple[Floats, Floats]](), list[int](), list[int]()
-        for of, row in given:
-            column, more = self._column(order, of, row), self.orders(of)[1]
+        for of, row in zip(shapes, rows, strict=True):
+            column, more = self._column(row), self.orders(of)[1]
             key = id(column), more
             if key not in number:
                 number[key] = len(columns)
@@ -444,22 +444,12 @@ class PlanCosts:
         result: Floats = (times + np.stack([end.after for end in ends], axis=1)).max(axis=0)
         return result
 
-    def _column(self, order: Order, shape: Shape, row: int) -> tuple[Floats, Floats]:
+    @memoized
+    def _column(self, row: int) -> tuple[Floats, Floats]:
         """The durations of a plan's actions and messages, as `Order.ends` takes them."""
-        s, layout = self.settings(row), self.layout(row)
-        key = (
-            self._flow(shape),
-            shape.blocks,
-            self.adds_up(shape),
-            id(layout),
-            s["sp"],
-            s["recompute"],
-            s["microbatch"],
-            self._zero_of_actions(s, shape),
-            self._of_experts(s),
-            self._of_sequences(s),
-            *self._registered(s),
-        )
+        s, shape, order, adds_up, zero, others = self._of(row)
+        layout, by = self.layout(row), (s["sp"], s["recompute"], s["microbatch"])
+        key = self._flow(shape), shape.blocks, adds_up, id(layout), by, zero, others
         if key not in self._columns:
             durations = np.zeros(4 * PLACES)
             for place, kind in order.works:
@@ -493,14 +483,12 @@ class PlanCosts:
             ]
         )
 
-    def _end(self, shape: Shape, row: int) -> Ends:
+    @memoized
+    def _end(self, row: int) -> Ends:
         """The end of a plan's step."""
-        s, layout = self.settings(row), self.layout(row)
-        around = self.layout_of_ends(row)
-        pipeline = shape._replace(schedule="", microbatches=0)
-        sequences = self._of_sequences(s)
-        options = self._of_experts(s), s["sp"], s["zero"], *self._registered(s)
-        key = shape.is_v_shaped, pipeline, layout, sequences, *options
+        s, shape, *_, others = self._of(row)
+        layout, around = self.layout(row), self.layout_of_ends(row)
+        key = shape.is_v_shaped, shape[1], shape[3:], id(layout), others, s["sp"], s["zero"]
         if key not in self._ends:
             devices, last = self.devices(row), shape.ranks - 1
             pairs = [self.seconds_of(end, around).end(place, blocks) for end, place, blocks in devices]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -48,13 +49,18 @@ class Choices:
 
     def settings(self, row: int) -> dict[str, Any]:
         """The settings of a plan, by name."""
-        found: dict[str, Any] = {}
+        return {name: values[row] for name, values in self._values.items()}
+
+    @cached_property
+    def _values(self) -> dict[str, list[Any]]:
+        """By setting, its value in each plan."""
+        found: dict[str, list[Any]] = {}
         for name in SETTINGS:
-            value = int(self.columns[name][row])
+            column = self.columns[name]
             if name in self.words:
-                found[name] = self.words[name][value]
+                found[name] = [self.words[name][number] for number in column.tolist()]
             else:
-                found[name] = bool(value) if SETTINGS[name].is_switch else value
+                found[name] = (column.astype(np.bool_) if SETTINGS[name].is_switch else column).tolist()
         return found
 
     def take(self, rows: Ints | Bools) -> Choices:

@@ -34,6 +34,15 @@ class StageCosts:
         self._each: Floats = np.zeros(0)
         """The seconds of each compute, once they are known."""
 
+    def numbers(self, event: int) -> list[int]:
+        """The numbers of an event, all of which are whole: see `Events.numbers`."""
+        return [self._values[place] for place in self.symbolic.index[event].tolist()]
+
+    @cached_property
+    def _values(self) -> list[int]:
+        """The value of each formula."""
+        return [int(value) for value in self.events.values]
+
     # -- memory --------------------------------------------------------------------------------------------------------
 
     @memoized

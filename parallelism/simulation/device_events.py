@@ -248,15 +248,16 @@ class DeviceEvents:
             ],
         )
 
-    def repeat(self, events: DeviceEvents, stage: int, microbatch: int) -> None:
-        """Adds the same events, without messages, for another microbatch, and maybe another stage."""
-        start = len(self.rows)
+    def repeat(self, events: DeviceEvents, stage: int | None = None, microbatch: int | None = None) -> None:
+        """Adds the same events, without messages, maybe for another microbatch and another stage."""
+        start, first = len(self.rows), len(self)
         self.rows += [
             row if row.microbatch is None else row._replace(stage=stage, microbatch=microbatch)
             for row in events.rows
         ]
         self.pieces += [
-            each._replace(places=(start + each.places[0],), stage=stage) for each in events.pieces
+            each._replace(places=(first + each.places[0],), stage=each.stage if stage is None else stage)
+            for each in events.pieces
         ]
         works: dict[int, int] = {}
         for place in events.asynchronous:
@@ -269,7 +270,7 @@ class DeviceEvents:
         for event, axes, _, call in events.collectives:
             number, row = self.counts[axes], self.rows[start + event]
             self.counts[axes] = number + 1
-            self.collectives.append(CollectiveRow(start + event, axes, number, call))
+            self.collectives.append(CollectiveRow(first + event, axes, number, call))
             self.rows[start + event] = row._replace(sequence=number)
 
     @cached_property

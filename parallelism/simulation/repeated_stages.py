@@ -13,10 +13,11 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+from parallelism.collectives import MemberCall
 from parallelism.execution import ACTIVATIONS, ProgramStage, TypedArray
 from parallelism.layouts.stages import Part
 from parallelism.memoized import memoized
-from parallelism.simulation.device_events import DeviceEvents, EventRow, PieceRow
+from parallelism.simulation.device_events import Call, DeviceEvents, EventRow, PieceRow
 from parallelism.simulation.typed_device import TypedDevice
 
 MESSAGES = ("send", "recv")
@@ -53,7 +54,7 @@ class RepeatedEvents(RepeatedAction):
         known: dict[Any, DeviceEvents] = {}
         return [
             known.setdefault(
-                (id(each.call), each.axes, self.events.rows[each.event].work),
+                (_equal(each.call), each.axes, self.events.rows[each.event].work),
                 DeviceEvents([self.events.rows[each.event]], [each._replace(event=0, number=0)]),
             )
             for each in self.events.collectives
@@ -92,6 +93,11 @@ class RepeatedEvents(RepeatedAction):
         for place, row in enumerate(self.events.rows):
             phase = row.phase if row.kind == "compute" else phase
             yield row.kind in ("compute", "memory") or place in own, phase
+
+
+def _equal(call: Call) -> Any:
+    """A key: equal for equal calls.  A step of a resharding plan is equal to itself alone."""
+    return call if isinstance(call, MemberCall) else id(call)
 
 
 @dataclass(frozen=True)

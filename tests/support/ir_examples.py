@@ -234,8 +234,11 @@ example("layer_norm", (5, 1), (1,), (1,), epsilon=0.5)
 example("rms_norm", (3, 4), (4,), epsilon=1e-5)
 example("rms_norm", (1,), (1,), epsilon=0.5)
 example("softmax_gradient", (3, 4), (3, 4), axis=0, scale=0.5)
+example("softmax_gradient", (2, 1, 5), (2, 1, 5), axis=2, scale=1.0)
 example("layer_norm_gradient", (3, 2, 4), (3, 2, 4), (4,), epsilon=1e-5)
+example("layer_norm_gradient", (5, 1), (5, 1), (1,), epsilon=0.5)
 example("rms_norm_gradient", (5, 1), (5, 1), (1,), epsilon=0.5)
+example("rms_norm_gradient", (2, 3), (2, 3), (3,), epsilon=1e-3)
 
 
 EXCHANGING = {"context_attention", "context_attention_gradient", "attention_block", "attention_block_gradient", "ring_shift"}

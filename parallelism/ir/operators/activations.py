@@ -47,8 +47,8 @@ def one_shape(*types: TensorType, outputs: int = 1) -> Rule:
     )
 
 
-def _activation(name: str, flops: int, gradient_flops: int) -> None:
-    """Register an activation and its gradient."""
+def _activation(name: str, flops: int, gradient_flops: int, second: Callable[[Any], Any]) -> None:
+    """Register an activation and its gradient; ``second`` is the second derivative, of traced arrays."""
     kernels, gradient = (ACTIVATIONS | FURTHER_ACTIVATIONS)[name], f"{name}_gradient"
     register(
         Operator(
@@ -66,16 +66,43 @@ def _activation(name: str, flops: int, gradient_flops: int) -> None:
             lambda grad, x: one_shape(grad, x),
             floating,
             lambda grad, x: kernels.backward(x, grad),
-            flops=gradient_flops,
+            lambda g, y, grad, x: [apply(gradient, g, x), g * grad * second(x)],
+            gradient_flops,
             linear=(0,),
         )
     )
 
 
-_activation("gelu", 8, 14)
-_activation("silu", 5, 9)
-_activation("relu2", 2, 3)
-_activation("gelu_exact", 16, 24)
+def _gelu_second(x: Any) -> Any:
+    """With t = tanh(u) and u = a x + b x^3: (1 - t^2) (u' + x (u'' / 2 - t u'^2))."""
+    a = math.sqrt(2 / math.pi)
+    b = a * 0.044715
+    t, slope = np.tanh(a * x + b * x * x * x), a + 3 * b * x * x
+    return (1 - t * t) * (slope + x * (3 * b * x - t * slope * slope))
+
+
+def _silu_second(x: Any) -> Any:
+    share = apply("sigmoid", x)
+    return share * (1 - share) * (2 + x * (1 - 2 * share))
+
+
+def _gelu_exact_second(x: Any) -> Any:
+    return np.exp(-0.5 * x * x) * (2 - x * x) * (1 / math.sqrt(2 * math.pi))
+
+
+_SECOND: dict[str, Callable[[Any], Any]] = {
+    "gelu": _gelu_second,
+    "silu": _silu_second,
+    "relu2": lambda x: 2 * (x > 0).astype(x.dtype),
+    "gelu_exact": _gelu_exact_second,
+    "relu": np.zeros_like,
+}
+"""The second derivatives of activations."""
+
+_activation("gelu", 8, 14, _SECOND["gelu"])
+_activation("silu", 5, 9, _SECOND["silu"])
+_activation("relu2", 2, 3, _SECOND["relu2"])
+_activation("gelu_exact", 16, 24, _SECOND["gelu_exact"])
 register(
     Operator(
         "relu",
@@ -114,8 +141,11 @@ def _gated(
     backward: Callable[..., Any],
     flops: int,
     gradient_flops: int,
+    of_gate: str | None = None,
 ) -> None:
-    """Register an activation with a gate, and its gradient, which has two outputs."""
+    """Register an activation with a gate, and its gradient, which has two outputs.
+
+    ``of_gate`` names the activation of the gate if the other factor is the input as it is."""
     gradient = f"{name}_gradient"
     register(
         Operator(
@@ -133,17 +163,35 @@ def _gated(
             lambda grad, gate, x: one_shape(grad, gate, x, outputs=2),
             floating,
             lambda grad, gate, x: backward(gate, x, grad),
-            flops=gradient_flops,
+            partial(_gated_second, of_gate) if of_gate else None,
+            gradient_flops,
             linear=(0,),
         )
     )
 
 
-_gated("swiglu", swiglu, swiglu_backward, 6, 13)
+def _gated_second(of_gate: str, g: Any, y: Any, grad: Any, gate: Any, x: Any) -> list[Any]:
+    """The derivative of the gradient of ``a(gate) x``, which is ``grad x a'(gate), grad a(gate)``."""
+    to_gate, to_x = (np.zeros_like(x) if part is None else part for part in g)
+    slope = partial(_times_slope, of_gate, gate)
+    return [
+        slope(to_gate * x) + to_x * apply(of_gate, gate),
+        to_gate * grad * x * _SECOND[of_gate](gate) + slope(to_x * grad),
+        slope(to_gate * grad),
+    ]
+
+
+def _times_slope(activation: str, x: Any, factor: Any) -> Any:
+    return factor * (x > 0) if activation == "relu" else apply(f"{activation}_gradient", factor, x)
+
+
+_gated("swiglu", swiglu, swiglu_backward, 6, 13, "silu")
 _gated("clamped_swiglu", clamped_swiglu, clamped_swiglu_backward, 10, 18)
 for _name, _of_gate, _flops, _gradient_flops in (
     ("geglu", "gelu", 9, 24),
     ("geglu_exact", "gelu_exact", 17, 42),
     ("reglu", "relu", 2, 4),
 ):
-    _gated(_name, partial(gated, _of_gate), partial(gated_backward, _of_gate), _flops, _gradient_flops)
+    _gated(
+        _name, partial(gated, _of_gate), partial(gated_backward, _of_gate), _flops, _gradient_flops, _of_gate
+    )

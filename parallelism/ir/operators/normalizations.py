@@ -52,6 +52,42 @@ def _normalization_gradient(*types: TensorType, weights: int) -> Rule:
     return rule(f"{names}z!,{names}z!,z!->{names}z!{',z!' * weights}", [type.shape for type in types])
 
 
+def _softmax_second(g: Any, h: Any, grad: Any, y: Any, axis: int, scale: float) -> list[Any]:
+    """The gradient is ``scale (grad y - y sum(grad y))``, in which grad and another gradient can change places."""
+    of_g, of_grad = (np.sum(each * y, axis=axis, keepdims=True) for each in (g, grad))
+    to_y = g * grad - grad * of_g - g * of_grad
+    return [apply("softmax_gradient", g, y, axis=axis, scale=scale), to_y if scale == 1 else to_y * scale]
+
+
+def _second(g: Any, grad: Any, x: Any, weight: Any, epsilon: float, *, centred: bool) -> list[Any]:
+    """The derivative of the gradient of a normalization, whose outputs have the gradients ``g``.
+
+    With the normalized rows n = (x - mean) r, and P(v) = v - mean(v) - n mean(v n), a symmetric map, the gradient of x
+    is r P(grad weight).  The derivative by n is q, and r depends on x, too: dr/dx = -r^2 n / extent.
+    """
+
+    def mean(v: Any) -> Any:
+        return np.mean(v, axis=-1, keepdims=True)
+
+    away = x - mean(x) if centred else x
+    r = 1 / np.sqrt(mean(away * away) + epsilon)
+    n = away * r
+
+    def projected(v: Any) -> Any:
+        return (v - mean(v) if centred else v) - n * mean(v * n)
+
+    of_x = np.zeros_like(x) if g[0] is None else g[0]
+    of_weight = np.zeros_like(weight) if g[1] is None else g[1]
+    weighted = grad * weight
+    back = r * projected(of_x)
+    q = of_weight * grad - r * (of_x * mean(weighted * n) + weighted * mean(of_x * n))
+    to_x = r * projected(q) - r * r * n * mean(of_x * projected(weighted))
+    to_grad = weight * back + of_weight * n
+    if centred and g[2] is not None:
+        to_grad = to_grad + g[2]
+    return [to_grad, to_x, grad * back]
+
+
 _EPSILON = {"epsilon": "a number"}
 
 register(
@@ -71,9 +107,10 @@ register(
         _softmax_gradient_rule,
         floating,
         _softmax_gradient,
-        flops=4,
+        _softmax_second,
+        4,
+        {"axis": "an integer", "scale": "a number"},
         linear=(0,),
-        attributes={"axis": "an integer", "scale": "a number"},
     )
 )
 register(
@@ -104,8 +141,9 @@ register(
         lambda grad, x, weight, epsilon: _normalization_gradient(grad, x, weight, weights=2),
         floating,
         layer_norm_backward,
-        flops=18,
-        attributes=_EPSILON,
+        lambda g, y, grad, x, weight, epsilon: _second(g, grad, x, weight, epsilon, centred=True),
+        18,
+        _EPSILON,
         linear=(0,),
     )
 )
@@ -126,8 +164,9 @@ register(
         lambda grad, x, weight, epsilon: _normalization_gradient(grad, x, weight, weights=1),
         floating,
         rms_norm_backward,
-        flops=13,
-        attributes=_EPSILON,
+        lambda g, y, grad, x, weight, epsilon: _second(g, grad, x, weight, epsilon, centred=False),
+        13,
+        _EPSILON,
         linear=(0,),
     )
 )

@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.dtypes import common_dtype, is_floating, limits_of
+from parallelism.dtypes import common_dtype, is_floating
 from parallelism.ir.core import Expression, checked_shape, resolved
 from parallelism.ir.recording.numpy_shapes import stands_for
 from parallelism.ir.tracing import CALLS, PASSING, Traced, apply, check_promotion, lift, meant_dtype, refuse
 
 
-def _of_one_dtype(function: str, *operands: Any) -> list[Traced]:
+def of_one_dtype(function: str, *operands: Any) -> list[Traced]:
     """The operands in their common dtype.  Python scalars are weak: they follow the arrays."""
     dtype = common_dtype(*map(_promoting, operands))
     check_promotion(function, operands, dtype)
@@ -39,13 +39,13 @@ def _promoting(x: Any) -> Any:
 def _where(condition: Any, x: Any = None, y: Any = None) -> Any:
     if x is None or y is None:
         refuse("numpy.where with a condition only", "the shape of its result depends on the values")
-    a, b = _of_one_dtype("numpy.where", x, y)
+    a, b = of_one_dtype("numpy.where", x, y)
     return apply("where", lift(condition), a, b)
 
 
 @stands_for(np.select)
 def _select(condlist: Sequence[Any], choicelist: Sequence[Any], default: Any = 0) -> Any:
-    *choices, default = _of_one_dtype("numpy.select", *choicelist, default)
+    *choices, default = of_one_dtype("numpy.select", *choicelist, default)
     for condition, choice in zip(reversed(condlist), reversed(choices), strict=True):
         default = np.where(lift(condition), choice, default)
     return default
@@ -55,7 +55,7 @@ def _select(condlist: Sequence[Any], choicelist: Sequence[Any], default: Any = 0
 def _clip(x: Any, a_min: Any = None, a_max: Any = None, *, min: Any = None, max: Any = None) -> Any:
     a_min, a_max = min if a_min is None else a_min, max if a_max is None else a_max
     if a_min is not None and a_max is not None:
-        x, a_min, a_max = _of_one_dtype("numpy.clip", x, a_min, a_max)
+        x, a_min, a_max = of_one_dtype("numpy.clip", x, a_min, a_max)
     x = x if a_min is None else np.maximum(x, a_min)
     return x if a_max is None else np.minimum(x, a_max)
 
@@ -74,19 +74,11 @@ def _round(x: Any, decimals: int = 0) -> Any:
     return np.rint(x * scale) / scale if decimals > 0 else np.rint(x / scale) * scale
 
 
-@stands_for(np.nan_to_num)
-def _nan_to_num(x: Any) -> Any:
-    if not is_floating(x.dtype):
-        return x
-    limits = limits_of(x.dtype)
-    return np.clip(np.where(np.isnan(x), 0, x), float(limits.min), float(limits.max))
-
-
 @stands_for(np.full_like)
 def _full_like(x: Any, fill_value: Any, dtype: Any = None, *, shape: Any = None) -> Any:
     dtype = x.dtype if dtype is None else meant_dtype(dtype)
-    if isinstance(fill_value, Traced):
-        return np.broadcast_to(fill_value.astype(dtype), x.shape if shape is None else shape).copy()
+    if isinstance(fill_value, Traced) or fill_value != fill_value:  # a recorded number, or nan
+        return np.broadcast_to(lift(fill_value).astype(dtype), x.shape if shape is None else shape).copy()
     return apply(
         "constant",
         value=np.asarray(fill_value, dtype).item(),

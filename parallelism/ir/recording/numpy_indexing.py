@@ -1,4 +1,4 @@
-"""Recording of ``x[...]``, read and written, and of NumPy's functions that pick elements."""
+"""Recording of ``x[...]`` that is read, and of NumPy's functions that pick elements."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -6,15 +6,15 @@ from typing import Any
 import numpy as np
 
 from parallelism.ir.core import Expression, Extent, bounds_in, broadcast as common_shape, from_start, product
-from parallelism.ir.operators.shapes import count
-from parallelism.ir.recording.numpy_shapes import axis_of, broadcast, part, reshaped, stands_for, transposed
-from parallelism.ir.tracing import CALLS, VIEWS, Traced, apply, diagonal, lift, place_of, refuse
+from parallelism.ir.recording.numpy_shapes import axis_of, part, reshaped, stands_for, transposed
+from parallelism.ir.recording.selected_elements import Selected
+from parallelism.ir.tracing import CALLS, Traced, apply, lift, refuse
 
 Span = tuple[Extent, Extent, int]
 """``begin, end, step`` of a dim.  A negative step goes backwards from ``end - 1``."""
 
 
-def _keys(x: Any, key: Any) -> list[Any]:
+def keys_of(x: Any, key: Any) -> list[Any]:
     """The keys of an index, with ``...`` expanded.
 
     There is one key for each dim, one for several dims if it is an array of bools, and None for each new dim.  ``...``
@@ -31,7 +31,7 @@ def _keys(x: Any, key: Any) -> list[Any]:
         keys[dots : dots + 1] = [slice(None)] * (x.ndim - used)
     axis = 0
     for k in keys:
-        if _is_mask(k) and (not k.ndim or k.shape != x.shape[axis : axis + k.ndim]):
+        if is_mask(k) and (not k.ndim or k.shape != x.shape[axis : axis + k.ndim]):
             refuse(f"indexing an array of shape {x.shape} by bools of shape {k.shape} from dim {axis} on")
         axis += _dims_used(k)
     return keys
@@ -41,23 +41,23 @@ def _dims_used(key: Any) -> int:
     """The number of dims that one key stands for; 0 for ``...``, which is not expanded."""
     if key is None or key is Ellipsis:
         return 0
-    return key.ndim if _is_mask(key) else 1
+    return key.ndim if is_mask(key) else 1
 
 
-def _is_mask(key: Any) -> bool:
+def is_mask(key: Any) -> bool:
     return isinstance(key, Traced | np.ndarray) and key.dtype == bool
 
 
 def _places(key: Any) -> Sequence[Any]:
     """The key itself; for an array of bools, the indices of its true elements."""
-    if not _is_mask(key):
+    if not is_mask(key):
         return (key,)
     if isinstance(key, Traced):
         refuse("indexing by bools", "the shape of the result depends on the values; use numpy.where")
     return np.nonzero(key)
 
 
-def _span(extent: Extent, key: Any) -> Span:
+def span_of(extent: Extent, key: Any) -> Span:
     """The span that a slice or a number selects."""
     if not isinstance(key, slice):
         if isinstance(key, bool) or not isinstance(key, int | np.integer | Expression):
@@ -104,7 +104,10 @@ def _cut(x: Any, axis: int, span: Span) -> Any:
 
 @stands_for("getitem")
 def _getitem(x: Any, key: Any) -> Any:
-    keys = [each for k in _keys(x, key) for each in _places(k)]
+    if isinstance(key, Traced) and key.dtype == bool and key.ndim:
+        keys_of(x, key)  # checks the shape
+        return Selected(x, key)
+    keys = [each for k in keys_of(x, key) for each in _places(k)]
     taken: dict[int, Any] = {}
     shape: list[Extent] = []
     first = axis = 0
@@ -117,7 +120,7 @@ def _getitem(x: Any, key: Any) -> Any:
             first = first if taken else len(shape)
             taken[axis] = k
         else:
-            x = _cut(x, axis, _span(x.shape[axis], k))
+            x = _cut(x, axis, span_of(x.shape[axis], k))
             if isinstance(k, slice):
                 shape.append(x.shape[axis])
         axis += 1
@@ -188,107 +191,26 @@ def _counts(k: Any, axis: int, shape: Sequence[Extent]) -> bool:
     return op is not None and op.kind == "iota" and op["shape"] == (shape[axis],) and op["starts"] == (0,)
 
 
-# -- writing -----------------------------------------------------------------------------------------------------------
-
-
-@stands_for("setitem")
-def _setitem(x: Any, key: Any, value: Any) -> Any:
-    value = lift(value, builder=x.builder, dtype=None if hasattr(value, "dtype") else x.dtype).astype(x.dtype)
-    keys = [k for k in _keys(x, key) if k is not Ellipsis]
-    arrays = [k for k in keys if isinstance(k, Traced | np.ndarray)]
-    return _written_at(x, keys, arrays[0], value) if arrays else _written_in_spans(x, keys, value)
-
-
-def _written_at(x: Any, keys: list[Any], one: Any, value: Any) -> Any:
-    """``x`` with ``value`` where the array ``one`` of its keys is true, or at the indices in it."""
-    alone = all(k is one or (isinstance(k, slice) and k == slice(None)) for k in keys)
-    axis = next(axis for axis, k in enumerate(keys) if k is one)
-    if alone and _is_mask(one):
-        rest = x.ndim - axis - one.ndim
-        if value.ndim > rest:
-            refuse(
-                f"writing an array of shape {value.shape} where bools of shape {one.shape} are true",
-                "use numpy.where",
-            )
-        return np.where(lift(one).reshape((*one.shape, *[1] * rest)), value, x)
-    if not alone or not isinstance(one, np.ndarray) or one.ndim != 1:
-        refuse("writing at the indices of an array", "use numpy.where, or one_hot and a product")
-    return _replaced(x, axis, one, value)
-
-
-def _written_in_spans(x: Any, keys: list[Any], value: Any) -> Any:
-    """``x`` with ``value`` in the part that slices and numbers select."""
-    selecting = [k for k in keys if k is not None]
-    spans = [_span(extent, k) for extent, k in zip(x.shape, selecting, strict=True)]
-    counts = [count(begin, end, abs(step)) for begin, end, step in spans]
-    extents = iter(counts)
-    shape: list[Extent] = []  # of the part, as reading it returns it
-    for k in keys:
-        size = 1 if k is None else next(extents)
-        if k is None or isinstance(k, slice):
-            shape.append(size)
-    while value.ndim > len(shape) and value.shape[0] == 1:
-        value = reshaped(value, value.shape[1:])
-    value = reshaped(broadcast(value, shape), counts)
-    there: Any = None
-    for axis, (begin, end, step) in enumerate(spans):
-        if step < 0:
-            value = apply("flip", value, axis=axis)
-        if (begin, end, abs(step)) != (0, x.shape[axis], 1):
-            here = [1] * x.ndim if there is None else [*there.shape]
-            here[axis] = counts[axis]
-            there = (
-                apply("constant", value=True, shape=tuple(here), dtype=np.dtype(bool))
-                if there is None
-                else broadcast(there, here)
-            )
-            value, there = (
-                apply("place", array, axis=axis, begin=begin, step=abs(step), extent=x.shape[axis])
-                for array in (value, there)
-            )
-    return value if there is None else np.where(there, value, x)
-
-
-def _replaced(x: Any, axis: int, indices: Any, value: Any) -> Any:
-    """``x`` with ``value`` written at ``indices`` along ``axis``.  For an index given twice the last value counts."""
-    extent = x.shape[axis]
-    value = broadcast(value, (*x.shape[:axis], len(indices), *x.shape[axis + 1 :]))
-    sources = np.arange(extent)
-    sources[indices] = extent + np.arange(len(indices))
-    return apply("take", np.concatenate([x, value], axis=axis), sources, axis=axis)
-
-
 # -- functions ---------------------------------------------------------------------------------------------------------
 
 
-@stands_for(np.diagonal, view=True)
-def _diagonal(x: Any) -> Any:
-    if x.ndim != 2 or not all(isinstance(n, int) for n in x.shape):
-        refuse(f"numpy.diagonal of an array of shape {x.shape}", "it takes two dims of known extents")
-    n = min(x.shape)
-    found = part(reshaped(part(part(x, 0, 0, n), 1, 0, n), -1), 0, 0, n * n, n + 1)
-    found._order = diagonal(place_of(x), found.shape)
-    return found
-
-
-@stands_for(np.diag)
-def _diag(x: Any) -> Any:
-    return x[:, None] * np.eye(x.shape[0], dtype=x.dtype) if x.ndim == 1 else _diagonal(x)
-
-
-VIEWS[np.diag] = lambda x: 0 if x.ndim == 2 else None
+@stands_for(np.take)
+def _take(a: Any, indices: Any, axis: Any = None, *, mode: str = "raise") -> Any:
+    x = lift(a).reshape(-1) if axis is None else lift(a)
+    axis = 0 if axis is None else axis_of(axis, x.ndim)
+    if mode == "clip":
+        indices = np.clip(lift(indices), 0, x.shape[axis] - 1)
+    elif mode == "wrap":
+        indices = lift(indices) % x.shape[axis]
+    elif mode != "raise":
+        raise ValueError(f"the mode must be raise, clip or wrap, got {mode!r}")
+    return apply("take", x, indices, axis=axis)
 
 
 CALLS.update(
     {
-        np.take: lambda x, indices, axis=None: (
-            apply("take", lift(x).reshape(-1), indices, axis=0)
-            if axis is None
-            else apply("take", lift(x), indices, axis=axis_of(axis, np.ndim(x)))
-        ),
         np.take_along_axis: lambda x, indices, axis=-1: apply(
             "take_along", lift(x), indices, axis=axis_of(axis, np.ndim(x))
         ),
-        np.trace: lambda x: np.sum(_diagonal(x)),
     }
 )

@@ -74,8 +74,15 @@ def _divided(total: Any, count: Any) -> Any:
 
 
 @stands_for(np.mean)
-def _mean(x: Any, axis: Any = None, dtype: Any = None, out: None = None, keepdims: Any = False) -> Any:
+def _mean(
+    x: Any, axis: Any = None, dtype: Any = None, out: None = None, keepdims: Any = False, *, where: Any = None
+) -> Any:
     x = lift(x)
+    if where is not None:
+        there: Any = np.broadcast_to(lift(where), x.shape)
+        given = np.mean(np.zeros(1, x.dtype), dtype=dtype).dtype
+        total = np.sum(x, axis=axis, dtype=given, keepdims=keepdims, where=there)
+        return total / np.sum(there, axis=axis, keepdims=keepdims).astype(given)
     own = x.dtype if dtype is None and _is_half(x.dtype) else None
     if own is not None:  # NumPy sums these in float32, too
         dtype = np.float32
@@ -105,7 +112,12 @@ def _average(x: Any, axis: Any = None, weights: Any = None, *, keepdims: Any = F
         return _mean(x, axis, keepdims=keepdims)
     weights = lift(weights)
     if weights.shape != x.shape:
-        refuse("numpy.average with weights of another shape")
+        if weights.ndim != 1 or not isinstance(axis, int):
+            refuse(
+                "numpy.average with weights of another shape", "give one weight for each element along axis="
+            )
+        along = axis_of(axis, x.ndim)
+        weights = np.broadcast_to(weights.reshape([-1 if d == along else 1 for d in range(x.ndim)]), x.shape)
     dtype = common_dtype(x.dtype, weights.dtype)
     if lift(x).dtype.kind in "biu":
         dtype = common_dtype(dtype, np.dtype(np.float64))

@@ -40,6 +40,14 @@ def axes_of(axis: Any, ndim: int) -> tuple[int, ...]:
     return tuple(sorted(axis_of(a, ndim) for a in _as_list(axis)))
 
 
+def known_extent(x: Any, axis: int, name: str) -> int:
+    """The number of elements along a dim, for a function that needs it."""
+    n = x.shape[axis]
+    if not isinstance(n, int):
+        refuse(f"{name} along a dim of {n} elements", "give the symbols their numbers")
+    return n
+
+
 def _as_list(axes: Any) -> list[Any]:
     """Axes or extents, or one of them, as a list."""
     return list(axes) if isinstance(axes, tuple | list) else [axes]
@@ -175,5 +183,8 @@ for _function, _call in {
     np.fliplr: lambda m: _flip(m, 1),
     np.atleast_1d: lambda x: reshaped(x, x.shape or (1,)),
     np.atleast_2d: lambda x: reshaped(x, (*[1] * (2 - x.ndim), *x.shape)),
+    np.atleast_3d: lambda x: reshaped(
+        x, [(1, 1, 1), (1, *x.shape, 1), (*x.shape, 1)][x.ndim] if x.ndim < 3 else x.shape
+    ),
 }.items():
     stands_for(_function, view=True)(_call)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from parallelism.ir.core import Builder, Function, RecordError, SymbolError, TensorType
+from parallelism.ir.recording.numpy_conversions import conversions_recorded
 from parallelism.ir.tracing import Traced, lift, recording, refuse_symbols
 from parallelism.ir.tracing.refusing import recorded_line
 
@@ -24,7 +25,7 @@ def record(function: Callable[..., Any], *types: Any, name: str | None = None) -
     """
     builder = Builder(recorded_line)
     names = _parameters(function, len(types))
-    with recording(builder):
+    with recording(builder), conversions_recorded():
         arguments = [_traced(builder, parameter, type) for parameter, type in zip(names, types, strict=True)]
         try:
             returned = function(*arguments)

@@ -17,10 +17,48 @@ from parallelism.ir.core.lines import Line, on_line
 _OURS = tuple(f"{folder}{os.sep}" for folder in (Path(__file__).parents[1], Path(np.__file__).parent))
 
 _SHAPE = "the shape of its result depends on the values"
+_DECISION = "a decision by the values of an array"
+_NO_OPERATOR = "there is no operator for it"
 REASONS: dict[Any, str] = {
-    **dict.fromkeys((np.nonzero, np.argwhere, np.flatnonzero, np.unique, np.extract, np.bincount), _SHAPE),
-    **dict.fromkeys((np.allclose, np.array_equal), "a decision by the values of an array"),
-    **dict.fromkeys((np.put, np.copyto, np.place, np.putmask), "write x[...] = y, or use numpy.where"),
+    **dict.fromkeys(
+        (
+            np.nonzero,
+            np.argwhere,
+            np.flatnonzero,
+            np.unique,
+            np.extract,
+            np.trim_zeros,
+            np.intersect1d,
+            np.union1d,
+            np.setdiff1d,
+            np.setxor1d,
+        ),
+        f"{_SHAPE}; numpy.where, sort and isin have known shapes",
+    ),
+    np.allclose: f"{_DECISION}; numpy.isclose(...).all() gives a bool of the program",
+    **dict.fromkeys(
+        (np.array_equal, np.array_equiv), f"{_DECISION}; (a == b).all() gives a bool of the program"
+    ),
+    **dict.fromkeys(
+        (np.linalg.lstsq, np.linalg.pinv),
+        f"{_NO_OPERATOR}; numpy.linalg.solve(a.T @ a, a.T @ b) is recorded for full rank",
+    ),
+    **dict.fromkeys(
+        (np.linalg.svd, np.linalg.eig, np.linalg.eigh, np.linalg.eigvalsh, np.linalg.eigvals, np.linalg.qr),
+        f"{_NO_OPERATOR}; numpy.linalg.cholesky, solve, inv and det are recorded",
+    ),
+    **dict.fromkeys(
+        (np.histogram, np.histogram2d, np.histogramdd),
+        "numpy.digitize, and bincount with minlength=, are recorded",
+    ),
+    **dict.fromkeys((np.fft.fft, np.fft.ifft, np.fft.rfft, np.angle), "programs have no complex numbers"),
+    **dict.fromkeys((np.apply_along_axis, np.apply_over_axes), "call the function with axis="),
+    **dict.fromkeys((np.gcd, np.lcm, np.nextafter, np.spacing, np.frexp), _NO_OPERATOR),
+    np.unwrap: "numpy.mod and cumsum are recorded",
+    np.i0: f"{_NO_OPERATOR}; write it as a polynomial",
+    np.save: "its numbers are known only when the program runs: return the array",
+    np.may_share_memory: "random functions of NumPy's need numbers: draw a permutation before, and write x[permutation]",
+    np.bitwise_count: "(x >> k) & 1 gives a bit",
 }
 """For NumPy functions that cannot be recorded: the reason, or what to write instead."""
 

@@ -40,6 +40,8 @@ MOST_CONSTANT = 4096
 
 CALLS: dict[Any, Callable[..., Any]] = {}
 """How calls of NumPy's functions are recorded, except most ufuncs."""
+ACCUMULATIONS: dict[Any, Callable[..., Any]] = {}
+"""How the methods ``accumulate`` of ufuncs are recorded."""
 VIEWS: dict[Any, Callable[..., int | None]] = {}
 """Those of the functions whose results share the memory of an argument: each returns the argument's place, or None if
 these arguments give a copy."""
@@ -92,6 +94,14 @@ class Traced(Writable, np.lib.mixins.NDArrayOperatorsMixin):
         return self.type.nbytes
 
     @property
+    def real(self) -> Traced:
+        return self
+
+    @property
+    def imag(self) -> Any:
+        return np.imag(self)
+
+    @property
     def mT(self) -> Any:  # noqa: N802
         return np.matrix_transpose(self)
 
@@ -117,8 +127,11 @@ class Traced(Writable, np.lib.mixins.NDArrayOperatorsMixin):
         if method == "outer" and len(inputs) == 2 and not options:
             a, b = map(lift, inputs)
             return ufunc(a.reshape((*a.shape, *[1] * b.ndim)), b)
-        if method == "accumulate" and ufunc is np.add:
-            return np.cumsum(inputs[0], **{"axis": 0, **options})
+        if method == "at":
+            return CALLS["at"](ufunc, *inputs)
+        if method == "accumulate" and ufunc in ACCUMULATIONS:
+            result = _own(ACCUMULATIONS[ufunc](inputs[0], **{"axis": 0, **options}), inputs)
+            return computed(result, ufunc.accumulate, inputs, options)
         axis = options.get("axis", 0)
         options = {key: value for key, value in options.items() if value is not None}
         if method == "reduce" and ufunc in _REDUCTIONS:
@@ -126,7 +139,7 @@ class Traced(Writable, np.lib.mixins.NDArrayOperatorsMixin):
                 refuse(f"{name}.reduce with dtype=", "convert the array before with astype")
             return _REDUCTIONS[ufunc](inputs[0], **{**options, "axis": axis})
         if method != "__call__":
-            refuse(f"{name}.{method}")
+            refuse(f"{name}.{method}", "call the function on parts of the array")
         return self._called(ufunc, inputs, options)
 
     def _called(self, ufunc: np.ufunc, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
@@ -143,7 +156,7 @@ class Traced(Writable, np.lib.mixins.NDArrayOperatorsMixin):
         elif ufunc in _kinds():
             result = apply(_kinds()[ufunc], *_promoted(ufunc, inputs))
         else:
-            refuse(name)
+            refuse(name, REASONS.get(ufunc, ""))
         return computed(result, ufunc, inputs, {})
 
     def _into(self, ufunc: np.ufunc, method: str, inputs: Any, options: Any) -> Any:
@@ -202,6 +215,8 @@ class Traced(Writable, np.lib.mixins.NDArrayOperatorsMixin):
 
     def __getitem__(self, key: Any) -> Any:
         result = CALLS["getitem"](self, key)
+        if not isinstance(result, Traced):
+            return result  # elements chosen by bools
         keys = key if isinstance(key, tuple) else (key,)
         is_element = not result.ndim and not any(k is ... for k in keys)
         if not _picks(key) and not is_element and not self.is_number:
@@ -281,8 +296,10 @@ class Traced(Writable, np.lib.mixins.NDArrayOperatorsMixin):
         if name.startswith("__") or not hasattr(np.ndarray, name):
             raise AttributeError(f"a recorded array has no attribute {name!r}")
         function = getattr(np, name, None)
+        if name in _UNLIKE_FUNCTIONS:
+            refuse(f"the array's {name}", f"write numpy.{name}(...)")
         if function is None or function not in CALLS:
-            refuse(f"the array's {name}")
+            refuse(f"the array's {name}", REASONS.get(function, ""))
         return lambda *args, **options: function(self, *args, **options)
 
     __array_priority__ = 1000
@@ -407,8 +424,13 @@ def lift(x: Any, *, builder: Builder | None = None, dtype: Any = None) -> Traced
     array = np.asarray(x, dtype)
     if dtype_text(array.dtype.newbyteorder("=")) is None:
         refuse(f"an array of {array.dtype} as a constant")
-    if is_narrow(array.dtype) and np.isnan(array).any() and not np.isnan(np.asarray(x, np.float64)).any():
+    nans = is_floating(array.dtype) and bool(np.isnan(array).any())
+    if nans and is_narrow(array.dtype) and not np.isnan(np.asarray(x, np.float64)).any():
         refuse(f"{x!r} as a constant of {array.dtype}", f"the largest number is {limits_of(array.dtype).max}")
+    if nans:  # no attribute is nan, because nan does not equal itself
+        bits = np.array(array, order="C").view(f"u{array.dtype.itemsize}")
+        numbers: Traced = emit(builder, "bitcast", lift(bits, builder=builder), dtype=array.dtype)
+        return numbers
     if array.size > MOST_CONSTANT and array.size and (array != array.flat[0]).any():
         refuse(
             f"an array of shape {array.shape} as a constant of the program",
@@ -437,7 +459,11 @@ _REDUCTIONS: dict[Any, Callable[..., Any]] = {
     np.multiply: np.prod,
     np.maximum: np.max,
     np.minimum: np.min,
+    np.logical_or: np.any,
+    np.logical_and: np.all,
 }
+_UNLIKE_FUNCTIONS = {"partition", "resize", "compress"}
+"""Methods that do not return what the function of the same name returns for the array."""
 _ACCUMULATING = {np.sum, np.prod, np.cumsum}
 """Functions that compute in the dtype of ``out``."""
 _POWERS: dict[float, np.ufunc] = {2: np.square, 1: np.positive, 0.5: np.sqrt, -1: np.reciprocal}

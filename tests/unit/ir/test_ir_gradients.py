@@ -156,16 +156,12 @@ def test_an_operator_without_derivative_is_named(monkeypatch):
         ir.gradient(function)
 
 
-@pytest.mark.parametrize(("kind", "shapes", "attributes"), [
-    ("gelu", [(3, 4)], {}), ("silu", [(3, 4)], {}), ("softmax", [(3, 4)], {"axis": 1}),
-    ("layer_norm", [(3, 4), (4,), (4,)], {"epsilon": 0.1}), ("rms_norm", [(3, 4), (4,)], {"epsilon": 0.1}),
-])
-def test_a_second_derivative_of_an_operator_with_its_own_gradient_is_refused_by_name(kind, shapes, attributes):
-    def loss(x, *others):
-        return np.sum(ir.apply(kind, x, *others, **attributes) ** 2)
+def test_a_second_derivative_of_an_operator_with_its_own_gradient_is_refused_by_name():
+    def loss(gate, x):
+        return np.sum(ir.apply("clamped_swiglu", gate, x))
 
-    first = ir.gradient(ir.record(loss, *(T("f64", shape) for shape in shapes)), 0)
-    with pytest.raises(ValueError, match=f"the operator {kind}_gradient has no derivative: "):
+    first = ir.gradient(ir.record(loss, T("f64", (3, 4)), T("f64", (3, 4))), 0)
+    with pytest.raises(ValueError, match="the operator clamped_swiglu_gradient has no derivative: "):
         ir.gradient(first)
 
 

@@ -139,10 +139,8 @@ UNDIFFERENTIATED = {
     "is of updates alone": {"recorded", "scale_of"},
     "is put in after gradients are taken": {"all_slice", "relayout", "ring_shift", "attention_block"},
     "is itself a gradient": {
-        "gelu_gradient", "silu_gradient", "swiglu_gradient", "softmax_gradient", "layer_norm_gradient",
-        "rms_norm_gradient", "attention_gradient", "cross_entropy_gradient", "relu2_gradient", "gelu_exact_gradient",
-        "geglu_gradient", "geglu_exact_gradient", "reglu_gradient", "clamped_swiglu_gradient",
-        "context_attention_gradient", "attention_block_gradient",
+        "attention_gradient", "cross_entropy_gradient", "clamped_swiglu_gradient", "context_attention_gradient",
+        "attention_block_gradient",
     },
 }
 """Why operators have no derivative."""

@@ -2,17 +2,21 @@
 
 from functools import cache
 
+import numpy as np
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
 from parallelism import Mesh, Pipeline, PipelinedProgram, PipelinedStep, ir, models, simulate
 from parallelism.events import Columns
+from parallelism.execution import TypedArray
 from parallelism.layouts import annotate, partition
 from parallelism.layouts.stages import Stages
 from parallelism.pipelining import KINDS, NOBODY, passed
 from parallelism.pipelining.generators import SCHEDULES
 from parallelism.simulation import priced_pieces
-from parallelism.simulation.device_events import DeviceEvents
+from parallelism.simulation.device_events import FIELDS, Bulk, DeviceEvents, EventRow
+from parallelism.simulation.repeated_stages import RepeatedEvents
+from parallelism.simulation.typed_device import TypedDevice
 from parallelism.timeline import Pricing
 
 NAMES = sorted(name for name in SCHEDULES if SCHEDULES[name].training and not SCHEDULES[name].local)
@@ -123,3 +127,25 @@ def test_an_action_that_stages_share_has_one_price_for_places_that_are_connected
     assert forms < stages and len(asked) == 2 * (forms if alike else stages)
     alone = step.templates(lambda ranks, events: priced_pieces.PricedPieces(step.mesh, pricing)(ranks, events))
     assert shared.looks == alone.looks
+
+
+def test_events_that_are_repeated_behind_many_others_have_places_behind_them() -> None:
+    mesh = Mesh(dp=2)
+    device, more = TypedDevice(mesh, 0), TypedDevice(mesh, 0)
+    device.all_reduce(TypedArray((3,), "float32"), "dp")
+    more.wait(more.all_gather(TypedArray((5,), "float32"), "dp", async_op=True))
+    device.events.add_bulk(Bulk(Columns.of_rows([EventRow("compute", "x")] * 4, FIELDS), np.full(4, -1)))
+    device.events.repeat(more.events)
+    device.events.repeat(more.events)
+    assert [each[:3] for each in device.events.collectives] == [(0, ("dp",), 0), (5, ("dp",), 1), (7, ("dp",), 2)]
+    assert device.events.columns.values("work") == [None] * 5 + [1, 1, 2, 2]
+    assert device.events.columns.values("sequence")[5::2] == [1, 2]
+
+
+def test_equal_collectives_of_an_action_are_priced_as_one_object() -> None:
+    device = TypedDevice(Mesh(dp=2, tp=3), 0)
+    for size, axis in ((6, "dp"), (6, "tp"), (6, "dp"), (12, "dp")):
+        device.all_reduce(TypedArray((size,), "float32"), axis)
+    alone = RepeatedEvents(None, 0, 0, None, None, device.events).alone
+    assert [alone.index(each) for each in alone] == [0, 1, 0, 3] and alone[0] is alone[2]
+    assert [each.collectives[0].call.shape for each in alone] == [(6,), (6,), (6,), (12,)]

@@ -1,0 +1,87 @@
+"""``numpy.asarray`` and the like of recorded arrays.
+
+NumPy gives these functions no protocol by which an array could say what they return: they ask for numbers.  So while a
+function is being recorded, NumPy's names stand for functions that return recorded arrays as they are, and that pass all
+other arguments on.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from parallelism.ir.recording.numpy_calls import of_one_dtype
+from parallelism.ir.tracing import Traced
+
+_NAMES = ("array", "asarray", "asanyarray", "ascontiguousarray")
+_NUMPY = f"{Path(np.__file__).parent}{os.sep}"
+"""Where NumPy's own calls of these functions come from, which need numbers."""
+_LOCK = Lock()
+_OWN: dict[str, Callable[..., Any]] = {}
+"""NumPy's own functions by name, while recordings are in progress."""
+_RECORDINGS: list[object] = []
+
+
+@contextmanager
+def conversions_recorded() -> Iterator[None]:
+    """Within this context `numpy.asarray` and the like take recorded arrays, and lists of them."""
+    me = object()
+    with _LOCK:
+        if not _RECORDINGS:
+            _OWN.update({name: getattr(np, name) for name in _NAMES})
+            for name in _NAMES:
+                setattr(np, name, _taking_recorded(name, _OWN[name]))
+        _RECORDINGS.append(me)
+    try:
+        yield
+    finally:
+        with _LOCK:
+            _RECORDINGS.remove(me)
+            if not _RECORDINGS:
+                for name in _NAMES:
+                    setattr(np, name, _OWN.pop(name))
+
+
+def _taking_recorded(name: str, own: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(own)
+    def convert(a: Any, dtype: Any = None, *args: Any, **options: Any) -> Any:
+        if not _has_recorded(a) or sys._getframe(1).f_code.co_filename.startswith(_NUMPY):
+            return own(a, dtype, *args, **options)
+        return _converted(name, a, dtype, **options)
+
+    return convert
+
+
+def _has_recorded(a: Any) -> bool:
+    if isinstance(a, list | tuple):
+        return any(map(_has_recorded, a))
+    return isinstance(a, Traced)
+
+
+def _converted(
+    name: str, a: Any, dtype: Any = None, *, copy: bool | None = None, order: str | None = None, **_: Any
+) -> Any:
+    if isinstance(a, Traced):
+        found, is_new = a, False
+    else:
+        found, is_new = _joined(a), True
+    if dtype is not None and np.dtype(dtype) != found.dtype:
+        return found.astype(dtype)
+    copies = copy is True or (copy is None and name == "array")
+    return found.copy() if copies and not is_new else found
+
+
+def _joined(parts: Any) -> Any:
+    """An array of the elements of nested lists."""
+    each = [_joined(part) if isinstance(part, list | tuple) else part for part in parts]
+    return np.stack(of_one_dtype("numpy.array", *map(_as_array, each)))
+
+
+def _as_array(x: Any) -> Any:
+    return x if isinstance(x, Traced) else np.asarray(x)
