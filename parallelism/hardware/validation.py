@@ -26,7 +26,8 @@ class Validation:
     """A table of measurements beside the predictions of a stack: how many rows of ``what``, and their mean error.
 
     ``mean_error`` is without signs, as a part: 0.05 for 5 %.  ``held_out`` says that no constant was fitted to the rows.
-    ``products`` is the dtype of the products of the rows, if it is one of 8 or 4 bits; empty: a wider one.
+    ``products`` is the dtype of the products of the rows, if it is one of 8 or 4 bits; empty: a wider one.  ``experts`` says
+    that they are of models with experts.
     """
 
     table: str
@@ -35,6 +36,7 @@ class Validation:
     mean_error: float
     held_out: bool
     products: str = ""
+    experts: bool = False
 
     def __post_init__(self) -> None:
         checked.check(
@@ -45,6 +47,7 @@ class Validation:
             mean_error=checked.number,
             held_out=checked.switch,
             products=checked.text_or_none,
+            experts=checked.switch,
         )
 
     def __str__(self) -> str:
@@ -55,10 +58,13 @@ class Validation:
         )
 
 
-def compared_in(dtype: str, validation: Sequence[Validation]) -> Sequence[Validation]:
-    """The comparisons that say something of steps whose products have this dtype: of narrow ones only those in the same."""
+def compared_in(
+    dtype: str, validation: Sequence[Validation], *, experts: bool = False
+) -> Sequence[Validation]:
+    """The comparisons that say something of steps whose products have this dtype, of a model with ``experts`` or without:
+    of narrow products only those in the same."""
     narrow = dtype if dtype in ("float8", "float4") else ""
-    return tuple(each for each in validation if each.products == narrow)
+    return tuple(each for each in validation if each.products == narrow and each.experts == experts)
 
 
 def validation_text(validation: Sequence[Validation]) -> str:

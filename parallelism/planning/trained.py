@@ -172,6 +172,11 @@ class TrainedModel:
         return str(next(value.type.dtype for value in self.model.inputs))
 
     @property
+    def has_experts(self) -> bool:
+        """Whether the model has experts."""
+        return isinstance(self.model, TransformerSpec) and self.model.experts is not None
+
+    @property
     def products(self) -> str:
         """The dtype of most products: ``float8`` or ``float4``, where those of the blocks are; else `dtype`."""
         return self.dtype if self.precision is None else self.precision.products_dtype

@@ -3,8 +3,8 @@
 A simulated collective uses the links of its real group.  Other collectives and messages may use the same links, but a
 folded simulation does not contain all of them.  It is exact in two cases:
 
-    every device has ports of its own     a representative's ports carry only its own traffic, and the ports of its
-                                          equal devices carry as much
+    every channel is of one device        a representative's ports, and its links to each device of a fully connected
+                                          node, carry only its own traffic, and those of its equal devices carry as much
     other links                           no message, and no collective that is not simulated, crosses the links of a
                                           simulated collective; this is checked for all groups
 
@@ -64,7 +64,8 @@ def folded_routes(
     hardware = pricing.hardware
     assert hardware is not None
     own, whole = own_ports(hardware), len(equal.first) == templates.mesh.size
-    if not whole and not own:
+    parted = not whole and own_channels(hardware)
+    if not (whole or parted):
         _check_alone(templates, pricing, used, messages)
     members = keys_by_value(dict(enumerate(keys.tolist())))
     routes: list[Route | None] = [None]
@@ -79,6 +80,8 @@ def folded_routes(
                 if own:
                     member = used.groups[price][_position(templates, int(used.looks[event]), rank)]
                     crossing |= _over_ports(hardware, used.prices[price], member, rank)
+                elif parted:
+                    crossing |= _over_own_channels(hardware, used.prices[price], rank)
                 else:
                     crossing |= used.prices[price].crossing
             routes.append(
@@ -98,6 +101,21 @@ def own_ports(hardware: Hardware) -> bool:
     )
 
 
+def own_channels(hardware: Hardware) -> bool:
+    """Whether everything that crosses a channel is sent or received by one device, the same for all: `own_ports`, or the
+    links between the devices of a fully connected node, each of which is of the device that sends over it."""
+    if own_ports(hardware):
+        return True
+    if isinstance(hardware, MixedHardware) or hardware.path_faults:
+        return False
+    for level, link in enumerate(hardware.links):
+        inside = hardware.inside(level)
+        of_devices = link.shape == "fully_connected" and inside == 1
+        if not of_devices and (link.shape != "switch" or link.ports not in (None, inside)):
+            return False
+    return True
+
+
 def _position(templates: Templates, look: int, rank: int) -> int:
     """The position of a rank in its group of a collective."""
     slot = int(templates.axes_of[look])
@@ -111,6 +129,17 @@ def _over_ports(hardware: Hardware, price: CollectivePrice, member: int, rank: i
         (level, fault, 2 * here + number % 2): nbytes
         for (level, fault, number), nbytes in price.crossing.between(2 * there, 2 * there + 2)
     }
+
+
+def _over_own_channels(hardware: Hardware, price: CollectivePrice, rank: int) -> dict[Channel, float]:
+    """The bytes over the channels of a rank, of a price that was computed for its own group."""
+    place, found = hardware.place(rank), dict[Channel, float]()
+    for level, link in enumerate(hardware.links):
+        each = link.units if link.shape == "fully_connected" else 2
+        for channel, nbytes in price.crossing.between(each * place, each * (place + 1)):
+            if channel[0] == level:
+                found[channel] = nbytes
+    return found
 
 
 def _check_alone(templates: Templates, pricing: Pricing, used: PricedCollectives, messages: bool) -> None:

@@ -17,7 +17,7 @@ from parallelism.memoized import memoized
 from parallelism.mesh import Mesh
 from parallelism.simulation.device_events import DeviceEvents, GroupKey
 from parallelism.simulation.event_classes import Ints, Templates, members
-from parallelism.simulation.folded_links import PricedCollectives, own_ports
+from parallelism.simulation.folded_links import PricedCollectives, own_channels, own_ports
 from parallelism.simulation.folding import EqualDevices, priced_alike, same_prices
 from parallelism.simulation.repeated_stages import MESSAGES
 from parallelism.timeline import COLLECTIVE, FREE, POINT, Prices, Pricing, Roles, replay_columns, roles_of
@@ -70,13 +70,13 @@ class PricedPieces:
             (self.levels if is_piece else self.refused).update(levels)
         return self._seconds[key][1]
 
-    def of_own_ports(self, ranks: Ints, events: DeviceEvents) -> float | None:
-        """As the call, where each device has ports of its own; None for other events with collectives.
+    def of_own_channels(self, ranks: Ints, events: DeviceEvents) -> float | None:
+        """As the call, where each channel is of one device; None for other events with collectives.
 
         A device is in one collective after the other, so that none is beside those of a piece, unless there are
         asynchronous ones.
         """
-        alone = self.pricing.hardware is not None and own_ports(self.pricing.hardware)
+        alone = self.pricing.hardware is not None and own_channels(self.pricing.hardware)
         return self(ranks, events) if alone or not events.collectives else None
 
     def of_computes(self, ranks: Ints, events: DeviceEvents) -> float | None:

@@ -198,7 +198,7 @@ class _Simulation:
         each = _representatives(simulated.templates(None if self.op_by_op else pieces), pricing)
         alone = pieces.levels.isdisjoint(pieces.refused)
         if not (alone and _are_exact(pieces, each, pricing)) and not self.op_by_op:
-            each = _representatives(simulated.templates(pieces.of_own_ports), pricing)
+            each = _representatives(simulated.templates(pieces.of_own_channels), pricing)
             alone = not (each.events.isin("kind", {"collective"}) & each.events.present("work")).any()
         if not (alone and _are_exact(pieces, each, pricing)):
             runs = None if self.op_by_op else pieces.of_computes

@@ -194,7 +194,9 @@ class Figures:
             "strategy": str(self.run.strategy),
             "hardware": self.hardware.name,
             "stack": getattr(self.hardware, "stack", None),
-            "validation": validation_json(compared_in(self.run.products, self.hardware.validation)),
+            "validation": validation_json(
+                compared_in(self.run.products, self.hardware.validation, experts=self.run.has_experts)
+            ),
         }
 
 

@@ -102,6 +102,11 @@ class TrainingRun:
         return str(next(value.type.dtype for value in self.model.inputs))
 
     @property
+    def has_experts(self) -> bool:
+        """Whether the model has experts."""
+        return isinstance(self.model, TransformerSpec) and self.model.experts is not None
+
+    @property
     def products(self) -> str:
         """The dtype of most products: ``float8`` or ``float4``, where those of the blocks are; else `dtype`."""
         narrow = [each for each in self.strategy.transforms if isinstance(each, MixedPrecision)]

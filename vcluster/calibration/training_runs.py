@@ -30,6 +30,7 @@ _FLOAT8: dict[str, dict[str, Any]] = {
     "fp8-cs": {"fp8_format": "hybrid", "fp8_recipe": "tensorwise"},
 }
 """Flags by what a row says of its precision.  No source tells a history of maxima, and constants are fitted without."""
+BRIDGE = "Megatron Bridge"
 _RANK = 16
 """That of adapters, which no source tells; those of attention are the usual ones."""
 _ACTIVATIONS = {"gelu": {}, "swiglu": {"swiglu": True}, "relu2": {"squared_relu": True}}
@@ -148,10 +149,12 @@ class PublishedRun:
 
     @property
     def _has_whole_experts(self) -> bool:
-        """Whether tensor parallelism does not split an expert.  No source says it; where the experts are on more devices
-        than there are replicas, they can lie in no other way."""
+        """Whether tensor parallelism does not split an expert: so say the recipes of Megatron Bridge.  Of others no source
+        says it; where the experts are on more devices than there are replicas, they can lie in no other way."""
+        if self.columns["tp"] == "1":
+            return False
         split = self._whole("tp") * self._whole("cp") * self._whole("pp")
-        return self.columns["tp"] != "1" and self._whole("ep") > self.devices // split
+        return self.columns["software"] == BRIDGE or self._whole("ep") > self.devices // split
 
     @property
     def words(self) -> tuple[str, ...]:

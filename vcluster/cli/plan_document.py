@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from parallelism.display.quantities import count
-from parallelism.hardware import Hardware, compared_in, mfu_remark, usual_error, validation_json
+from parallelism.hardware import (
+    Hardware,
+    Validation,
+    compared_in,
+    mfu_remark,
+    usual_error,
+    validation_json,
+)
 from parallelism.ir import Function
 from parallelism.models import TransformerSpec
 from parallelism.planning import SETTINGS, Plan, Plans
@@ -115,7 +122,7 @@ def document_of(
         "devices": plans.task.devices,
         "hardware": plans.task.hardware.name,
         "stack": plans.task.hardware.stack,
-        "validation": validation_json(compared_in(plans.task.model.products, plans.task.hardware.validation)),
+        "validation": validation_json(_compared(plans.task)),
         "memory_bytes": plans.memory,
         "reserve": plans.reserve.json(),
         "prefix": shlex.join(asked.prefix),
@@ -158,13 +165,19 @@ def document_of(
     return document, best[0].figures.trace if best else None
 
 
+def _compared(task: Task) -> Sequence[Validation]:
+    """What the seconds of such steps were compared with."""
+    model = task.model
+    return compared_in(model.products, task.hardware.validation, experts=model.has_experts)
+
+
 def _remarks(plans: Plans, best: Sequence[Plan]) -> list[str]:
     """What a reader should know of these plans: that they are equal within the error, and that none was so good yet."""
     if not best:
         return []
     task, first = plans.task, best[0]
     found = [mfu_remark(task.hardware.name, task.model.products, first.figures.mfu)]
-    error = usual_error(compared_in(task.model.products, task.hardware.validation))
+    error = usual_error(_compared(task))
     equal = [place for place, plan in enumerate(best) if plan.seconds <= first.seconds * (1 + error)]
     if len(equal) > 1:
         simplest = min(equal, key=lambda place: (*_parts_of_mesh(best[place]), place))

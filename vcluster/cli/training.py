@@ -209,6 +209,7 @@ def _run(run: TrainingRun, hardware: Hardware) -> list[str]:
     text += "" if run.products == run.dtype else f", products of blocks in {run.products}"
     text += "" if run.optimizer == ADAM_W else f"; {optimizer_text(run.optimizer)}"
     slow = precision_remark(run.dtype, hardware)
+    compared = compared_in(run.products, hardware.validation, experts=run.has_experts)
     cut = ""
     if isinstance(run.model, TransformerSpec) and run.pipeline is not None:
         cut = remark_of(run.model, run.pipeline.begin)
@@ -219,7 +220,7 @@ def _run(run: TrainingRun, hardware: Hardware) -> list[str]:
     return [
         *wrap(text, WIDTH),
         *wrap(slow, WIDTH),
-        *wrap(f"compared with {validation_text(compared_in(run.products, hardware.validation))}", WIDTH),
+        *wrap(f"compared with {validation_text(compared)}", WIDTH),
         *wrap(cut, WIDTH),
         *wrap(sent, WIDTH),
         *(

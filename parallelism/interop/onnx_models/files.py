@@ -17,7 +17,14 @@ import numpy as np
 
 from parallelism.dtypes import as_dtype
 from parallelism.interop.errors import InteropError, UnsupportedError
-from parallelism.interop.onnx_models.graph import FunctionBody, Graph, GraphInput, GraphNode, Reference
+from parallelism.interop.onnx_models.graph import (
+    FunctionBody,
+    Graph,
+    GraphInput,
+    GraphNode,
+    Reference,
+    with_nodes_in_order,
+)
 from parallelism.interop.onnx_models.origins import line_of, region_of
 from parallelism.ir.core import TensorType, symbol
 
@@ -73,6 +80,7 @@ class Model:
             entry.domain if entry.domain != "ai.onnx" else "": entry.version
             for entry in self.proto.opset_import
         }
+        self.proto = with_nodes_in_order(self.proto)
         self._check()
         self.functions = {(f.domain, f.name): f for f in self.proto.functions}
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 import numpy as np
@@ -88,3 +89,36 @@ class FunctionBody:
     nodes: tuple[GraphNode, ...]
     defaults: Mapping[str, Any]
     opsets: Mapping[str, int]
+
+
+def with_nodes_in_order(model: Any) -> Any:
+    """The model of the library with each node behind those whose outputs it takes; as it is if they lie so, or in a ring.
+
+    Converters to 16 bits put some of their nodes at the end, which ONNX Runtime reads.
+    """
+    nodes = model.graph.node
+    makers = {name: number for number, node in enumerate(nodes) for name in node.output if name}
+    waits = [{makers[name] for name in _read_by(node) if name in makers} for node in nodes]
+    if all(max(before, default=-1) < number for number, before in enumerate(waits)):
+        return model
+    try:
+        order = [*TopologicalSorter(dict(enumerate(waits))).static_order()]
+    except CycleError:
+        return model
+    ordered = type(model)()
+    ordered.CopyFrom(model)
+    del ordered.graph.node[:]
+    ordered.graph.node.extend(nodes[number] for number in order)
+    return ordered
+
+
+def _read_by(node: Any, depth: int = 0) -> Iterator[str]:
+    """The names that a node reads, also in graphs inside of it."""
+    yield from node.input
+    for attribute in node.attribute if depth < MOST_NESTED else ():
+        for inner in attribute.g.node:
+            yield from _read_by(inner, depth + 1)
+
+
+MOST_NESTED = 32
+"""Graphs inside of nodes that are looked into; the checker refuses what is nested deeper."""

@@ -23,14 +23,15 @@ def meaning(*kinds: str) -> Callable[[Meaning], Meaning]:
     return meaning_of_all(*(f"{DOMAIN}.{kind}" for kind in kinds))
 
 
-def _standard(reader: Reader, node: GraphNode, x: list[Any], kind: str = "", **attributes: Any) -> Any:
+def standard(reader: Reader, node: GraphNode, x: list[Any], kind: str = "", **attributes: Any) -> Any:
     """What an operator of ONNX means for these inputs."""
     kind = kind or node.kind
-    given = replace(node, kind=kind, domain="", attributes={**node.attributes, **attributes})
-    return MEANINGS[kind](reader, given, x)
+    plain = replace(node, kind=kind, domain="", attributes={**node.attributes, **attributes})
+    return MEANINGS[kind](reader, plain, x)
 
 
-def _given(x: list[Any], at: int) -> Any:
+def given(x: list[Any], at: int) -> Any:
+    """An input; None if it is left out."""
     return x[at] if len(x) > at else None
 
 
@@ -39,19 +40,19 @@ def _given(x: list[Any], at: int) -> Any:
 
 @meaning("QuantizeLinear", "DequantizeLinear", "Pad", "Trilu")
 def _same(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
-    return _standard(reader, node, x)
+    return standard(reader, node, x)
 
 
 @meaning("Gelu", "BiasGelu")
 def _gelu(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
-    a = x[0] if _given(x, 1) is None else ew("add", x[0], x[1])
-    return _standard(reader, node, [a], "Gelu", approximate="none")
+    a = x[0] if given(x, 1) is None else ew("add", x[0], x[1])
+    return standard(reader, node, [a], "Gelu", approximate="none")
 
 
 @meaning("FastGelu")
 def _fast_gelu(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
-    a = x[0] if _given(x, 1) is None else ew("add", x[0], x[1])
-    return _standard(reader, node, [a], "Gelu", approximate="tanh")
+    a = x[0] if given(x, 1) is None else ew("add", x[0], x[1])
+    return standard(reader, node, [a], "Gelu", approximate="tanh")
 
 
 @meaning("QuickGelu")
@@ -76,8 +77,8 @@ def _fused_matmul(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
 @meaning("FusedConv", "FusedGemm")
 def _with_activation(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     kind, most = ("Conv", 3) if node.kind == "FusedConv" else ("Gemm", 3)
-    result = _standard(reader, node, x[:most], kind)
-    if (added := _given(x, 3)) is not None:
+    result = standard(reader, node, x[:most], kind)
+    if (added := given(x, 3)) is not None:
         result = ew("add", result, added)
     name = node.get("activation", "")
     if not name:
@@ -88,10 +89,10 @@ def _with_activation(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
         if node.get(f"activation_{each}") is not None
     ]
     if name == "Clip":
-        return _standard(reader, node, [result, *(number(n, result) for n in numbers)], "Clip")
+        return standard(reader, node, [result, *(number(n, result) for n in numbers)], "Clip")
     if name not in ("Relu", "Sigmoid", "Tanh", "LeakyRelu", "HardSigmoid"):
         raise node.unsupported(f"the activation {name!r} is not supported")
-    return _standard(reader, node, [result], name, **dict(zip(("alpha", "beta"), numbers, strict=False)))
+    return standard(reader, node, [result], name, **dict(zip(("alpha", "beta"), numbers, strict=False)))
 
 
 # -- norms -------------------------------------------------------------------------------------------------------------
@@ -99,7 +100,7 @@ def _with_activation(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
 
 @meaning("SimplifiedLayerNormalization")
 def _simplified(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
-    return _standard(reader, node, x[:2], "RMSNormalization")
+    return standard(reader, node, x[:2], "RMSNormalization")
 
 
 @meaning("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")
@@ -107,14 +108,14 @@ def _skip_norm(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     """The norm of a sum; the fourth output is the sum."""
     is_simple = node.kind.startswith("SkipSimplified")
     total = ew("add", x[0], x[1])
-    if (bias := _given(x, 3 if is_simple else 4)) is not None:
+    if (bias := given(x, 3 if is_simple else 4)) is not None:
         total = ew("add", total, bias)
     if any(name for name in node.outputs[1:3]):
         raise node.unsupported("the mean and the deviation of a norm are not supported here")
-    given = [total, x[2], *([] if is_simple or _given(x, 3) is None else [x[3]])]
+    normed = [total, x[2], *([] if is_simple or given(x, 3) is None else [x[3]])]
     one = replace(node, outputs=node.outputs[:1])
     kind = "RMSNormalization" if is_simple else "LayerNormalization"
-    result = _standard(reader, one, given, kind, axis=-1, epsilon=node.get("epsilon", 1e-12))
+    result = standard(reader, one, normed, kind, axis=-1, epsilon=node.get("epsilon", 1e-12))
     return [result[0] if isinstance(result, list) else result, None, None, total]
 
 
@@ -125,12 +126,12 @@ def _skip_norm(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
 def _matmul_n_bits(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     """Weights of 4 or 8 bits in blocks along the rows, each with a scale and a zero; those of 4 bits lie in pairs."""
     bits, block, rows, columns = (node.get(name) for name in ("bits", "block_size", "K", "N"))
-    if bits not in (4, 8) or _given(x, 4) is not None:
+    if bits not in (4, 8) or given(x, 4) is not None:
         raise node.unsupported("only weights of 4 and 8 bits, without an order of their own, are supported")
     count = -(-rows // block)
     numbers = reshaped(_unpacked(x[1], bits), (columns, count, block))
     dtype = x[0].dtype
-    if (zeros := _given(x, 3)) is None:
+    if (zeros := given(x, 3)) is None:
         centred = ew("subtract", convert(numbers, dtype), number(2 ** (bits - 1), x[0]))
     elif zeros.dtype == dtype:
         centred = ew("subtract", convert(numbers, dtype), reshaped(zeros, (columns, count, 1)))
@@ -141,7 +142,7 @@ def _matmul_n_bits(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     scaled = ew("multiply", centred, convert(reshaped(x[2], (columns, count, 1)), dtype))
     weights = part(reshaped(scaled, (columns, count * block)), 1, 0, rows)
     result = matmul(x[0], transposed(weights, (1, 0)))
-    return result if _given(x, 5) is None else ew("add", result, x[5])
+    return result if given(x, 5) is None else ew("add", result, x[5])
 
 
 def _unpacked(packed: Any, bits: int) -> Any:
@@ -155,48 +156,97 @@ def _unpacked(packed: Any, bits: int) -> Any:
     return reshaped(emit("concatenate", *pairs, axis=len(shape)), (*shape[:-1], 2 * shape[-1]))
 
 
-def _centred(a: Any, zero: Any) -> Any:
+def centred(a: Any, zero: Any) -> Any:
     wide = convert(a, np.dtype(np.int32))
     return wide if zero is None else ew("subtract", wide, convert(zero, np.dtype(np.int32)))
 
 
 @meaning("MatMulIntegerToFloat")
 def _to_float(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
-    product = matmul(_centred(x[0], _given(x, 4)), _centred(x[1], _given(x, 5)))
+    product = matmul(centred(x[0], given(x, 4)), centred(x[1], given(x, 5)))
     result = ew("multiply", convert(product, x[2].dtype), ew("multiply", x[2], x[3]))
-    return result if _given(x, 6) is None else ew("add", result, x[6])
+    return result if given(x, 6) is None else ew("add", result, x[6])
 
 
 @meaning("DynamicQuantizeMatMul")
 def _dynamic(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
-    """The left side is quantized to 8 bits by its own range, in which 0 is a number."""
-    a = x[0]
+    result = dynamic_product(x[0], centred(x[1], given(x, 3)), x[2])
+    return result if given(x, 4) is None else ew("add", result, x[4])
+
+
+def dynamic_product(a: Any, weights: Any, scale: Any) -> Any:
+    """``a`` times whole numbers and their scale.  ``a`` is quantized to 8 bits by its own range, in which 0 is a number."""
     axes = tuple(range(len(a.shape)))
     zero = number(0, a)
     least = ew("minimum", emit("min", whole(a), axes=axes, keepdims=False), zero)
     most = ew("maximum", emit("max", whole(a), axes=axes, keepdims=False), zero)
-    scale = ew("divide", ew("subtract", most, least), number(255, a))
-    scale = ew("where", ew("equal", scale, zero), number(1, a), scale)
+    own = ew("divide", ew("subtract", most, least), number(255, a))
+    own = ew("where", ew("equal", own, zero), number(1, a), own)
 
     def limited(each: Any) -> Any:
         return ew("minimum", ew("maximum", ew("rint", each), zero), number(255, a))
 
-    point = limited(ew("divide", ew("negative", least), scale))
-    steps = ew("subtract", limited(ew("add", ew("rint", ew("divide", a, scale)), point)), point)
-    product = matmul(convert(steps, np.dtype(np.int32)), _centred(x[1], _given(x, 3)))
-    result = ew("multiply", convert(product, a.dtype), ew("multiply", scale, x[2]))
-    return result if _given(x, 4) is None else ew("add", result, x[4])
+    point = limited(ew("divide", ew("negative", least), own))
+    steps = ew("subtract", limited(ew("add", ew("rint", ew("divide", a, own)), point)), point)
+    product = matmul(convert(steps, np.dtype(np.int32)), weights)
+    return ew("multiply", convert(product, a.dtype), ew("multiply", own, scale))
 
 
 @meaning("QLinearAdd", "QLinearMul")
 def _quantized_pair(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
-    a, b = (_standard(reader, node, [x[i], x[i + 1], x[i + 2]], "DequantizeLinear") for i in (0, 3))
+    a, b = (standard(reader, node, [x[i], x[i + 1], x[i + 2]], "DequantizeLinear") for i in (0, 3))
     result = ew("add" if node.kind == "QLinearAdd" else "multiply", a, b)
-    return _standard(reader, node, [result, x[6], x[7]], "QuantizeLinear")
+    return standard(reader, node, [result, x[6], x[7]], "QuantizeLinear")
 
 
 @meaning("QLinearSigmoid", "QLinearLeakyRelu")
 def _quantized_one(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
-    a = _standard(reader, node, x[:3], "DequantizeLinear")
-    result = _standard(reader, node, [a], node.kind.removeprefix("QLinear"))
-    return _standard(reader, node, [result, x[3], x[4]], "QuantizeLinear")
+    a = standard(reader, node, x[:3], "DequantizeLinear")
+    result = standard(reader, node, [a], node.kind.removeprefix("QLinear"))
+    return standard(reader, node, [result, x[3], x[4]], "QuantizeLinear")
+
+
+@meaning("QLinearSoftmax")
+def _quantized_softmax(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    """Before opset 13 the dims from ``axis`` on are one."""
+    a = standard(reader, node, x[:3], "DequantizeLinear", axis=0)
+    last = node.get("axis", -1) % len(a.shape) == len(a.shape) - 1
+    if node.get("opset", 13) < 13 and not last:
+        raise node.unsupported("a softmax over several dims is not supported")
+    result = standard(reader, node, [a], "Softmax", axis=node.get("axis", -1))
+    return standard(reader, node, [result, x[3], x[4]], "QuantizeLinear", axis=0)
+
+
+@meaning("QLinearConcat")
+def _quantized_concat(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    """The scale and zero of the result, and then an array, its scale and zero for each part."""
+    parts = []
+    for i in range(2, len(x), 3):
+        parts.append(standard(reader, node, x[i : i + 3], "DequantizeLinear", axis=0))
+    result = standard(reader, node, parts, "Concat")
+    return standard(reader, node, [result, x[0], x[1]], "QuantizeLinear", axis=0)
+
+
+@meaning("QLinearAveragePool", "QLinearGlobalAveragePool")
+def _quantized_pool(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    if node.get("channels_last", 0):
+        raise node.unsupported("channels that are last are not supported")
+    a = standard(reader, node, x[:3], "DequantizeLinear")
+    result = standard(reader, node, [a], node.kind.removeprefix("QLinear"))
+    return standard(reader, node, [result, x[3], x[4]], "QuantizeLinear")
+
+
+@meaning("QGemm")
+def _quantized_gemm(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    """The product of quantized matrices; the bias has the scale of the product."""
+    a, b = centred(x[0], given(x, 2)), centred(x[3], given(x, 5))
+    a = transposed(a, (1, 0)) if node.get("transA", 0) else a
+    b = transposed(b, (1, 0)) if node.get("transB", 0) else b
+    product = matmul(a, b)
+    if (bias := given(x, 6)) is not None:
+        product = ew("add", product, bias)
+    scale = ew("multiply", ew("multiply", x[1], x[4]), number(node.get("alpha", 1.0), x[1]))
+    result = ew("multiply", convert(product, x[1].dtype), scale)
+    if given(x, 7) is None:
+        return result
+    return standard(reader, node, [result, x[7], given(x, 8)], "QuantizeLinear")

@@ -11,7 +11,7 @@ import numpy as np
 
 from parallelism.dtypes import is_floating
 from parallelism.interop.arrays import flipped, iota, number, padded, reshaped, rounded_once
-from parallelism.interop.folding import convert, emit, spread, whole
+from parallelism.interop.folding import convert, emit, recorded, spread, whole
 from parallelism.interop.onnx_models.elementwise import ew
 from parallelism.interop.onnx_models.graph import GraphNode
 from parallelism.interop.onnx_models.reading import Reader, meaning
@@ -65,7 +65,15 @@ def _einsum(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
             sorted(c for c in set(letters) if letters.count(c) == 1)
         )
     named = [t.replace("...", dots[most - count :]) for t, count in zip(terms, own, strict=True)]
+    if any(len({*term}) < len(term) for term in named):  # diagonals
+        given = [recorded(whole(each)) for each in x]
+        return np.einsum(f"{','.join(named)}->{out.replace('...', dots)}", *given)
     return emit("einsum", *map(whole, x), equation=f"{','.join(named)}->{out.replace('...', dots)}")
+
+
+@meaning("Det")
+def _det(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    return np.linalg.det(recorded(whole(x[0])))
 
 
 @meaning("MatMulInteger")

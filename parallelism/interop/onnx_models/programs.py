@@ -18,12 +18,14 @@ from parallelism.interop.onnx_models import (  # noqa: F401
     elementwise,
     indexing,
     microsoft,
+    microsoft_layers,
     normalizations,
     old_forms,
     products,
     quantized,
     recurrent,
     resizing,
+    sampling,
     shapes,
     windows,
 )
@@ -39,7 +41,7 @@ WEIGHT = "p."
 """The beginning of the names of weights: the transforms take them for the parameters of the model."""
 KNOWN = 64
 """Tensors of integers with at most so many elements, and single numbers, are constants; others are weights."""
-FIXING = {"Resize": (1, 2), "Upsample": (1,)}
+FIXING = {"Resize": (1, 2), "Upsample": (1,), "NonMaxSuppression": (3, 4)}
 """Inputs of operators that fix a shape though they are no integers: tensors that are given there are constants, too."""
 
 
@@ -67,7 +69,8 @@ def from_onnx(
 
     ``known`` gives inputs whose numbers are fixed, by name, as one that is a shape; they are no inputs of the program.
     ``sizes`` gives symbols their numbers, for what needs them.  By the name of the output of a NonZero it
-    says how many elements are not zero: no more are told, and if there are fewer, zeros follow them.
+    says how many elements are not zero: no more are told, and if there are fewer, zeros follow them.  By that of a
+    NonMaxSuppression it says how many boxes stay: rows of -1 follow them.
 
     `InteropError` for a broken model; `UnsupportedError`, one of its kinds, for a valid one that programs cannot
     express.  Both name the node.  Nothing outside of the model's folder is opened, and nothing in it is executed.
@@ -127,6 +130,9 @@ def _imported(model: Model, known: Mapping[str, Any]) -> Imported:
     fixing = {
         name for node in graph.nodes for i, name in enumerate(node.inputs) if i in FIXING.get(node.kind, ())
     }
+    for node in reversed(graph.nodes):  # scales that were brought into another dtype
+        if node.kind == "Cast" and not fixing.isdisjoint(node.outputs):
+            fixing.update(node.inputs)
     fixed |= {name for name in fixing & graph.tensors.keys() if graph.tensors[name].size <= KNOWN}
     weights = {name: f"{WEIGHT}{name}" for name in graph.tensors if name not in fixed}
     return _read(model, {name: np.asarray(value) for name, value in known.items()}, weights, "", graph.name)

@@ -1,4 +1,4 @@
-"""What conversions to and from quantized numbers mean."""
+"""What conversions to and from quantized numbers mean, and products of these."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from parallelism.interop.folding import convert, spread
 from parallelism.interop.onnx_models.elementwise import ew
 from parallelism.interop.onnx_models.graph import GraphNode
 from parallelism.interop.onnx_models.normalizations import along as _along
+from parallelism.interop.onnx_models.products import matmul
 from parallelism.interop.onnx_models.reading import Reader, meaning
 from parallelism.interop.onnx_models.shapes import axis_of
+from parallelism.interop.onnx_models.windows import conv
 
 
 def _scaled_like(node: GraphNode, scale: Any, a: Any) -> Any:
@@ -50,3 +52,49 @@ def _quantize(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     if len(x) > 2 and x[2] is not None:
         a = ew("add", a, convert(_scaled_like(node, x[2], x[0]), a.dtype))
     return convert(ew("minimum", ew("maximum", a, number(least, a)), number(most, a)), wanted)
+
+
+# -- products ----------------------------------------------------------------------------------------------------------
+
+_INT32 = np.dtype(np.int32)
+
+
+@meaning("QLinearMatMul")
+def _quantized_matmul(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    """Scales and zeros of the left side may be those of rows, of the right side those of columns."""
+    a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = x[:8]
+    rows = [_as_column(each) for each in (a_scale, a_zero)]
+    left = ew("subtract", convert(a, _INT32), convert(rows[1], _INT32))
+    right = ew("subtract", convert(b, _INT32), convert(b_zero, _INT32))
+    scale = ew("divide", ew("multiply", rows[0], b_scale), y_scale)
+    return _requantized(matmul(left, right), scale, y_zero)
+
+
+def _as_column(x: Any) -> Any:
+    return reshaped(x, (x.shape[0], 1)) if len(x.shape) == 1 and x.shape[0] != 1 else x
+
+
+@meaning("QLinearConv")
+def _quantized_conv(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    """Scales and zeros of the weights may be those of each feature that comes out."""
+    a, a_scale, a_zero, w, w_scale, w_zero, y_scale, y_zero = x[:8]
+    image = ew("subtract", convert(a, _INT32), convert(reshaped(a_zero, ()), _INT32))
+    ndim = len(a.shape)
+    weights = ew("subtract", convert(w, _INT32), convert(_of_features(w_zero, ndim, 0), _INT32))
+    total = conv(node, image, weights, x[8] if len(x) > 8 else None)
+    scale = ew(
+        "divide", ew("multiply", reshaped(a_scale, ()), _of_features(w_scale, ndim, 1)), reshaped(y_scale, ())
+    )
+    return _requantized(total, scale, reshaped(y_zero, ()))
+
+
+def _of_features(x: Any, ndim: int, axis: int) -> Any:
+    return _along(x, ndim, axis) if len(x.shape) == 1 and x.shape[0] != 1 else reshaped(x, ())
+
+
+def _requantized(total: Any, scale: Any, zero: Any) -> Any:
+    """Whole numbers times their scale, rounded, in the dtype of the zero point."""
+    least, most = integer_limits(zero.dtype)
+    a = ew("rint", ew("multiply", convert(total, scale.dtype), scale))
+    a = ew("add", a, convert(zero, a.dtype))
+    return convert(ew("minimum", ew("maximum", a, number(least, a)), number(most, a)), zero.dtype)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,8 +17,20 @@ from parallelism.interop.windows import cut
 _ACTIVATIONS = {"Sigmoid": "sigmoid", "Tanh": "tanh", "Relu": "relu"}
 
 
+class Products(NamedTuple):
+    """How a recurrent layer multiplies by weights that are not plain arrays."""
+
+    of: Callable[[int, int], Callable[[Any], Any]]
+    """For a direction and the weights of the inputs (0) or of the state (1): what multiplies rows by them."""
+    hidden: int
+
+
 @meaning("RNN", "GRU", "LSTM")
 def _recurrent(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    return recurrent(node, x)
+
+
+def recurrent(node: GraphNode, x: list[Any], products: Products | None = None) -> Any:
     """One step after another, as many as the sequence has."""
     x = [*x, *[None] * (8 - len(x))]
     lengths = None if x[4] is None else known(x[4])
@@ -39,11 +52,12 @@ def _recurrent(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     every, ends, cells = [], [], []
     for d, backwards in enumerate(directions):
         acts = [_ACTIVATIONS[name] for name in given[d * len(given) // len(directions) :]]
-        ys, h, c = _direction(node, x, d, gates, acts, backwards=backwards)
+        ys, h, c = _direction(node, x, d, gates, acts, products, backwards=backwards)
         every.append(ys)
         ends.append(h)
         cells.append(c)
-    length, batch, hidden = x[0].shape[0], x[0].shape[1], x[2].shape[2]
+    length, batch = x[0].shape[:2]
+    hidden = products.hidden if products else x[2].shape[2]
     joined = [reshaped(each, (length, 1, batch, hidden)) for each in every]
     outputs = [emit("concatenate", *map(whole, joined), axis=1) if len(joined) > 1 else joined[0]]
     for states in (ends, cells):
@@ -53,23 +67,34 @@ def _recurrent(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     return outputs
 
 
-def _direction(node: GraphNode, x: list[Any], d: int, gates: int, acts: list[str], *, backwards: bool) -> Any:
-    a, weights, recurrence = x[0], _picked(x[1], d), _picked(x[2], d)
-    hidden, batch = recurrence.shape[1], a.shape[1]
+def _direction(
+    node: GraphNode,
+    x: list[Any],
+    d: int,
+    gates: int,
+    acts: list[str],
+    products: Products | None,
+    *,
+    backwards: bool,
+) -> Any:
+    a, batch = x[0], x[0].shape[1]
+    recurrence: Any = None if products else _picked(x[2], d)
+    hidden = products.hidden if products else recurrence.shape[1]
     zero = spread(np.zeros((1, 1), a.dtype), (batch, hidden))
     bias = None if x[3] is None else _picked(x[3], d)
     h = zero if x[5] is None else _picked(x[5], d)
     c = None if node.kind != "LSTM" else zero if x[6] is None else _picked(x[6], d)
     before = None if bias is None else cut(bias, 0, 0, gates * hidden)
     after = None if bias is None else cut(bias, 0, gates * hidden, 2 * gates * hidden)
+    of_step = _of_step(x, d, before, products)
+    of_state = products.of(d, 1) if products else lambda state: _affine(state, recurrence, None)
     ys: list[Any] = []
     for t in range(a.shape[0])[:: -1 if backwards else 1]:
-        step = reshaped(cut(a, 0, t, t + 1), a.shape[1:])
-        left = _affine(step, weights, before)
+        left = of_step(t)
         if node.kind == "GRU":
             h = _gru(node, left, h, recurrence, after, hidden, acts)
         else:
-            total = ew("add", left, _affine(h, recurrence, after))
+            total = ew("add", left, _plus(of_state(h), after))
             if node.kind == "RNN":
                 h = ew(acts[0], total)
             else:
@@ -102,8 +127,22 @@ def _gru(
     return ew("add", ew("multiply", ew("subtract", number(1, z), z), g), ew("multiply", z, h))
 
 
+def _of_step(x: list[Any], d: int, bias: Any, products: Products | None) -> Callable[[int], Any]:
+    """What the inputs of a step give to its gates."""
+    a = x[0]
+    if products is None:
+        weights = _picked(x[1], d)
+        return lambda t: _affine(reshaped(cut(a, 0, t, t + 1), a.shape[1:]), weights, bias)
+    length, batch, width = a.shape
+    every = products.of(d, 0)(reshaped(a, (length * batch, width)))
+    return lambda t: _plus(cut(every, 0, t * batch, (t + 1) * batch), bias)
+
+
 def _affine(x: Any, weights: Any, bias: Any) -> Any:
-    result = emit("einsum", whole(x), whole(weights), equation="bi,oi->bo")
+    return _plus(emit("einsum", whole(x), whole(weights), equation="bi,oi->bo"), bias)
+
+
+def _plus(result: Any, bias: Any) -> Any:
     return result if bias is None else ew("add", result, reshaped(bias, (1, bias.shape[0])))
 
 

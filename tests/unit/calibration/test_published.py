@@ -207,6 +207,16 @@ def test_a_parameter_is_read_and_changed_by_its_name(name, value):
 
 
 @pytest.mark.slow
+def test_seconds_of_the_host_are_found_from_runs_that_have_them():
+    table, name = Table.of("experts-h100"), "kernels.dispatch.host_seconds"
+    row = table.rows[0]
+    took = row.predicted(hardware_of(table, row, {name: 3e-3}))
+    assert took > 1.05 * row.predicted(hardware_of(table, row))
+    few = replace(table, rows=(replace(row, measured=took),), parameters=(name,))
+    assert refitted(few).parameters[name] == pytest.approx(3e-3, rel=1e-6)
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("name", "most"), [("fsdp-h100", 0.04), ("fsdp-a100", 0.05)])
 def test_runs_of_training_that_were_held_out_are_told_better_than_by_a_constant(name, most):

@@ -121,7 +121,8 @@ def test_public_scripts_are_simulated(capsys: pytest.CaptureFixture[str], name: 
         assert status == 2 and "the 8 experts and the 2 devices" in err and err.count("\n") == 1
         devices = 32
     status, out, err = said(capsys, *words, "--devices", str(devices))
-    assert status == 0 and 0.05 < json.loads(out)["mfu"] < 0.75
+    most = 0.9 if "--fp8-format" in text else 0.75     # of the peak in 16 bits: published runs in float8 reach 0.77 to 0.89
+    assert status == 0 and 0.05 < json.loads(out)["mfu"] < most
     assert [line.partition(":")[0] for line in err.splitlines()] == [
         "without effect on a simulated step", "known, and not modelled"][: len(err.splitlines())]
 

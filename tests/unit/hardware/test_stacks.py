@@ -84,6 +84,9 @@ def test_a_stack_says_what_its_seconds_were_compared_with_on_its_own_hardware():
     assert compared_in("bfloat16", told) == told and compared_in("float8", told) == ()
     float8 = Validation("a", "steps", 9, 0.01, False, "float8")
     assert compared_in("float8", (*told, float8)) == (float8,) and compared_in("float16", (*told, float8)) == told
+    routed = replace(float8, experts=True)
+    assert compared_in("float8", (*told, float8, routed), experts=True) == (routed,)
+    assert compared_in("float8", (float8, routed)) == (float8,)
     assert str(float8) == "9 steps in float8 of a, fitted: 1.0% in the mean"
     assert validation_json(()) == {"compared": [], "text": "nothing: errors of 10 to 30 % are usual"}
 
@@ -97,6 +100,7 @@ def test_no_table_that_a_stack_was_fitted_to_is_told_as_held_out_whole(name):
             published = Table.of(each["table"])
             tested = [row.published for row in published.rows if row not in published.fitted_rows]
             float8 = [run for run in tested if run.columns["precision"] != "bf16"]
+            assert each.get("experts", False) == (each["table"] == "experts-h100")
             assert each["rows"] == (len(float8) if each.get("products") else len(tested) - len(float8)) > 0
 
 

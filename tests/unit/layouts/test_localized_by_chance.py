@@ -20,7 +20,8 @@ from parallelism.recorder import record
 
 MANY = int(os.environ.get("VCLUSTER_LAYOUTS", "300"))
 MESHES = [Mesh(x=2), Mesh(x=3), Mesh(x=4), Mesh(x=2, y=2), Mesh(x=2, y=3), Mesh(x=1), Mesh(x=1, y=3)]
-KINDS = sorted({example.kind for example in EXAMPLES} - COLLECTIVES - {"permute", "reshard", "deal"} - EXCHANGING)
+ON_A_NAMED_AXIS = {"permute", "reshard", "deal", "token_order"}
+KINDS = sorted({example.kind for example in EXAMPLES} - COLLECTIVES - ON_A_NAMED_AXIS - EXCHANGING)
 MODELS = {
     "mlp": models.mlp((6, 5, 7), 5),
     "convolutional": models.convolutional((6, 5, 3), (4, 5), 5, 3),
@@ -75,7 +76,8 @@ def check_operator(data, kind):
     example = drawn(kind, data.draw(st.integers(0, 2**16)))
     function = example.function()
     mesh, given = data.draw(laid_out(function, 70))
-    check(function, example.arrays(), mesh, given, rtol=1e-10, atol=1e-10)
+    tolerance = 1e-6 if kind == "scaled_einsum" else 1e-10      # its sums are in float32
+    check(function, example.arrays(), mesh, given, rtol=tolerance, atol=tolerance)
 
 
 @given(st.data())

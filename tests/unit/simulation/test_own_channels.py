@@ -1,0 +1,35 @@
+"""On fully connected nodes each link is of one device, so one device stands for all equal ones, as with ports of its own."""
+
+import pytest
+
+from parallelism import Hardware, ir, models, simulate
+from parallelism.simulation.folded_links import own_channels, own_ports
+from parallelism.transforms import Adam, Strategy, train_step
+
+SPEC = models.TransformerSpec(
+    layers=2, width=32, heads=8, vocabulary=23, sequence=16, dtype="float32", positions="rotary", tied=False)
+
+
+@pytest.mark.parametrize(("name", "ports", "channels"), [
+    ("dgx-h100", True, True), ("mi300x-node", False, True), ("mi355x-node", False, True), ("tpu-v4", False, False),
+    ("h100-pcie-node", False, False), ("trainium2", False, False)])
+def test_hardware_says_whether_each_channel_is_of_one_device(name: str, ports: bool, channels: bool) -> None:
+    hardware = Hardware.preset(name)
+    assert (own_ports(hardware), own_channels(hardware)) == (ports, channels)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("op_by_op", [False, True])
+@pytest.mark.parametrize(("text", "ranks"), [
+    ("pp=2 dp=4 1f1b:2", 8), ("dp=4 tp=2 zero=1 overlap", 8), ("dp=2 cp=2 tp=4 sp", 16), ("dp=16 zero=3", 16),
+    ("ring=4 dp=2", 8), ("pp=2 dp=2 tp=4 zb_h1:4", 16)], ids=lambda value: str(value))
+def test_folded_is_whole_on_fully_connected_nodes(text: str, ranks: int, op_by_op: bool) -> None:
+    strategy, mesh = Strategy.parse_on_mesh(text)
+    step = strategy(train_step(SPEC.function(ir.symbol("B")), Adam(0.1)))
+    given = {"mesh": mesh, "batch": 16}
+    folded = simulate(step, "mi300x-node:2", fold=True, op_by_op=op_by_op, **given)
+    whole = simulate(step, "mi300x-node:2", fold=False, **given)
+    assert len(folded.ranks) < ranks == len(whole.ranks)
+    assert folded.makespan_seconds == pytest.approx(whole.makespan_seconds, rel=1e-9)
+    assert {rank: whole.peaks()[rank] for rank in folded.ranks} == folded.peaks()
+    assert set(whole.peaks().values()) == set(folded.peaks().values())
