@@ -212,7 +212,8 @@ def folded_roles(events: Columns, axes: Ints, equal: EqualDevices) -> Roles:
 def collective_prices(templates: Templates, pricing: Pricing, looks: Ints, ranks: Ints) -> PricedCollectives:
     """The price of each of these collectives on these ranks, from the bytes that its real group receives.
 
-    Groups that `priced_alike` finds equal share one price, unless links are shared and each group has its own.
+    Equal calls of a group share one price.  So do groups that `priced_alike` finds equal, unless links are shared and each
+    group has its own.
     """
     prices, of_event = [FREE], np.zeros(len(looks), np.int64)
     result = PricedCollectives(prices, [()], of_event, ranks, looks)
@@ -227,7 +228,7 @@ def collective_prices(templates: Templates, pricing: Pricing, looks: Ints, ranks
         zip(looks.tolist(), slots.tolist(), numbers.tolist(), strict=True)
     ):
         alike = int(priced_alike(templates, slot, hardware)[number]) if together else number
-        key = (templates.moved(look, number) if together else look), slot, alike, templates.algorithms[look]
+        key = templates.moved(look, number), slot, alike, templates.algorithms[look]
         if key not in known:
             known[key] = len(prices)
             call, dtype = templates.collective(look, number)

@@ -149,3 +149,19 @@ def test_equal_collectives_of_an_action_are_priced_as_one_object() -> None:
     alone = RepeatedEvents(None, 0, 0, None, None, device.events).alone
     assert [alone.index(each) for each in alone] == [0, 1, 0, 3] and alone[0] is alone[2]
     assert [each.collectives[0].call.shape for each in alone] == [(6,), (6,), (6,), (12,)]
+
+
+@pytest.mark.parametrize(("hardware", "groups"), [("tpu-v4:4x2x1", 4), ("dgx-h100", 1)])
+def test_equal_collectives_of_a_group_are_priced_once(hardware: str, groups: int) -> None:
+    step = PipelinedStep(
+        PipelinedProgram(stages_of(4, recompute=False, split=True), Pipeline(4, 3), Mesh(tp=2)), Mesh(pp=4, tp=2), 6)
+    pricing, templates = Pricing.of(hardware, "modelled"), step.templates()
+    events, _, looks = templates.by_rank(range(8))
+    at = np.flatnonzero(events.isin("kind", {"collective"}))
+    ranks = events.numbers("rank")[at]
+    found = priced_pieces.collective_prices(templates, pricing, looks[at], ranks)
+    calls = [
+        templates.collective(look, rank // 2) for look, rank in zip(looks[at].tolist(), ranks.tolist(), strict=True)]
+    assert found.seconds.tolist() == [pricing.collective(*call).seconds for call in calls]
+    assert len(found.prices) == 1 + groups * len({(call.kind, call.nbytes) for call, _ in calls}) < len(calls)
+    assert [found.groups[price] for price in found.price.tolist()] == [call.group for call, _ in calls] or groups == 1
