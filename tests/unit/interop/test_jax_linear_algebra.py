@@ -46,7 +46,8 @@ def test_a_triangular_solve_solves_its_system(left, lower, unit, turned):
     program = from_stablehlo(f"""module {{
   func.func public @main(%a: {shapes[0]}, %b: {shapes[1]}) -> {shapes[1]} {{
     %0 = "stablehlo.triangular_solve"(%a, %b) {{left_side = {words[0]}, lower = {words[1]}, unit_diagonal = {words[2]},
-      transpose_a = #stablehlo<transpose {'TRANSPOSE' if turned else 'NO_TRANSPOSE'}>}} : ({shapes[0]}, {shapes[1]}) -> {shapes[1]}
+      transpose_a = #stablehlo<transpose {'TRANSPOSE' if turned else 'NO_TRANSPOSE'}>}} :
+      ({shapes[0]}, {shapes[1]}) -> {shapes[1]}
     return %0 : {shapes[1]}
   }}
 }}""")
