@@ -327,6 +327,117 @@ _SMOLLM_3 = _USUAL | {
     "tie_word_embeddings": True,
 }
 
+_GPT_2_NAMES = {
+    "n_embd": "hidden_size",
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_positions": "max_position_embeddings",
+}
+_SEED_OSS = _USUAL | {
+    "vocab_size": 155_136,
+    "intermediate_size": 27_648,
+    "num_hidden_layers": 64,
+    "num_attention_heads": 80,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 524_288,
+    "attention_bias": True,
+    "attention_dropout": 0.1,
+    "residual_dropout": 0.1,
+}
+_ARCEE = _USUAL | {
+    "hidden_size": 2560,
+    "intermediate_size": 18_432,
+    "max_position_embeddings": 4096,
+    "hidden_act": "relu2",
+    "rms_norm_eps": 1e-5,
+}
+_GLM = _USUAL | {
+    "vocab_size": 151_552,
+    "intermediate_size": 13_696,
+    "num_hidden_layers": 40,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "max_position_embeddings": 131_072,
+    "rms_norm_eps": 1.5625e-7,
+    "attention_bias": True,
+    "partial_rotary_factor": 0.5,
+}
+_GLM_4_MOE = _USUAL | {
+    "vocab_size": 151_552,
+    "intermediate_size": 10_944,
+    "num_hidden_layers": 46,
+    "num_attention_heads": 96,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131_072,
+    "rms_norm_eps": 1e-5,
+    "partial_rotary_factor": 0.5,
+    "moe_intermediate_size": 1408,
+    "num_experts_per_tok": 8,
+    "n_shared_experts": 1,
+    "n_routed_experts": 128,
+    "routed_scaling_factor": 1.0,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "norm_topk_prob": True,
+}
+_DOTS_1 = _USUAL | {
+    "vocab_size": 152_064,
+    "hidden_size": 4608,
+    "intermediate_size": 10_944,
+    "moe_intermediate_size": 1408,
+    "num_hidden_layers": 62,
+    "num_key_value_heads": 32,
+    "routed_scaling_factor": 1.0,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 0,
+    "norm_topk_prob": False,
+    "sliding_window": 4096,
+    "max_window_layers": 62,
+}
+_MINIMAX_M2 = _USUAL | {
+    "vocab_size": 200_064,
+    "hidden_size": 3072,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 62,
+    "num_attention_heads": 48,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 196_608,
+    "num_experts_per_tok": 8,
+    "num_local_experts": 256,
+}
+_EXAONE_4 = _USUAL | {
+    "vocab_size": 102_400,
+    "intermediate_size": 16_384,
+    "num_key_value_heads": 32,
+    "rms_norm_eps": 1e-5,
+    "sliding_window": 4096,
+    "sliding_window_pattern": 4,
+}
+_STABLELM = _USUAL | {
+    "vocab_size": 50_304,
+    "hidden_size": 2560,
+    "intermediate_size": 6912,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 4096,
+    "layer_norm_eps": 1e-5,
+    "partial_rotary_factor": 0.25,
+}
+_GPT_J = {
+    "n_layer": 28,
+    "n_embd": 4096,
+    "n_head": 16,
+    "n_positions": 2048,
+    "vocab_size": 50_400,
+    "rotary_dim": 64,
+    "activation_function": "gelu_new",
+    "layer_norm_epsilon": 1e-5,
+    "scale_attn_weights": True,
+}
+
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture(dense.llama, _USUAL),
     "mistral": Architecture(dense.mistral, _MISTRAL),
@@ -372,12 +483,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gpt2": Architecture(
         dense.gpt2,
         _GPT_2,
-        {
-            "n_embd": "hidden_size",
-            "n_layer": "num_hidden_layers",
-            "n_head": "num_attention_heads",
-            "n_positions": "max_position_embeddings",
-        },
+        _GPT_2_NAMES,
     ),
     "gpt_neox": Architecture(dense.gpt_neox, _NEOX),
     "mpt": Architecture(
@@ -408,6 +514,16 @@ ARCHITECTURES: dict[str, Architecture] = {
     "smollm3": Architecture(dense.smollm3, _SMOLLM_3),
     "llama4_text": Architecture(with_experts.llama4, _LLAMA_4),
     "grok1": Architecture(with_experts.grok1, _GROK),
+    "glm": Architecture(dense.glm, _GLM),
+    "glm4": Architecture(dense.glm4, _GLM),
+    "glm4_moe": Architecture(with_experts.glm4_moe, _GLM_4_MOE, _DEEPSEEK),
+    "dots1": Architecture(with_experts.dots1, _DOTS_1, _DEEPSEEK),
+    "minimax_m2": Architecture(with_experts.minimax_m2, _MINIMAX_M2, _EXPERTS),
+    "seed_oss": Architecture(dense.seed_oss, _SEED_OSS),
+    "exaone4": Architecture(dense.exaone4, _EXAONE_4),
+    "arcee": Architecture(dense.arcee, _ARCEE),
+    "stablelm": Architecture(dense.stablelm, _STABLELM),
+    "gptj": Architecture(dense.gptj, _GPT_J, _GPT_2_NAMES),
 }
 """By ``model_type``."""
 
@@ -430,5 +546,8 @@ CLASSES = {
     "deepseekv3": "deepseek_v3",
     "gptneoxlm": "gpt_neox",
     "grok1model": "grok1",
+    "glm4moe": "glm4_moe",
+    "minimaxm2": "minimax_m2",
+    "seedoss": "seed_oss",
 }
 """The architectures whose class is named otherwise, in lower case and without what a head is called."""
