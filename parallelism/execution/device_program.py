@@ -74,6 +74,8 @@ CALLS = (
 INPUTS, ACTIVATIONS, OUTPUTS, GRADIENTS = "inputs", "activations", "outputs", "gradients"
 RECOMPUTED = "R"
 """The phase of what the backward computes again."""
+REGION_PHASES = {"forward": "F", "backward": "B", "recomputed": RECOMPUTED}
+"""The phases of the regions of programs that were differentiated elsewhere, as by JAX."""
 
 
 class Running:
@@ -148,6 +150,8 @@ class ProgramStep(NamedTuple):
     """The name of its compute: the kind of the op, or the different kinds of a chain."""
     before: tuple[ChainedOp, ...] = ()
     """The other ops of a chain."""
+    phase: str | None = None
+    """The phase of its compute where the run says none: that of its region, if it was differentiated elsewhere."""
 
     @property
     def ops(self) -> tuple[Op, ...]:
@@ -156,8 +160,11 @@ class ProgramStep(NamedTuple):
 
     def run(self, run: Running) -> None:
         """Computes or communicates."""
-        op, cost, held, freed, unread, into, again, name, before = self
+        op, cost, held, freed, unread, into, again, name, before, phase = self
         hold, places = run.hold, run.places
+        marks = run.again if again else run.marks
+        if phase is not None and "phase" not in marks:
+            marks = {**marks, "phase": phase}
         for category, nbytes in held:
             hold(category, nbytes, **places)
         if cost is None:
@@ -174,7 +181,7 @@ class ProgramStep(NamedTuple):
                 seconds=seconds,
                 other_bytes=others,
                 shape=shape,
-                **(run.again if again else run.marks),
+                **marks,
             ):
                 for earlier in before:
                     run.run_op(*earlier)
@@ -332,6 +339,7 @@ class DeviceProgram:
             runs_again(chain[-1]),
             name_of(chain),
             tuple(map(ChainedOp, chain[:-1], places)),
+            REGION_PHASES.get((chain[-1].region or "").partition(".")[0]),
         )
 
     def _into(self, outputs: Sequence[Value]) -> tuple[str | None, ...]:

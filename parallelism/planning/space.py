@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from parallelism.ir.core import Function
 from parallelism.pipelining.generators import SCHEDULES, ScheduleKind
 from parallelism.planning.dealing import Bools, Ints
 from parallelism.planning.settings import AXES, MOST, SETTINGS, Setting, checked_settings
@@ -22,6 +23,8 @@ MOST_CHUNKS = 16
 """The most stages on a rank that are tried where nothing divides the blocks."""
 MOST_COPIED = 8
 """The most devices that are tried with copies of heads of keys and values: those of a usual node."""
+MOST_WHOLE = 32
+"""The most microbatches of a program that is simulated whole, if their rows are not given."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +138,12 @@ def choices(
     rows = table["dp"] * table["ep"] * table["microbatch"]
     table.refuse("replicas and microbatches do not divide the batch", batch % rows != 0)
     table.columns["count"] = batch // (table["dp"] * table["ep"] * table["microbatch"])
+    if isinstance(model.model, Function) and model.alike is None and "microbatch" not in given:
+        table.refuse(
+            f"a program without blocks that are alike is simulated whole, with at most {MOST_WHOLE} microbatches: "
+            "microbatch= gives their rows",
+            table["count"] > MOST_WHOLE,
+        )
     for setting in SETTINGS.options:
         _with_option(table, setting, model, given)
     interleaved = [i for i, name in enumerate(words["schedule"]) if SCHEDULES[name].is_interleaved]

@@ -286,6 +286,8 @@ class Model:
     def _extent(self, value: Any, number: int, dim: Any) -> Any:
         if dim.WhichOneof("value") == "dim_value" and dim.dim_value >= 0:
             return dim.dim_value
+        if isinstance(dim.dim_param, bytes):  # of the library, where it is not UTF-8
+            raise InteropError(f"the name of dim {number} of {value.name} is not UTF-8: {dim.dim_param!r}")
         plain = re.sub(r"\W", "_", dim.dim_param or f"{value.name}_{number}", flags=re.ASCII)
         plain = plain if re.match(r"[A-Za-z_]", plain) else f"n{plain}"
         given = next((name for name in (dim.dim_param, plain) if name in self.sizes), None)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from parallelism.interop.folding import elementwise as ew, known, same_everywhere
+from parallelism.interop.stablehlo.linear_algebra import CUSTOM_CALLS, lapack
 from parallelism.interop.stablehlo.manual import MANUAL, gspmd_sharded
 from parallelism.interop.stablehlo.module import Node
 from parallelism.interop.stablehlo.reading import Reader, meaning
@@ -84,6 +85,8 @@ def _custom_call(reader: Reader, node: Node, x: list[Any]) -> Any:
         return []
     if target == "Sharding":
         return gspmd_sharded(reader, node, x)
+    if CUSTOM_CALLS.fullmatch(target):
+        return lapack(node, x)
     if target in MANUAL:
         raise node.unsupported(f"a {target} away from the shard_map that it belongs to is not supported")
     raise node.unsupported(f"the custom call {target!r} is not supported")

@@ -18,6 +18,7 @@ from parallelism.interop.stablehlo import (  # noqa: F401
     control,
     elementwise,
     indexing,
+    linear_algebra,
     reductions,
     shapes,
     special,

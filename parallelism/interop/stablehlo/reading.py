@@ -7,6 +7,7 @@ modules of this room, in one table by the names of nodes: ``meaning(reader, node
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -63,6 +64,7 @@ class Reader:
         self.around: dict[int, Any] = {}
         self.defined: dict[int, Node] = {}
         """The nodes so far, by the numbers of their results."""
+        self.is_differentiated = any(_comes_from(node, "transpose(") for node in module.functions.values())
 
     def function(self, node: Node, arguments: Sequence[Any]) -> list[Any]:
         """What a function returns for these arguments."""
@@ -87,8 +89,17 @@ class Reader:
             operands = [inner[number] for number in node.operands]
             if node.kind in RETURNS:
                 return operands
-            inner.update(zip(node.results, self.results(node, operands, inner), strict=True))
+            with self._phase(node):
+                results = self.results(node, operands, inner)
+            inner.update(zip(node.results, results, strict=True))
         return []
+
+    def _phase(self, node: Node) -> AbstractContextManager[None]:
+        """The region of a phase of a program that JAX has differentiated: its names say what a node was made of."""
+        if not self.is_differentiated or self.builder.in_region:
+            return nullcontext()
+        found = next((phase for word, phase in _PHASES.items() if word in node.place), None)
+        return nullcontext() if found is None else self.builder.region(found)
 
     def results(self, node: Node, operands: list[Any], values: dict[int, Any]) -> list[Any]:
         """The results of one node."""
@@ -163,6 +174,16 @@ class Reader:
     def producer(self, node: Node, number: int) -> Node | None:
         """The node that made an operand, if it is not an argument."""
         return self.defined.get(node.operands[number])
+
+
+_PHASES = {"rematted_computation": "recomputed", "transpose(": "backward", "jvp(": "forward"}
+
+
+def _comes_from(node: Node, word: str) -> bool:
+    """Whether a node, or one in it, has a place with this word."""
+    return word in node.place or any(
+        _comes_from(inner, word) for region in node.regions for block in region for inner in block.nodes
+    )
 
 
 RETURNS = ("stablehlo.return", "func.return", "sdy.return", "mhlo.return")

@@ -69,6 +69,11 @@ class Builder:
         finally:
             self._region, self._line = before
 
+    @property
+    def in_region(self) -> bool:
+        """Whether ops that are added now get a region."""
+        return self._region is not None
+
     def copy(self, function: Function) -> None:
         """Add all inputs and ops of ``function`` under their names, and its attributes.
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -129,3 +131,25 @@ def test_parameters_without_gradients_are_frozen(torch):
         assert_allclose(array, (parameter - 0.1 * parameter.grad).detach().numpy(), rtol=1e-4, atol=1e-6)
     module.requires_grad_(False)
     assert not from_torch(module, x).program.attributes               # it is only evaluated
+
+
+def in_the_document(way):
+    """Two lines of docs/interop.md, with a smaller search."""
+    text = Path(__file__).parents[3].joinpath("docs", "interop.md").read_text()
+    blocks = [block.split("```")[0] for block in text.split("```text\n")[1:]]
+    lines = next(block for block in blocks if block.startswith(f"program, weights = {way}("))
+    assert len(lines.splitlines()) == 2
+    return re.sub(r"devices=64, batch=512", "devices=2, batch=8, microbatch=4, recompute='none'", lines)
+
+
+def test_the_two_lines_of_the_document(torch, models, capsys, monkeypatch):
+    from parallelism.interop import from_onnx
+    from parallelism.planning import find_plan
+
+    gpt, ids = models.GPT(16, 8, 8, 2, 1), torch.zeros(2, 6, dtype=torch.int64)
+    names = {"from_torch": from_torch, "from_onnx": from_onnx, "find_plan": find_plan, "gpt": gpt, "ids": ids,
+             "targets": ids.clone(), "F": torch.nn.functional}
+    exec(in_the_document("from_torch"), names)
+    monkeypatch.chdir(Path(__file__).parents[2] / "data" / "onnx")
+    exec(in_the_document("from_onnx"), names)
+    assert capsys.readouterr().out.count("plans fit of") == 2

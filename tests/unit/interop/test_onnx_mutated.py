@@ -11,6 +11,7 @@ pytest.importorskip("onnx")
 
 import test_onnx_as_shipped as shipped
 import test_onnx_microsoft as microsoft
+import test_onnx_microsoft_layers as layers
 
 from parallelism.interop import InteropError, from_onnx
 
@@ -21,6 +22,8 @@ def originals():
         yield shipped.model([node], {node.input[0]: x}, list(node.output), tensors, opset).SerializeToString()
     for name, (arrays, attributes, expected) in microsoft.CASES.items():
         yield microsoft.model(name.split()[0], arrays, attributes, expected(*arrays).ndim).SerializeToString()
+    for name, case in layers.CASES.items():
+        yield layers.model(name.split()[0], *case)[0].SerializeToString()
     yield (Path(__file__).parents[2] / "data" / "onnx" / "gpt_loss_torchscript.onnx").read_bytes()
 
 
@@ -56,3 +59,6 @@ def test_a_name_that_is_not_text_is_one_error():
     content = shipped.model([shipped.node("Relu", "x")], {"x": (2, 3)}).SerializeToString()
     with pytest.raises(InteropError, match="not UTF-8"):
         from_onnx(content.replace(b"my Relu", b"my \xffelu"))
+    content = shipped.model([shipped.node("Relu", "x")], {"x": ("batch", 3)}).SerializeToString()
+    with pytest.raises(InteropError, match="not UTF-8"):
+        from_onnx(content.replace(b"batch", b"bat\xffh"))
