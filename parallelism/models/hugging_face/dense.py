@@ -278,6 +278,75 @@ def smollm3(config: Config) -> Figures:
     return found | windows(config, layers, [not each for each in plain])
 
 
+def seed_oss(config: Config) -> Figures:
+    found = llama_like(config) | dropouts(config, "attention_dropout", "residual_dropout", None)
+    biases = {
+        "qkv": config.switch("attention_bias"),
+        "out": config.switch("attention_out_bias"),
+        **dict.fromkeys(("gate", "up", "down"), config.switch("mlp_bias")),
+    }
+    return found | {"biases": tuple(name for name, has_bias in biases.items() if has_bias)}
+
+
+def arcee(config: Config) -> Figures:
+    """Arcee's AFM: a Llama whose feed-forward has no gate."""
+    plain = Config(config.name, {**config.values, "hidden_act": "silu"}, config.defaults)
+    found = llama_like(plain) | {"activation": activation(config, gated=False)}
+    mlp = ("up", "down") if config.switch("mlp_bias") else ()
+    return found | {"biases": (*found["biases"], *mlp)}
+
+
+def glm(config: Config) -> Figures:
+    """GLM-4 of 2024: half of the features of a head are rotated."""
+    return llama_like(config) | {"biases": ("qkv",) if config.switch("attention_bias") else ()}
+
+
+def glm4(config: Config) -> Figures:
+    """GLM-4 of 2025, with norms around attention and feed-forward."""
+    return glm(config) | {"norm_places": "both"}
+
+
+def exaone4(config: Config) -> Figures:
+    """Layers without a window have no positions, if others have one."""
+    found = llama_like(config) | {"norm_places": "after", "query_key_norm": "head"}
+    layers, full = found["layers"], [True]
+    if config.get("sliding_window") is not None and config.get("layer_types") is None:
+        pattern = config.whole("sliding_window_pattern")
+        full = [(layer + 1) % pattern == 0 for layer in range(layers)]
+    found |= windows(config, layers, full)
+    return found | {"unrotated_every": found.get("full_attention_every")}
+
+
+def stablelm(config: Config) -> Figures:
+    config.must("qk_layernorm", None, False)
+    named = Config(
+        config.name, {**config.values, "rms_norm_eps": config.get("layer_norm_eps")}, config.defaults
+    )
+    return {
+        **llama_like(named),
+        **dropouts(config, "attention_dropout", "hidden_dropout", None),
+        "norm": "layer",
+        "biases": ("qkv",) if config.switch("use_qkv_bias") else (),
+        "parallel": "one_norm" if config.switch("use_parallel_residual") else False,
+    }
+
+
+def gptj(config: Config) -> Figures:
+    """GPT-J: attention and feed-forward behind one norm, and a head with a bias."""
+    rotated = {
+        "partial_rotary_factor": config.whole("rotary_dim")
+        / (config.whole("n_embd") // config.whole("n_head"))
+    }
+    found = gpt2(config)
+    named = Config(config.name, {**config.values, **rotated}, config.defaults)
+    return {
+        **found,
+        **rotary_of(named, found["width"] // found["heads"], found["sequence"]),
+        "biases": ("up", "down", "head"),
+        "parallel": "one_norm",
+    }
+
+
 def cohere(config: Config) -> Figures:
     config.must("use_qk_norm", None, False)
     return _cohere(config, 500000.0)

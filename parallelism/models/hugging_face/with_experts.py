@@ -98,10 +98,15 @@ def deepseek_v2(config: Config) -> Figures:
 
 
 def deepseek_v3(config: Config) -> Figures:
+    return _deepseek(config, _balanced_router(config))
+
+
+def _balanced_router(config: Config) -> dict[str, Any]:
+    """The router of DeepSeek-V3: sigmoids, groups, and a bias for each expert that balances their loads."""
     config.must("scoring_func", None, "sigmoid")
     config.must("topk_method", None, "noaux_tc")
     groups, count = config.whole("n_group"), config.whole("n_routed_experts")
-    router: dict[str, Any] = {
+    return {
         "router": "sigmoid",
         "balance_bias": True,
         "normalized": config.switch("norm_topk_prob"),
@@ -109,7 +114,35 @@ def deepseek_v3(config: Config) -> Figures:
         "groups_chosen": config.whole("topk_group"),
         "group_best": min(2, max(1, count // groups)),
     }
-    return _deepseek(config, router)
+
+
+def glm4_moe(config: Config) -> Figures:
+    """GLM-4.5: the experts of DeepSeek-V3 behind grouped queries."""
+    found = llama_like(config)
+    return {
+        **found,
+        "biases": ("qkv",) if config.switch("attention_bias") else (),
+        "query_key_norm": "head" if config.switch("use_qk_norm") else False,
+        "experts": _routed(config, found["layers"], _balanced_router(config)),
+    }
+
+
+def dots1(config: Config) -> Figures:
+    """dots.llm1: the same with norms of queries and keys, and windows from ``max_window_layers`` on."""
+    found = llama_like(config) | {"query_key_norm": "head"}
+    layers, first = found["layers"], config.whole("max_window_layers", 0)
+    found |= windows(config, layers, [layer < first for layer in range(layers)])
+    return found | {"experts": _routed(config, layers, _balanced_router(config))}
+
+
+def minimax_m2(config: Config) -> Figures:
+    config.must("router_jitter_noise", None, 0)
+    rotated = {}
+    if config.get("rotary_dim") is not None:
+        rotated = {"partial_rotary_factor": config.whole("rotary_dim") / config.whole("head_dim")}
+    named = Config(config.name, {**config.values, **rotated}, config.defaults)
+    router = Experts(**_chosen(config, "num_local_experts"), router="sigmoid", balance_bias=True)
+    return llama_like(named, 5000000.0) | {"query_key_norm": "all_heads", "experts": router}
 
 
 def _deepseek(config: Config, router: dict[str, Any]) -> Figures:
@@ -124,18 +157,6 @@ def _deepseek(config: Config, router: dict[str, Any]) -> Figures:
         value_width=config.whole("v_head_dim"),
     )
     own = llama_like(named)
-    width, layers, dense = config.whole("moe_intermediate_size"), found["layers"], _dense(config)
-    experts = None
-    if dense < layers:
-        experts = Experts(
-            **_chosen(config, "n_routed_experts"),
-            width=width,
-            shared_width=width
-            * (config.whole("n_shared_experts", 0) if config.get("n_shared_experts") else 0),
-            dense_layers=dense,
-            scale=config.number("routed_scaling_factor"),
-            **router,
-        )
     attention = ("query_down", "key_value_down", "out") if config.switch("attention_bias") else ()
     return {
         **own,
@@ -145,12 +166,24 @@ def _deepseek(config: Config, router: dict[str, Any]) -> Figures:
         "biases": attention,
         "attention": latent,
         "attention_scale": latent_scale(config, latent.query_width),
-        "experts": experts,
+        "experts": _routed(config, found["layers"], router),
     }
 
 
-def _dense(config: Config) -> int:
-    return config.whole("first_k_dense_replace", 0)
+def _routed(config: Config, layers: int, router: dict[str, Any]) -> Experts | None:
+    """Experts by DeepSeek's fields, behind some dense layers; None if all are dense."""
+    width, dense = config.whole("moe_intermediate_size"), config.whole("first_k_dense_replace", 0)
+    if dense >= layers:
+        return None
+    shared = config.whole("n_shared_experts", 0) if config.get("n_shared_experts") else 0
+    return Experts(
+        **_chosen(config, "n_routed_experts"),
+        width=width,
+        shared_width=width * shared,
+        dense_layers=dense,
+        scale=config.number("routed_scaling_factor"),
+        **router,
+    )
 
 
 def gpt_oss(config: Config) -> Figures:
