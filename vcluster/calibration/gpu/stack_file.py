@@ -63,8 +63,7 @@ def stack_text(
         compared = Validation(
             tables, "steps of training on one GPU", len(steps), mean_error(steps), held_out=True
         )
-        told = {name: value for name, value in asdict(compared).items() if value != ""}
-        lines += ["", "[[validation]]", *(_line(*each) for each in told.items())]
+        lines += ["", "[[validation]]", *_set_fields(compared)]
     lines += [
         "",
         "[measured]       # the machine; its tables are beside this file",
@@ -86,17 +85,22 @@ def _reached(values: Mapping[str, Any]) -> dict[str, dict[str, float]]:
 
 def _of_kernel(kernel: Kernel) -> list[str]:
     """The fields of a kernel that differ from those of any other one."""
-    lines = [
-        _line(each.name, getattr(kernel, each.name))
-        for each in fields(kernel)
-        if each.name != "rates" and getattr(kernel, each.name) != each.default
-    ]
+    lines = _set_fields(kernel, but="rates")
     if kernel.rates:
         rates = [
             f"    {{{', '.join(_line(*each) for each in asdict(rate).items())}}}," for rate in kernel.rates
         ]
         lines += ["rates = [", *rates, "]"]
     return lines
+
+
+def _set_fields(value: Kernel | Validation, but: str = "") -> list[str]:
+    """The fields that differ from their defaults, without the one named ``but``."""
+    return [
+        _line(each.name, getattr(value, each.name))
+        for each in fields(value)
+        if each.name != but and getattr(value, each.name) != each.default
+    ]
 
 
 def _is_table(value: Any) -> bool:
