@@ -356,7 +356,7 @@ example("quantize", (3, 4, 6), grains=(1, 2, 3), blocks=(1, 4, 3), **_how)
 example("requantize", Ints((3, 2, 6), 255), (3, 2, 1), (3, 1, 1), grains=(1, 2, 3), blocks=(1, 2, 3), was_packed=1, **_how)
 for _shape in ((3, 2), (1, 7), (0, 2)):
     example("standing_for", _shape, _shape)
-    example("quantize_by", _shape, (), dtype=as_dtype("float8_e5m2"))
+    example("quantize_by", _shape, (), low=POSITIVE, dtype=as_dtype("float8_e5m2"))     # a scale is positive
     example("copied", _shape)
 for _shape in ((3,), (1,)):
     example("recorded", _shape, ())

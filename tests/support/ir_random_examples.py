@@ -170,7 +170,7 @@ def _copied(kind, rng):
 
 @maker("quantize_by")
 def _quantize_by(kind, rng):
-    return made(kind, extents(rng, 0, 3), (), dtype=as_dtype("float8_e4m3fn"))
+    return Example(kind, (extents(rng, 0, 3), ()), {"dtype": as_dtype("float8_e4m3fn")}, low=POSITIVE)
 
 
 @maker("recorded")

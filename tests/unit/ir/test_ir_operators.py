@@ -76,7 +76,8 @@ def test_other_dtypes_are_taken_by_types_and_kernel_or_by_neither(kind, most):
 INEXACT = {
     "softmax_cross_entropy", "layer_norm_gradient", "rms_norm_gradient", "attention", "attention_gradient",
     "context_attention", "context_attention_gradient", "attention_block", "attention_block_gradient",
-    "attention_weights", "cross_entropy", "cross_entropy_gradient", "exponential_sums",
+    "attention_weights", "cross_entropy", "cross_entropy_gradient", "exponential_sums", "cached_attention",
+    "cached_latent_attention",
 }
 """What adds up numbers that are not whole."""
 
@@ -180,7 +181,7 @@ def test_types_tiles_and_derivatives_on_many_inputs(kind):
     for seed in range(100):
         for example in (drawn(kind, seed), examples(kind)[seed % len(examples(kind))]):
             check_types(example.op(), example.arrays(seed))
-            if kind not in EXCHANGING:
+            if kind not in EXCHANGING and "tensor_grains" not in example.attributes:   # a part has a scale of its own
                 check_tiles(example, seed, INEXACT)
             if is_differentiable(example):
                 check_gradient(example, seed)
