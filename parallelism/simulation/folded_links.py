@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from parallelism.cost.channel_loads import ChannelLoads
-from parallelism.hardware import Channel, Hardware, MixedHardware
+from parallelism.hardware import Channel, Hardware, Link, MixedHardware
 from parallelism.operation.errors import keys_by_value
 from parallelism.simulation.event_classes import Ints, Templates
 from parallelism.simulation.folding import CannotFold, EqualDevices
@@ -96,24 +96,25 @@ def own_ports(hardware: Hardware) -> bool:
     if isinstance(hardware, MixedHardware):
         return all(map(own_ports, hardware.parts))
     return not hardware.path_faults and all(
-        link.shape == "memory" or (link.shape == "switch" and link.ports in (None, hardware.inside(level)))
-        for level, link in enumerate(hardware.links)
+        _has_own_ports(link, hardware.inside(level)) for level, link in enumerate(hardware.links)
     )
+
+
+def _has_own_ports(link: Link, inside: int) -> bool:
+    """Whether each of the ``inside`` devices of a unit has a port of its own on a level of links."""
+    return link.shape == "memory" or (link.shape == "switch" and link.ports in (None, inside))
 
 
 def own_channels(hardware: Hardware) -> bool:
     """Whether everything that crosses a channel is sent or received by one device, the same for all: `own_ports`, or the
     links between the devices of a fully connected node, each of which is of the device that sends over it."""
-    if own_ports(hardware):
-        return True
-    if isinstance(hardware, MixedHardware) or hardware.path_faults:
-        return False
-    for level, link in enumerate(hardware.links):
-        inside = hardware.inside(level)
-        of_devices = link.shape == "fully_connected" and inside == 1
-        if not of_devices and (link.shape != "switch" or link.ports not in (None, inside)):
-            return False
-    return True
+    if isinstance(hardware, MixedHardware):
+        return own_ports(hardware)
+    return not hardware.path_faults and all(
+        _has_own_ports(link, hardware.inside(level))
+        or (link.shape == "fully_connected" and hardware.inside(level) == 1)
+        for level, link in enumerate(hardware.links)
+    )
 
 
 def _position(templates: Templates, look: int, rank: int) -> int:

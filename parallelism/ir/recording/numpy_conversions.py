@@ -49,11 +49,15 @@ def conversions_recorded() -> Iterator[None]:
 
 
 def _taking_recorded(name: str, own: Callable[..., Any]) -> Callable[..., Any]:
+    word = "object" if name == "array" else "a"
+
     @wraps(own)
-    def convert(a: Any, dtype: Any = None, *args: Any, **options: Any) -> Any:
-        if not _has_recorded(a) or sys._getframe(1).f_code.co_filename.startswith(_NUMPY):
-            return own(a, dtype, *args, **options)
-        return _converted(name, a, dtype, **options)
+    def convert(*args: Any, **options: Any) -> Any:
+        given = args[0] if args else options.get(word)
+        if not _has_recorded(given) or sys._getframe(1).f_code.co_filename.startswith(_NUMPY):
+            return own(*args, **options)
+        others = {each: value for each, value in options.items() if each != word}
+        return _converted(name, given, *args[1:2], **others)
 
     return convert
 

@@ -136,6 +136,15 @@ def test_numpys_conversions_are_its_own_again_after_a_recording():
     assert (np.array, np.asarray, np.asanyarray, np.ascontiguousarray) == own
 
 
+def test_conversions_take_their_argument_by_name_while_a_function_is_recorded():
+    def function(x):
+        assert np.array(object=[1, 2]).tolist() == np.asarray(a=(1, 2)).tolist() == [1, 2]
+        assert np.asarray(a=x) is x and np.array(object=x) is not x
+        return np.asarray(x, np.float32)
+
+    assert ir.record(function, F).outputs[0].type.dtype == np.float32
+
+
 def test_two_threads_record_conversions_at_once():
     own, found, both_in = np.asarray, [], threading.Barrier(2, timeout=20)
 

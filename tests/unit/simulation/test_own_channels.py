@@ -1,5 +1,7 @@
 """On fully connected nodes each link is of one device, so one device stands for all equal ones, as with ports of its own."""
 
+from dataclasses import replace
+
 import pytest
 
 from parallelism import Hardware, ir, models, simulate
@@ -33,3 +35,17 @@ def test_folded_is_whole_on_fully_connected_nodes(text: str, ranks: int, op_by_o
     assert folded.makespan_seconds == pytest.approx(whole.makespan_seconds, rel=1e-9)
     assert {rank: whole.peaks()[rank] for rank in folded.ranks} == folded.peaks()
     assert set(whole.peaks().values()) == set(folded.peaks().values())
+
+
+@pytest.mark.slow
+def test_a_folded_simulation_has_what_shares_the_ports_of_a_device() -> None:
+    """Between the nodes, sums of gradients go on while activations are sent."""
+    strategy, mesh = Strategy.parse_on_mesh("pp=2 dp=16 1f1b:4 overlap")
+    spec = replace(SPEC, width=512)
+    step = strategy(train_step(spec.function(ir.symbol("B")), Adam(0.1)))
+    given = {"mesh": mesh, "batch": 128}
+    whole, unshared = (
+        simulate(step, "mi300x-node:4", link_sharing=shared, **given).makespan_seconds for shared in (True, False))
+    folded = simulate(step, "mi300x-node:4", fold=True, op_by_op=True, **given)
+    assert len(folded.ranks) < 32 and unshared < (1 - 1e-4) * whole
+    assert folded.makespan_seconds == pytest.approx(whole, rel=1e-9)
