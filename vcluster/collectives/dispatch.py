@@ -199,11 +199,11 @@ class Collectives:
         ):
             if x_type is np.ndarray:
                 key = kind, axes, x.dtype, x.shape, algorithm, dim, concat_dim, root, op, pairs, name
+            elif x is None and type(out) is np.ndarray:
+                gets = out.dtype, out.shape  # a member that gives nothing is known by what it gets
+                key = kind, axes, gets, None, algorithm, dim, concat_dim, root, op, pairs, name
             else:
-                # A member that gives nothing is known by what it gets.
-                gets = x is None and type(out) is np.ndarray
-                given = (out.dtype, out.shape) if gets else x_type
-                key = kind, axes, given, None, algorithm, dim, concat_dim, root, op, pairs, name
+                key = kind, axes, x_type, None, algorithm, dim, concat_dim, root, op, pairs, name
             try:
                 checked = self._checked.get(key)
             except TypeError:  # a list somewhere
