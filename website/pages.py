@@ -28,7 +28,7 @@ SECTIONS = {
                "tuning", "serving", "budget", "traces", "hangs", "models", "interop", "mpi"],
     "Reference": ["@reference", "glossary", "onnx-operators", "stability"],
     "Explanation": ["sharding", "layouts", "strategies", "attention", "ir", "simulation", "1f1b-or-gpipe", "float8",
-                    "accuracy", "accuracy-tables", "performance", "design"],
+                    "accuracy", "accuracy-tables", "performance", "design", "decisions", "rooms"],
     "Project": ["contributing", "changelog"],
 }
 """Where a page stands in the site.  A page that is in none is an error of the build."""

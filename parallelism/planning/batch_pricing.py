@@ -27,7 +27,7 @@ from parallelism.planning.two_block_steps import ConditionalEvents, Known
 from parallelism.side_by_side import copies, side_by_side
 from parallelism.transforms import UnusedParameters
 
-MOST_LEFT = 8
+MOST_LEFT = 2
 """So many plans of a program are simulated by themselves, where others are put together from pieces."""
 LAID_OUT = 700
 """To lay out the pieces of plans takes about as long as to price and time so many plans; where nothing is split inside of
@@ -135,7 +135,7 @@ def _price(task: Task, possible: Choices, limits: npt.NDArray[np.float64], told:
     setup = perf_counter() - start - timing
     impossible: dict[str, list[int]] = defaultdict(list)
     if table is not None and not isinstance(task.model.model, TransformerSpec):
-        left, impossible = _fewer(possible, left, len(one_of) - len(left))
+        left, impossible = _fewer(possible, left, seconds)
     simulated = side_by_side(
         [partial(_simulated, task, possible.settings(row)) for row in left], told=partial(told, "simulated")
     )
@@ -161,28 +161,27 @@ def _price(task: Task, possible: Choices, limits: npt.NDArray[np.float64], told:
 
 
 def _fewer(
-    possible: Choices, left: Mapping[int, str], priced: int
+    possible: Choices, left: Mapping[int, str], seconds: npt.NDArray[np.float64]
 ) -> tuple[dict[int, str], dict[str, list[int]]]:
     """Those of the rows of a program that are simulated by themselves, and the others by the reason.
 
-    All of them, if no plan is put together from pieces.  Otherwise `MOST_LEFT`, those with the least tensor parallelism
-    and the fewest stages first: a program of many ops takes seconds for each.
+    All of them, if no plan is put together from pieces.  Otherwise `MOST_LEFT`, those that are most like the best of the
+    others: a program of many ops takes seconds for each.  ``seconds`` are by row, infinite where they are not known.
     """
     rest: dict[str, list[int]] = defaultdict(list)
-    if not priced or len(left) <= MOST_LEFT:
+    best = int(np.argmin(seconds))
+    if not np.isfinite(seconds[best]) or len(left) <= MOST_LEFT:
         return dict(left), rest
-    order = sorted(
-        left,
-        key=lambda row: (
-            *(int(possible[name][row]) for name in ("tp", "cp", "pp")),
-            -possible["microbatch"][row],
-        ),
-    )
-    for row in order[MOST_LEFT:]:
+    rows = np.fromiter(left, np.int64)
+    names = [name for name in SETTINGS if name not in ("dp", "microbatch")]
+    differing = sum((possible[name][rows] != possible[name][best]).astype(np.int64) for name in names)
+    apart = np.abs(np.log2(possible["microbatch"][rows] / possible["microbatch"][best]))
+    order = rows[np.lexsort((rows, apart, possible["tp"][rows], differing))]
+    for row in order[MOST_LEFT:].tolist():
         rest[
             f"{left[row]}, and only {MOST_LEFT} such plans are simulated; fix their settings for others"
         ].append(row)
-    return {row: left[row] for row in order[:MOST_LEFT]}, rest
+    return {row: left[row] for row in order[:MOST_LEFT].tolist()}, rest
 
 
 def different_programs(possible: Choices) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

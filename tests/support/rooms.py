@@ -1,4 +1,4 @@
-"""The rooms of the packages as the tables of docs/design.md; ``python tests/support/rooms.py`` writes them there."""
+"""The rooms of the packages as the tables of docs/rooms.md; ``python tests/support/rooms.py`` writes them there."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WINGS = {
 }
 """The wings of `parallelism`, the highest first: what each does, and its rooms and modules.  A wing imports from those
 below it; `exchange` and `plan` do not import each other.  `setup.cfg` holds this."""
-DESIGN = ROOT / "docs" / "design.md"
+PAGE = ROOT / "docs" / "rooms.md"
 _TABLES = re.compile(r"<!-- rooms -->\n.*<!-- end of rooms -->\n", re.DOTALL)
 
 
@@ -71,4 +71,4 @@ def _row(folder: Path, package: Path) -> str:
 
 
 if __name__ == "__main__":
-    DESIGN.write_text(with_tables(DESIGN.read_text()))
+    PAGE.write_text(with_tables(PAGE.read_text()))

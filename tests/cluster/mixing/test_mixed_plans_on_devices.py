@@ -11,7 +11,7 @@ from parallelism.transforms import SGD, Adam, train_step
 
 
 @pytest.mark.parametrize(("kind", "rule", "fixed", "backend"), [
-    (Stages, SGD(0.1), {"tp": 2, "pp": 2, "microbatch": 2}, "process"),
+    pytest.param(Stages, SGD(0.1), {"tp": 2, "pp": 2, "microbatch": 2}, "process", marks=pytest.mark.slow),
     pytest.param(Stages, Adam(0.01), {"pp": 4, "tp": 1, "zero": 1, "microbatch": 1}, "thread", marks=pytest.mark.slow),
     pytest.param(Replicas, Adam(0.01), {"pp": 2, "tp": 2, "zero": 1, "microbatch": [1, 3]}, "process",
                  marks=pytest.mark.slow),

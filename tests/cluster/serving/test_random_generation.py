@@ -74,7 +74,7 @@ def drawn_settings(rng, placement, microbatches, requests):
     return EngineSettings(batch, chunk, page_tokens, pages, placement.replicas, microbatches)
 
 
-@pytest.mark.sampled(80)
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(80))
 def test_random_requests_on_random_splits_are_answered_as_without_a_cache(seed):

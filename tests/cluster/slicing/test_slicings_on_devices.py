@@ -36,7 +36,7 @@ PLAIN = {"biases": False, "fused_attention": True, "norm": "rms", "positions": "
 
 
 @pytest.mark.parametrize(("layers", "devices", "rows", "strategy", "rule", "more"), [
-    (2, 3, 4, "tp sp", SGD(0.1), PLAIN),
+    pytest.param(2, 3, 4, "tp sp", SGD(0.1), PLAIN, marks=pytest.mark.slow),
     pytest.param(2, 3, 4, "tp sp", Adam(0.01), {}, marks=pytest.mark.slow),
     pytest.param(3, 4, 8, "dp tp sp zero=1", Adam(0.01), {}, marks=pytest.mark.slow)])
 def test_a_slicing_of_a_transformer_runs_as_it_was_found(cluster_of, layers, devices, rows, strategy, rule, more):

@@ -28,7 +28,7 @@ CASES = [
 ]
 
 
-@pytest.mark.sampled(22)
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "rows", "text", "rule", "backend"), in_turn(CASES),
                          ids=[f"{model}-{text}" for model, _, text, _ in CASES])
 def test_dense_fields_train_as_alone_and_are_simulated_as_they_run(cluster_of, model, rows, text, rule, backend):

@@ -20,7 +20,7 @@ CASES = [
 ]
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(17, 2)
 @pytest.mark.parametrize(("model", "rows", "text"), CASES, ids=[f"{m}-{t}" for m, _, t in CASES])
 def test_adapters_are_trained_as_on_one_device_and_the_rest_stays(cluster_of, model, rows, text):
     assert_model_trains(cluster_of, model, rows, text, Adam(0.01), clip=0.3 if "zero" in text else None)
@@ -44,7 +44,7 @@ def test_a_step_in_mixed_precision_has_no_main_copies_of_frozen_weights(cluster_
     assert {str(after[value.name].dtype) for value in parts.weights} == {"bfloat16"}
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("text", [
     "tensor dp=2 tp=2 sp", "block pp=2 1f1b:2 dp=2 zero=1 recompute=block.*", "mx dp=2 zero=3", "tensor ring=2 tp=2",
     "block dp=2 zero=3 overlap pp=1 1f1b:2", "tensor,history:4 dp=2 tp=2 sp", "tensor,history:4 pp=2 1f1b:2 dp=2 zero=1"])

@@ -135,7 +135,7 @@ SEEDS = int(os.environ.get("VCLUSTER_VIEWS", "100"))
 
 # A weight behind a reshape stays whole on each device, and a warning says so. Such weights are the subject here.
 @pytest.mark.filterwarnings("ignore::parallelism.transforms.tensor.WholeWeights")
-@pytest.mark.sampled(SEEDS // 2 or 1)
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_weights_and_activations_that_are_views_change_no_bit_under_overlap(cluster_of, seed):
     rng, model = Random(seed), Viewed(seed)

@@ -52,7 +52,7 @@ CASES = [
 ]
 
 
-@pytest.mark.sampled(15)
+@pytest.mark.sampled(30)
 @pytest.mark.parametrize(("model", "rows", "text", "backend"), in_turn(CASES), ids=[f"{m}-{t}" for m, _, t in CASES])
 def test_a_step_in_float8_runs_as_it_is_simulated_and_near_the_step_alone(cluster_of, model, rows, text, backend):
     strategy, mesh = Strategy.parse_on_mesh(text.replace("interleaved_1f1b:2x2", "interleaved_1f1b:2x1"))
@@ -70,7 +70,7 @@ def test_a_step_in_float8_runs_as_it_is_simulated_and_near_the_step_alone(cluste
         np.testing.assert_allclose(found, near, atol=0.05 if "nvfp4" in text else 0.02, err_msg=value.name)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize(("text", "backend"), [("pp=2 1f1b:1", "process"), ("pp=2 gpipe:1 recompute=block.*", "thread")])
 def test_where_no_block_is_cut_every_bit_is_that_of_the_step_alone(cluster_of, text, backend, recipe):
@@ -86,7 +86,7 @@ def test_where_no_block_is_cut_every_bit_is_that_of_the_step_alone(cluster_of, t
         np.testing.assert_array_equal(state[name], array, err_msg=name)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_the_rows_of_devices_have_scales_of_their_own_so_their_losses_are_those_of_the_whole(cluster_of, recipe):
     strategy, mesh = Strategy.parse_on_mesh(in_float8("dp=3", recipe))
@@ -139,6 +139,7 @@ def step_history(step, name):
     return next(value.type.shape[0] for value in step.inputs if value.name == f"history.{name}")
 
 
+@pytest.mark.slow
 def test_a_step_in_float8_is_within_the_rounding_of_that_in_16_bits():
     plain = wider_step(4, SGD(0.1))
     losses16, state16 = interpreted(Strategy.parse("precision=bf16")(plain), like=plain, steps=3)

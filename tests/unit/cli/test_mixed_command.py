@@ -37,6 +37,7 @@ def said(capsys: pytest.CaptureFixture[str], *given: str) -> tuple[int, str, str
     return status, out, err
 
 
+@pytest.mark.slow
 def test_its_json_has_the_plans_that_a_search_in_python_finds(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
     status, out, err = said(capsys, "plan", *SMALL, *words, "--across", "80Mb/s:1ms", "--top", "2", "--json")
     found = json.loads(out)

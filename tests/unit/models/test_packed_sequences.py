@@ -95,6 +95,7 @@ def test_attention_costs_what_the_lengths_cost() -> None:
     assert seconds[64] < seconds[512] < seconds[None] / 4
 
 
+@pytest.mark.slow
 def test_plans_on_packed_sequences_are_their_simulations_and_can_be_scaled_down() -> None:
     spec = replace(SPEC, heads=4, key_value_heads=2, width=64, sequence=64, vocabulary=128, dtype="bfloat16", documents=16,
                    document_variation=0.5)

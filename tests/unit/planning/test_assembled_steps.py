@@ -59,7 +59,7 @@ def described(columns: Columns) -> list[tuple[Any, ...]]:
 
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize(("spec", "hardware", "settings"), [
-    pytest.param(DENSE, "dgx-h100:2", {"pp": 4, "dp": 2, "tp": 2, "microbatch": 4, "zero": 1}, id="tied weights"),
+    pytest.param(DENSE, "dgx-h100:2", {"pp": 4, "dp": 2, "tp": 2, "microbatch": 8, "zero": 1}, id="tied weights"),
     pytest.param(DENSE, "dgx-h100:2", {"pp": 2, "dp": 8, "tp": 1, "microbatch": 4, "chunks": 2, "recompute": "full",
                                        "schedule": "interleaved_1f1b"}, id="interleaved"),
     pytest.param(SPARSE, "dgx-h100:2", {"pp": 2, "dp": 2, "ep": 2, "tp": 2, "sp": True, "microbatch": 8, "zero": 1,

@@ -364,6 +364,7 @@ def test_gradients_are_planned_in_the_dtype_that_is_said() -> None:
             find_plan(model, hardware="dgx-h100", devices=2, batch=4, gradients="bfloat16")
 
 
+@pytest.mark.slow
 def test_state_is_planned_in_the_dtypes_that_are_said() -> None:
     spec, fixed = replace(SPEC, dtype="bfloat16"), {"pp": 1, "microbatch": 1, "recompute": "none", "zero": 1, "dp": 2}
     state = {"main": "float16", "mean": "bfloat16", "square": "bfloat16"}

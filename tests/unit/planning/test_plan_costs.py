@@ -206,7 +206,7 @@ def test_a_plan_from_pieces_is_the_simulated_one_with_constants_of_kernels(setti
     assert seconds[0] < seconds[1]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [
     {"pp": 2, "dp": 4, "instances": 2, "zero": 1, "tp": 2, "sp": True}, {"pp": 2, "dp": 8, "instances": 2, "zero": 2},
     {"pp": 1, "dp": 8, "instances": 4, "zero": 1}, {"pp": 1, "dp": 4, "instances": 2, "zero": 1, "cp": 2},

@@ -68,6 +68,7 @@ def test_the_first_of_a_small_space_is_the_best_of_all_simulations(recipe: str) 
     assert [plan.peak_bytes for plan in plans] == [max(trace.peaks().values()) for trace in traces]
 
 
+@pytest.mark.slow
 def test_a_plan_in_float8_says_so_and_takes_less_time_for_its_products() -> None:
     large = replace(SPEC, width=2048, heads=16, key_value_heads=16, feed_forward=8192, sequence=1024)
     fixed = {"pp": 1, "dp": 2, "tp": 2, "zero": 1, "recompute": "none", "microbatch": 1}
@@ -81,6 +82,7 @@ def test_a_plan_in_float8_says_so_and_takes_less_time_for_its_products() -> None
     assert narrow.figures.memory[0]["activations"] < wide.figures.memory[0]["activations"]
 
 
+@pytest.mark.slow
 def test_a_plan_in_float4_has_smaller_products_and_activations_and_needs_hardware_with_a_rate_for_it() -> None:
     large = replace(SPEC, width=2048, heads=16, key_value_heads=16, feed_forward=8192, sequence=1024)
     fixed = {"pp": 1, "dp": 1, "tp": 2, "zero": 0, "recompute": "none", "microbatch": 1}

@@ -55,6 +55,7 @@ def test_every_row_is_its_simulation_and_the_first_is_the_best(products: Any, gi
     check(planned(products, **given))
 
 
+@pytest.mark.slow
 def test_a_plan_needs_the_memory_of_its_closed_form() -> None:
     """Weights in 16 bits; of adapters alone there are gradients in float32, a main copy and two moments."""
     plan = planned(None, devices=2, pp=1, dp=2, zero=1, microbatch=1, recompute="full", schedule="1f1b").best

@@ -128,6 +128,7 @@ def test_a_precision_that_there_is_not_is_refused():
         Precision.parse("fp4")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("text", ["fp8", "int4"])
 @pytest.mark.parametrize(("name", "axis"), [("llama3", "tp"), ("mixtral", "ep"), ("gpt-oss", "tp"), ("deepseek-v3", "tp")])
 def test_weights_in_few_bits_are_split_as_those_in_16_are(text, name, axis):

@@ -24,12 +24,14 @@ def told(trace):
     return [(e.rank, e.kind, e.name, e.start_seconds, e.duration_seconds) for e in trace]
 
 
+@pytest.mark.slow
 def test_two_parts_of_one_kind_are_that_kind():
     step = run()
     assert told(simulate(step.step, both(SLOW, SLOW), **step.placed)) == told(
         simulate(step.step, SLOW.resized(4), **step.placed))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("hardware", [both(), both(FAST, SLOW), both(rate=1e8, lanes=4)])
 @pytest.mark.parametrize("sharing", [True, False])
 def test_a_folded_simulation_is_the_full_one(hardware, sharing):
@@ -51,7 +53,7 @@ def test_devices_that_send_at_once_share_the_link_across_evenly():
 
 
 def test_each_rank_computes_as_fast_as_its_part():
-    step = run()
+    step = run("dp tp pp@block.1 1f1b:1")
     seconds = {}
     for hardware in (both(), SLOW.resized(4), FAST.resized(4)):
         trace = simulate(step.step, hardware, **step.placed)
@@ -75,6 +77,7 @@ def test_a_program_is_refused_where_the_parts_run_it_in_two_ways():
         simulate(step.step, both(SLOW, FUSED), **step.placed)
 
 
+@pytest.mark.slow
 def test_a_collective_takes_the_share_of_a_device_that_its_part_has():
     step = run("dp tp overlap pp@block.1 1f1b:1")
     times = {}
