@@ -130,7 +130,7 @@ def _price(task: Task, possible: Choices, limits: npt.NDArray[np.float64], told:
             shares = [_share(table, possible, rows[0], limits, told, all_peaks=True)]
         for own, share in zip(rows, shares, strict=True):
             seconds[own], peaks[own] = share.seconds, share.peaks
-        left = {row: why for share in shares for row, why in share.left.items()}
+        left = dict(sorted(each for share in shares for each in share.left.items()))
         timing = max(share.timing_seconds for share in shares)
     setup = perf_counter() - start - timing
     impossible: dict[str, list[int]] = defaultdict(list)
