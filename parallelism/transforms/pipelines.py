@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate, chain
+from itertools import accumulate
 from operator import itemgetter
 from typing import Any, ClassVar
 
@@ -385,13 +385,7 @@ class Step:
         """
         parts, own = self.parts, self.owners
         assert parts.update is not None
-        outputs = [
-            value
-            for _, value in sorted(
-                chain.from_iterable(self._updated.get(owner, ()) for owner in {None, *names}),
-                key=itemgetter(0),
-            )
-        ]
+        outputs = self._outputs_of_update(names)
         function = self._sums.of_one_stage(
             outputs, names if counted is None else counted, self.pipeline.axis, stages
         )
@@ -435,6 +429,13 @@ class Step:
             }
         known = {value.name for value in function.values}
         return laid_out(function, {name: kept for name, kept in given.items() if name in known})
+
+    def _outputs_of_update(self, names: Collection[str]) -> list[Value]:
+        """What the update makes of these parameters, and of no parameter, in the order of the program."""
+        found: list[tuple[int, Value]] = []
+        for owner in {None, *names}:
+            found += self._updated.get(owner, ())
+        return [value for _, value in sorted(found, key=itemgetter(0))]
 
     @property
     def sums_over_stages(self) -> bool:

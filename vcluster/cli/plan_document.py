@@ -114,6 +114,9 @@ def document_of(
     outside = [each for each in described if isinstance(each, str) and each]
     order = sorted(range(len(best)), key=lambda place: float(rows[place]["seconds"]))
     rows, best = [rows[place] for place in order], tuple(best[place] for place in order)
+    why_not = []
+    if rows:
+        why_not = [_why_not(asked, plans, *each, best[0], rows[0]) for each in questions.items()]
     document = {
         "format": FORMAT,
         "version": VERSION,
@@ -137,30 +140,9 @@ def document_of(
         "simulated": plans.simulated,
         "elapsed_seconds": plans.elapsed_seconds,
         "gap": plans.gap,
-        "why_not": [_why_not(asked, plans, *each, best[0], rows[0]) for each in questions.items()]
-        if rows
-        else [],
-        **(
-            {
-                "tokens": tokens_text(asked.name, asked.flags),
-                "assumed": _assumed(asked.model, plans.task),
-                "stages": _stages(asked.model, best[0]) if best else "",
-            }
-            if isinstance(asked.model, TransformerSpec)
-            else {}
-        ),
-        "needs": [
-            {
-                "without": next(iter(need.setting), ""),
-                "split": need.split,
-                "stage": need.stage,
-                "memory": need.memory,
-                "setting": dict(need.setting),
-            }
-            for need in plans.needs()
-        ]
-        if not rows
-        else [],
+        "why_not": why_not,
+        **_of_transformer(asked, plans, best),
+        "needs": [] if rows else _needs(plans),
         "all": _all(plans),
     }
     return document, best[0].figures.trace if best else None
@@ -173,6 +155,31 @@ def _longest_first(
     order = sorted(range(len(works)), key=lambda place: place not in simulated)
     found = dict(zip(order, side_by_side([works[place] for place in order], told=told), strict=True))
     return [found[place] for place in range(len(works))]
+
+
+def _of_transformer(asked: Asked, plans: Plans, best: Sequence[Plan]) -> dict[str, Any]:
+    """What a document says of a model by its name, and not of a program."""
+    if not isinstance(asked.model, TransformerSpec):
+        return {}
+    return {
+        "tokens": tokens_text(asked.name, asked.flags),
+        "assumed": _assumed(asked.model, plans.task),
+        "stages": _stages(asked.model, best[0]) if best else "",
+    }
+
+
+def _needs(plans: Plans) -> list[dict[str, Any]]:
+    """The memory of the smallest plan, and of those that may need less."""
+    return [
+        {
+            "without": next(iter(need.setting), ""),
+            "split": need.split,
+            "stage": need.stage,
+            "memory": need.memory,
+            "setting": dict(need.setting),
+        }
+        for need in plans.needs()
+    ]
 
 
 def _compared(task: Task) -> Sequence[Validation]:
