@@ -24,7 +24,7 @@ from parallelism.models import TransformerSpec
 from parallelism.planning import SETTINGS, Plan, Plans
 from parallelism.planning.explanation import Account, why_not
 from parallelism.planning.plan import Task
-from parallelism.side_by_side import side_by_side
+from parallelism.side_by_side import longest_first
 from parallelism.trace import Trace
 from parallelism.training import MegatronFlags, TrainingRun
 from parallelism.training.megatron import update_flags
@@ -101,7 +101,7 @@ def document_of(
     that may need less.  ``told`` hears how many of the plans have their figures.
     """
     best = tuple(islice(plans.programs(), top))
-    described = _longest_first(
+    described = longest_first(
         [
             *(partial(_row, asked, plan) for plan in best),
             *(partial(_between_nodes, plans, best[0], axis) for axis in MOST_INSIDE if best),
@@ -146,15 +146,6 @@ def document_of(
         "all": _all(plans),
     }
     return document, best[0].figures.trace if best else None
-
-
-def _longest_first(
-    works: Sequence[Callable[[], Any]], simulated: Sequence[int], told: Callable[[int, int], object]
-) -> list[Any]:
-    """The results of the works, side by side; those at the ``simulated`` places first, so that each core has as many."""
-    order = sorted(range(len(works)), key=lambda place: place not in simulated)
-    found = dict(zip(order, side_by_side([works[place] for place in order], told=told), strict=True))
-    return [found[place] for place in range(len(works))]
 
 
 def _of_transformer(asked: Asked, plans: Plans, best: Sequence[Plan]) -> dict[str, Any]:

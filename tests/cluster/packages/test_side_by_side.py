@@ -18,7 +18,7 @@ from parallelism.planning import batch_pricing, two_block_steps
 from parallelism.planning.plan import Task
 from parallelism.planning.space import choices
 from parallelism.planning.trained import TrainedModel
-from parallelism.side_by_side import copies, side_by_side
+from parallelism.side_by_side import copies, longest_first, side_by_side
 from parallelism.training.training_run import ADAM_W
 from parallelism.transforms import SGD
 
@@ -182,6 +182,14 @@ def test_plans_whose_pieces_are_laid_out_together_stand_in_one_share() -> None:
     one = np.flatnonzero((possible["tp"] == 1) & (recomputed == 0))
     assert [share.tolist() for share in batch_pricing._dealt(one, possible, 4)] == [one.tolist()]
     assert [share.tolist() for share in batch_pricing._dealt(one[:0], possible, 4)] == [[]]
+
+
+def test_long_works_are_dealt_out_first_and_results_are_in_order(count: int) -> None:
+    works: list[Callable[[], Any]] = [partial(lambda place: (place, os.getpid()), place) for place in range(7)]
+    told: list[tuple[int, int]] = []
+    found = longest_first(works, [1, 3, 4, 6], lambda done, of: told.append((done, of)))
+    assert [place for place, _ in found] == [*range(7)] and told[0] == (0, 7)
+    assert len({process for place, process in found if place in (1, 3, 4, 6)}) == count + 1
 
 
 @pytest.mark.sampled(3)
