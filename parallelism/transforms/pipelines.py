@@ -117,14 +117,13 @@ class Pipeline:
     def _scheduled(self, stages: int) -> Scheduled:
         """The pipeline that is checked; ``ValueError`` for numbers that do not fit.
 
-        One of our own schedules that fits few microbatches fits as many groups of them more as anybody likes.
+        One of our own schedules that fits one microbatch fits as many as anybody likes.
         """
         kind = SCHEDULES.find(self.schedule) if isinstance(self.schedule, str) else None
         is_ours = kind is not None and kind.name in SCHEDULES.own
-        if is_ours and type(self.microbatches) is int and self.microbatches > 8 * stages:
+        if is_ours and type(self.microbatches) is int and self.microbatches > 1:
             with suppress(ValueError):
-                few = 4 * stages + self.microbatches % stages
-                return Scheduled(stages, few, self.schedule, self.chunks, self.axis)
+                return Scheduled(stages, 1, self.schedule, self.chunks, self.axis)
         return Scheduled(stages, self.microbatches, self.schedule, self.chunks, self.axis)
 
     def __call__(self, function: Function) -> Step:

@@ -130,7 +130,8 @@ def _extreme(found: _Rows) -> str:
     if source not in (0, found.size - 1):
         return ""
     which, name = ("smallest", "minimum") if source == 0 else ("largest", "maximum")
-    return f"all ranks have the array of rank {source}, which has the {which} elements: a {name}, or a copy, stands for the sum"
+    held_by_all = f"all ranks have the array of rank {source}, which has the {which} elements"
+    return f"{held_by_all}: a {name}, or a copy, stands for the sum"
 
 
 def _summed_again(found: _Rows) -> str:
