@@ -5,7 +5,7 @@ They take and return arrays of a program that is being read (`parallelism.intero
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -254,6 +254,23 @@ def clipped(x: Any, least: int, most: Extent) -> Any:
         return ew("minimum", x, number(most, x))
     if most <= np.iinfo(x.dtype).max:
         x = ew("minimum", x, np.asarray(most, x.dtype))
+    return x
+
+
+def window_at(x: Any, starts: Mapping[int, Any], sizes: Sequence[Extent]) -> Any:
+    """The elements of one window; ``starts`` has, by dim, the first index, brought into the range where it fits."""
+    for axis, start in starts.items():
+        extent, size = x.shape[axis], sizes[axis]
+        if size == extent:
+            continue
+        first = clipped(start, 0, extent - size)
+        if size == 1:
+            x = taken(x, reshaped(to_index(first), (1,)), axis)
+        elif (found := known(first)) is not None:
+            begin = int(found.reshape(()))
+            x = part(x, axis, begin, begin + size)
+        else:
+            x = taken(x, ew("add", iota(size), to_index(first)), axis)
     return x
 
 

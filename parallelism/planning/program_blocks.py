@@ -15,6 +15,7 @@ import numpy as np
 
 from parallelism.ir import Function, Value
 from parallelism.ir.core import Op
+from parallelism.ir.passes import tables, with_tables_once
 
 BLOCK = "block"
 """The region of blocks that are found by what they compute."""
@@ -184,11 +185,13 @@ def with_regions(function: Function) -> Function:
     """The function, in which ops that repeat one after another are the regions ``block.0``, ``block.1``, ...
 
     It is the same function if it has regions, or if nothing repeats.  Weights of blocks have their number in their names,
-    as ``p.layers.0.q``: so has a list of them in JAX.
+    as ``p.layers.0.q``: so has a list of them in JAX.  Tables that blocks share are computed once.
     """
     if function.regions or len(function.ops) > MOST_OPS:
         return function
-    ops = [op for op in function.ops if op.inputs]  # equal constants are one op of several blocks
+    function = with_tables_once(function)
+    of_all = tables(function)
+    ops = [op for op in function.ops if not of_all.issuperset(op.outputs)]
     found = _longest(_keys(ops))
     if found is None:
         return function

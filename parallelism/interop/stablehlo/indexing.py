@@ -22,6 +22,7 @@ from parallelism.interop.arrays import (
     taken,
     to_index,
     transposed,
+    window_at,
 )
 from parallelism.interop.folding import convert, elementwise as ew, emit, spread, whole
 from parallelism.interop.stablehlo.module import Node
@@ -74,6 +75,9 @@ def _gather(reader: Reader, node: Node, x: list[Any]) -> Any:
             column = clipped(columns[start_map.index(axis)], 0, operand.shape[axis] - sizes[axis])
             picked = taken(operand, column, axis)  # the batch dims stand in place of the axis
             return _arranged(picked, operand.ndim, axis, len(batch), offset, batch_dims, dropped, shape)
+    if not batching and prod(batch) == 1:
+        starts = {d: reshaped(column, ()) for d, column in zip(start_map, columns, strict=True)}
+        return reshaped(window_at(operand, starts, sizes), shape)
     if (along := _along_one_dim(operand, sizes, columns, start_map, batching, batch, vector)) is not None:
         return reshaped(along, shape)
     places = _places(operand.shape, sizes, columns, start_map, batching, batch, vector, clip=True)

@@ -39,6 +39,7 @@ from parallelism.interop.stablehlo.placing import (
 )
 from parallelism.interop.stablehlo.reading import MOST_OPS, Reader
 from parallelism.ir.core import Builder, Function, TensorType
+from parallelism.ir.passes import with_tables_once
 from parallelism.ir.tracing import Traced, recording
 from parallelism.mesh import Mesh
 
@@ -149,7 +150,7 @@ def program_of(
     name = title(module.name)
     if reader.cuts:
         return joined(name, builder, reader.cuts, outputs, placed)
-    function = builder.function(name, outputs, prune=True)
+    function = with_tables_once(builder.function(name, outputs, prune=True))
     if OPEN.symbols & function.symbols:
         raise main.unsupported(
             "the extent of a result is left open, and does not follow from those of arguments"

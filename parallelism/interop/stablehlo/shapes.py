@@ -21,6 +21,7 @@ from parallelism.interop.arrays import (
     taken,
     to_index,
     transposed,
+    window_at,
 )
 from parallelism.interop.folding import convert, elementwise as ew, emit, known, spread, whole
 from parallelism.interop.stablehlo.module import Node
@@ -103,25 +104,8 @@ def _pad(reader: Reader, node: Node, x: list[Any]) -> Any:
 
 @meaning("stablehlo.dynamic_slice")
 def _dynamic_slice(reader: Reader, node: Node, x: list[Any]) -> Any:
-    result, *starts = x
-    for axis, (start, size) in enumerate(zip(starts, numbers(node, "slice_sizes"), strict=True)):
-        extent = result.shape[axis]
-        if size == extent:
-            continue
-        first = clipped(start, 0, extent - size)
-        if size == 1:
-            result = taken(result, reshaped(to_index(first), (1,)), axis)
-        elif known(first) is not None:
-            begin = int(known(first))  # type: ignore[arg-type]
-            result = sliced(
-                result,
-                [begin if d == axis else 0 for d in range(result.ndim)],
-                [begin + size if d == axis else n for d, n in enumerate(result.shape)],
-                [1] * result.ndim,
-            )
-        else:
-            result = taken(result, ew("add", iota(size), to_index(first)), axis)
-    return result
+    operand, *starts = x
+    return window_at(operand, dict(enumerate(starts)), numbers(node, "slice_sizes"))
 
 
 @meaning("stablehlo.dynamic_update_slice")

@@ -19,3 +19,4 @@ from .memory import (
 )
 from .renaming import Form as Form, Renaming as Renaming
 from .room import with_room as with_room
+from .shared_tables import tables as tables, with_tables_once as with_tables_once

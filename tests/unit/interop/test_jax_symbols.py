@@ -71,6 +71,7 @@ FUNCTIONS = {
     "sizes in numbers": (lambda x: x / x.shape[0] + x.shape[1], [f32(B, 3)]),
     "joined": (lambda x, y: jnp.concatenate([x, y]), [f32(B, 3), f32(T, 3)]),
     "a slice": (lambda x: x[1:-1, ::2], [f32(B, 5)]),
+    "parts of the last dim": (lambda x: (x[..., :2], x[..., 2:], jnp.split(x, [1, 4], -1)), [f32(B, 2, 5)]),
     "padded": (lambda x: jnp.pad(x, ((2, 1), (0, 0))), [f32(B, 3)]),
     "counted": (lambda x: jnp.arange(x.shape[0], dtype=jnp.float32) + x, [f32(B)]),
     "picked": (lambda x, i: x[jnp.arange(x.shape[0]), i], [f32(B, 7), ir.TensorType("i32", (B,))]),
@@ -99,6 +100,12 @@ def test_functions_of_open_shapes(name):
         for ours, theirs in zip(found, jax.tree.leaves(function(*given)), strict=True):
             assert ours.dtype == theirs.dtype
             assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_a_part_at_known_places_is_a_slice():
+    program = from_jax(lambda x: jnp.concatenate([x[..., 2:], x[..., :2]], -1), f32(B, 3, 5))
+    assert [op.kind for op in program.ops] == ["slice", "slice", "concatenate"]
+    assert program.ops[0]["begin"] == 2 and program.ops[1]["end"] == 2
 
 
 @pytest.mark.slow

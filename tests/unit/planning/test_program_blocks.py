@@ -7,6 +7,7 @@ import pytest
 from numpy.testing import assert_array_equal
 
 from parallelism import ir
+from parallelism.ir.passes import with_tables_once
 from parallelism.planning import find_plan
 from parallelism.planning.batch_pricing import MOST_LEFT, _fewer
 from parallelism.planning.program_blocks import Blocks, with_regions
@@ -103,13 +104,49 @@ def test_plans_of_such_a_program_are_put_together_from_pieces(regions):
         assert max(trace.peaks().values()) == pytest.approx(plan.peak_bytes, abs=1024)
 
 
-def test_of_the_plans_without_pieces_the_least_split_are_simulated():
-    model = TrainedModel.of(residual(4), ADAM_W)
-    possible = choices(model, 8, 32, {})
-    left = dict.fromkeys(range(len(possible)), "a dim of 11 is not split evenly over tp")
-    kept, refused = _fewer(possible, left, 1)
-    (rest, rows), = refused.items()
-    assert len(kept) == MOST_LEFT and {int(possible["tp"][row]) for row in kept} == {1}
-    assert len(rows) == len(possible) - MOST_LEFT
+def test_of_the_plans_without_pieces_those_most_like_the_best_are_simulated():
+    possible = choices(TrainedModel.of(residual(4), ADAM_W), 8, 32, {"order": "pp dp cp tp"})
+    seconds = np.full(len(possible), np.inf)
+    rows = np.flatnonzero((possible["tp"] == 1) & (possible["pp"] == 2) & (possible["microbatch"] == 2))
+    best = int(rows[-1])
+    seconds[best], seconds[rows[0]] = 0.1, 0.2
+    left = dict.fromkeys(np.flatnonzero(possible["tp"] > 1).tolist(), "a dim of 11 is not split evenly over tp")
+    kept, refused = _fewer(possible, left, seconds)
+    (rest, others), = refused.items()
+    assert len(kept) == MOST_LEFT and not set(kept) & set(others) and len(others) == len(left) - MOST_LEFT
+    told = [possible.settings(row) for row in (best, *kept)]
+    assert [each["tp"] for each in told] == [1, 2, 2]
+    for name in ("pp", "zero", "recompute", "schedule", "chunks"):
+        assert len({each[name] for each in told}) == 1, name
+    assert told[1]["microbatch"] == 2 and told[2]["microbatch"] in (1, 4)
     assert rest.startswith(f"a dim of 11 is not split evenly over tp, and only {MOST_LEFT} such plans are simulated")
-    assert _fewer(possible, left, 0) == (left, {})
+    assert _fewer(possible, left, np.full(len(possible), np.inf)) == (left, {})
+
+
+def rotating(layers, *, given=False):
+    """Blocks of which each makes the table of its angles by itself, or is given one."""
+    angles = lambda: np.sin(ir.apply("iota", dim=0, shape=(3, WIDTH), starts=(0, 0), dtype=np.dtype("f4")))
+
+    def loss(p, x):
+        before = angles() if given else None
+        for layer in p["layers"]:
+            x = x + np.tanh(x * (before if given else angles()) @ layer["up"]) @ layer["down"]
+        return np.mean(x ** 2)
+
+    f32 = lambda *shape: ir.TensorType("f4", shape)
+    return ir.record(loss, {"layers": [{"up": f32(WIDTH, INNER), "down": f32(INNER, WIDTH)}] * layers}, f32(B, 3, WIDTH))
+
+
+def test_tables_that_each_block_makes_are_computed_once():
+    program = rotating(3)
+    assert [op.kind for op in program.ops].count("sin") == 3
+    once = with_tables_once(program)
+    assert [op.kind for op in once.ops] == [op.kind for op in rotating(3, given=True).ops]
+    assert_array_equal(run(once), run(program))
+    assert with_tables_once(once) is once
+    found = with_regions(program)
+    assert found.regions == ("block", "block.0", "block.1", "block.2")
+    assert next(op.region for op in found.ops if op.kind == "sin") is None
+    assert_array_equal(run(Blocks.of(found, "block", 3).of_layers(2)), run(rotating(2)))
+    in_regions = residual(3)
+    assert with_tables_once(in_regions) == in_regions
