@@ -63,6 +63,15 @@ def side_by_side(
         team.end()
 
 
+def longest_first(
+    works: Sequence[Callable[[], Any]], long: Sequence[int], told: Callable[[int, int], object]
+) -> list[Any]:
+    """`side_by_side` of works of which those at some places are ``long``: each process has as many of them."""
+    order = sorted(range(len(works)), key=lambda place: place not in long)
+    found = dict(zip(order, side_by_side([works[place] for place in order], told=told), strict=True))
+    return [found[place] for place in range(len(works))]
+
+
 class _Team:
     """This process and its copies, which do some works together."""
 

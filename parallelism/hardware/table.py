@@ -22,102 +22,111 @@ Row = tuple[str, str]
 
 def rows(hardware: Hardware) -> list[Row]:
     """Each part of a hardware: its name and its description in words."""
-    rates = ", ".join(f"{name} {given(rate)}" for name, rate in hardware.flops_per_second.items())
-    parts = [
-        ("devices", _devices(hardware)),
-        ("flop/s", rates),
-        (
-            "reached",
-            _reached(hardware.flops_efficiency, hardware.flops_ramp_seconds)
-            + "".join(f"; {name} {part:.0%}" for name, part in hardware.flops_efficiencies.items()),
-        ),
-        *_products(hardware),
-        ("memory", f"{given(hardware.memory_bytes)}B at {given(hardware.memory_bytes_per_second)}B/s"),
-        ("reached", _reached(hardware.memory_efficiency, hardware.memory_ramp_seconds)),
-        *[("reserve", hardware.reserve.text) for _ in range(bool(hardware.reserve))],
-        *([] if hardware.power is None else [("power", hardware.power.text)]),
-        ("launch", given_seconds(hardware.kernel_launch_seconds)),
-        *[
-            (name, given_seconds(seconds))
-            for name, seconds in (
-                ("issue", hardware.issue_seconds),
-                ("message", hardware.message_overhead_seconds),
-            )
-            if seconds
-        ],
-        *[
-            (
-                "",
-                f"{given_seconds(hardware.message_overhead_seconds_per_byte * 2**20)} for each MiB of a message",
-            )
-            for _ in range(bool(hardware.message_overhead_seconds_per_byte))
-        ],
-        *_kernels(hardware),
-        *[("stack", hardware.stack) for _ in range(bool(hardware.stack))],
-        *[
-            (
-                "fused",
-                "chains of elementwise ops run as one"
-                + ", without row reductions" * isinstance(hardware.fused, str)
-                + ", and products add their biases" * (hardware.fused == "epilogues"),
-            )
-            for _ in range(bool(hardware.fused))
-        ],
-        *[
-            ("beside", f"a collective takes {hardware.collective_share:.0%} of the device from compute")
-            for _ in range(bool(hardware.collective_share))
-        ],
-        *[
-            ("overlapping", "collectives of a backward run beside products")
-            for _ in range(hardware.overlapping)
-        ],
-        *[
-            ("buffers", "gradients of a single microbatch are added to buffers, too")
-            for _ in range(hardware.gradient_buffers)
-        ],
-    ]
+    parts = [("devices", _devices(hardware)), *_compute(hardware), *_memory(hardware)]
+    parts += [*_starts(hardware), *_kernels(hardware), *_software(hardware)]
     unit = "devices"
     for link in hardware.links:
-        parts.append((link.name, _joined(link, unit)))
-        if link.reached is not None:
-            parts.append(("", _reached_on(link.reached)))
-        for what, pieces in (("", link.pieces), ("collectives ", link.collective_pieces)):
-            parts += [
-                (
-                    "",
-                    f"{what}from {given(piece.from_bytes)}B on: {given_seconds(piece.latency_seconds)}, "
-                    f"{given(piece.bytes_per_second)}B/s",
-                )
-                for piece in pieces
-            ]
+        parts += _link(link, unit)
         unit = "groups of those"
     host = hardware.host
     parts.append(("host", f"{given_seconds(host.latency_seconds)}, {given(host.bytes_per_second)}B/s"))
+    return [*parts, *_beside(hardware), *_places(hardware), *_disturbances(hardware)]
+
+
+def _compute(hardware: Hardware) -> list[Row]:
+    rates = ", ".join(f"{name} {given(rate)}" for name, rate in hardware.flops_per_second.items())
+    reached = _reached(hardware.flops_efficiency, hardware.flops_ramp_seconds)
+    for name, part in hardware.flops_efficiencies.items():
+        reached += f"; {name} {part:.0%}"
+    return [("flop/s", rates), ("reached", reached), *_products(hardware)]
+
+
+def _memory(hardware: Hardware) -> list[Row]:
+    size = f"{given(hardware.memory_bytes)}B at {given(hardware.memory_bytes_per_second)}B/s"
+    parts = [
+        ("memory", size),
+        ("reached", _reached(hardware.memory_efficiency, hardware.memory_ramp_seconds)),
+    ]
+    if hardware.reserve:
+        parts.append(("reserve", hardware.reserve.text))
+    if hardware.power is not None:
+        parts.append(("power", hardware.power.text))
     if hardware.memory_overlap < 1:
-        place = next(i for i, part in enumerate(parts) if part[0] == "launch")
         behind = f"{hardware.memory_overlap:.0%} of the shorter of flops and memory is behind the longer"
-        parts.insert(place, ("", behind))
-    if hardware.collective_bytes_per_second:
-        rates = ", ".join(
-            f"{name} {given(rate)}B/s" for name, rate in hardware.collective_bytes_per_second.items()
-        )
-        parts.append(("beside", rates))
-    if hardware.placement:
-        more = ", ..." * (len(hardware.placement) > 16)
-        parts.append(("ranks at", ", ".join(map(str, hardware.placement[:16])) + more))
-    parts += [
+        parts.append(("", behind))
+    return parts
+
+
+def _starts(hardware: Hardware) -> list[Row]:
+    """What kernels and messages take before they begin."""
+    parts = [("launch", given_seconds(hardware.kernel_launch_seconds))]
+    if hardware.issue_seconds:
+        parts.append(("issue", given_seconds(hardware.issue_seconds)))
+    if hardware.message_overhead_seconds:
+        parts.append(("message", given_seconds(hardware.message_overhead_seconds)))
+    if hardware.message_overhead_seconds_per_byte:
+        of_a_mebibyte = given_seconds(hardware.message_overhead_seconds_per_byte * 2**20)
+        parts.append(("", f"{of_a_mebibyte} for each MiB of a message"))
+    return parts
+
+
+def _software(hardware: Hardware) -> list[Row]:
+    """What the software of a stack does."""
+    parts = []
+    if hardware.stack:
+        parts.append(("stack", hardware.stack))
+    if hardware.fused:
+        fused = "chains of elementwise ops run as one"
+        if isinstance(hardware.fused, str):
+            fused += ", without row reductions"
+        if hardware.fused == "epilogues":
+            fused += ", and products add their biases"
+        parts.append(("fused", fused))
+    if hardware.collective_share:
+        share = f"a collective takes {hardware.collective_share:.0%} of the device from compute"
+        parts.append(("beside", share))
+    if hardware.overlapping:
+        parts.append(("overlapping", "collectives of a backward run beside products"))
+    if hardware.gradient_buffers:
+        parts.append(("buffers", "gradients of a single microbatch are added to buffers, too"))
+    return parts
+
+
+def _link(link: Link, unit: str) -> list[Row]:
+    """A link that joins so many units, what is reached on it, and its pieces by size."""
+    parts = [(link.name, _joined(link, unit))]
+    if link.reached is not None:
+        parts.append(("", _reached_on(link.reached)))
+    for what, pieces in (("", link.pieces), ("collectives ", link.collective_pieces)):
+        for piece in pieces:
+            speed = f"{given_seconds(piece.latency_seconds)}, {given(piece.bytes_per_second)}B/s"
+            parts.append(("", f"{what}from {given(piece.from_bytes)}B on: {speed}"))
+    return parts
+
+
+def _beside(hardware: Hardware) -> list[Row]:
+    """How fast collectives are beside compute."""
+    rates = [f"{name} {given(rate)}B/s" for name, rate in hardware.collective_bytes_per_second.items()]
+    return [("beside", ", ".join(rates))] if rates else []
+
+
+def _places(hardware: Hardware) -> list[Row]:
+    if not hardware.placement:
+        return []
+    more = ", ..." if len(hardware.placement) > 16 else ""
+    return [("ranks at", ", ".join(map(str, hardware.placement[:16])) + more)]
+
+
+def _disturbances(hardware: Hardware) -> list[Row]:
+    """Slow ranks and faults of links."""
+    parts = [
         ("slow", f"rank {slow.rank} takes {slow.factor:g} times as long") for slow in hardware.stragglers
     ]
     for fault in hardware.faults:
         source, target = ("any" if end is None else str(end) for end in (fault.source, fault.target))
         on = "" if fault.level is None else f" on {fault.level}"
-        parts.append(
-            (
-                "fault",
-                f"{source} to {target}{on}: {given_seconds(fault.delay_seconds)} later, "
-                f"{fault.bandwidth_factor:g} of the bandwidth",
-            )
-        )
+        delay = f"{given_seconds(fault.delay_seconds)} later, {fault.bandwidth_factor:g} of the bandwidth"
+        parts.append(("fault", f"{source} to {target}{on}: {delay}"))
     return parts
 
 

@@ -23,11 +23,15 @@ from parallelism.planning.plan_costs import PlanCosts
 from parallelism.planning.settings import SETTINGS
 from parallelism.planning.space import Choices, Refused
 from parallelism.planning.symbolic_events import Unpriceable
-from parallelism.side_by_side import side_by_side
+from parallelism.planning.two_block_steps import ConditionalEvents, Known
+from parallelism.side_by_side import copies, side_by_side
 from parallelism.transforms import UnusedParameters
 
 MOST_LEFT = 2
 """So many plans of a program are simulated by themselves, where others are put together from pieces."""
+LAID_OUT = 700
+"""To lay out the pieces of plans takes about as long as to price and time so many plans; where nothing is split inside of
+a stage, half as many."""
 NOT_HELD = "microbatch", "recompute", "order"
 """Settings that change nothing of what a device holds during the whole step."""
 Told = Callable[[str, int, int], None]
@@ -63,6 +67,8 @@ class _Share(NamedTuple):
     left: dict[int, str]
     """The rows that are not put together from pieces, with the reasons."""
     timing_seconds: float
+    known: Mapping[Known, ConditionalEvents]
+    """What was laid out for them."""
 
 
 @contextmanager
@@ -110,19 +116,21 @@ def _price(task: Task, possible: Choices, limits: npt.NDArray[np.float64], told:
     except Unpriceable as error:
         table, left = None, dict.fromkeys(one_of.tolist(), str(error))
     if table is not None:
-        rows = _dealt(one_of, possible, known=table.steps.is_known)
+        rows = _dealt(one_of, possible, 1 + copies())
         shares = side_by_side(
             [
                 partial(_share, table, possible, own, limits, _silent if number else told)
                 for number, own in enumerate(rows)
             ]
         )
+        for share in shares:
+            table.steps.learn(share.known)
         if not any(share.fits for share in shares):
             rows = [one_of]
             shares = [_share(table, possible, rows[0], limits, told, all_peaks=True)]
         for own, share in zip(rows, shares, strict=True):
             seconds[own], peaks[own] = share.seconds, share.peaks
-        left = {row: why for share in shares for row, why in share.left.items()}
+        left = dict(sorted(each for share in shares for each in share.left.items()))
         timing = max(share.timing_seconds for share in shares)
     setup = perf_counter() - start - timing
     impossible: dict[str, list[int]] = defaultdict(list)
@@ -187,14 +195,19 @@ def different_programs(possible: Choices) -> tuple[npt.NDArray[np.int64], npt.ND
     return first, number
 
 
-def _dealt(rows: npt.NDArray[np.int64], possible: Choices, *, known: bool) -> list[npt.NDArray[np.int64]]:
-    """The rows in shares of about the same work, unless pieces are ``known``: those with pieces of their own, and the
-    others.  That are tensor parallelism with experts that are split, or else under ZeRO."""
-    for name, least in (("ep", 2), ("zero", 1)):
-        own = (possible[name][rows] >= least) & (possible["tp"][rows] > 1)
-        if own.any() and not own.all() and not known:
-            return [rows[own], rows[~own]]
-    return [rows]
+def _dealt(rows: npt.NDArray[np.int64], possible: Choices, count: int) -> list[npt.NDArray[np.int64]]:
+    """The rows in ``count`` shares of about the same work, or fewer: those whose pieces are laid out together stand in
+    one share."""
+    columns = {name: column[rows] for name, column in possible.columns.items()}
+    inside = columns["tp"] * columns["cp"] * columns["ep"] > 1
+    together = [columns["ep"] > 1, columns["cp"], columns["tp"] > 1, inside & (columns["zero"] > 0)]
+    keys = combined(*(np.asarray(each, np.int64) for each in together), columns["recompute"])
+    order = np.argsort(keys, kind="stable")
+    _, first, plans = np.unique(keys, return_index=True, return_counts=True)
+    work = np.cumsum(plans + np.where(inside[first], LAID_OUT, LAID_OUT // 2))
+    of_share = (work - 1) * count // max(int(work[-1]), 1) if len(work) else work
+    ends = np.cumsum(plans)[np.flatnonzero(np.diff(of_share))]
+    return [np.sort(share) for share in np.split(rows[order], ends)]
 
 
 def _silent(what: str, done: int, count: int) -> None:
@@ -223,6 +236,7 @@ def _share(
 ) -> _Share:
     """The costs of some rows.  The peaks of those that do not fit are those of their actions only if ``all_peaks``."""
     seconds, peaks = np.full(len(possible), np.inf), np.zeros(len(possible), np.int64)
+    before = set(table.steps.known)
     groups, left = _prepared(
         table, rows, np.full(len(possible), np.inf) if all_peaks else limits, peaks, told
     )
@@ -233,7 +247,8 @@ def _share(
     start = perf_counter()
     timed = [row for each in groups.values() for row in each]
     seconds[timed] = table.seconds(timed)
-    return _Share(seconds[rows], peaks[rows], fits, left, perf_counter() - start)
+    known = {key: found for key, found in table.steps.known.items() if key not in before}
+    return _Share(seconds[rows], peaks[rows], fits, left, perf_counter() - start, known)
 
 
 def _prepared(

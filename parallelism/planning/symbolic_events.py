@@ -185,6 +185,7 @@ class SymbolicEvents:
     def of(cls, sections: Iterable[tuple[Any, Sequence[Event]]], *, first: int = 0) -> SymbolicEvents:
         """Of events by section; ``first`` is the first block that is like all further ones."""
         slices: dict[Any, slice] = {}
+        different: dict[EventKind, EventKind] = {}
         kinds: list[EventKind] = []
         number: dict[Extent, int] = {0: 0}
         index: list[list[int]] = []
@@ -192,11 +193,14 @@ class SymbolicEvents:
         for section, events in sections:
             again += repeated(events, at_end=section[-1] == "end", first=first)
             slices[section] = slice(len(kinds), len(kinds) + len(events))
-            kinds += [event.kind for event in events]
+            kinds += [different.setdefault(event.kind, event.kind) for event in events]
             index += [[number.setdefault(extent, len(number)) for extent in given] for _, given, _ in events]
         most = max(2, *map(len, index))
         padded = np.array([each + [0] * (most - len(each)) for each in index], np.int64).reshape(-1, most)
         return cls(tuple(kinds), slices, Formulas(tuple(number)), padded, np.array(again, np.bool_))
+
+    def __reduce__(self) -> tuple[type[SymbolicEvents], tuple[Any, ...]]:
+        return SymbolicEvents, (self.kinds, self.sections, self.formulas, self.index, self.repeated)
 
     @property
     def made_of(self) -> Any:
@@ -272,6 +276,9 @@ class SymbolicEvents:
 
 class Formulas:
     """Extents with symbols, all of which are evaluated at once."""
+
+    def __reduce__(self) -> tuple[type[Formulas], tuple[Sequence[Extent]]]:
+        return Formulas, (self.extents,)
 
     def __init__(self, extents: Sequence[Extent]) -> None:
         self.extents = extents

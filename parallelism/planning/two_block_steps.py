@@ -76,6 +76,14 @@ class Pattern(NamedTuple):
         return self.sequences.axes(self.cp)
 
 
+class Known(NamedTuple):
+    """Which events were laid out: those of actions, or those of ends, maybe of several replicas."""
+
+    what: str
+    pattern: Pattern
+    replicated: bool = False
+
+
 @lru_cache(maxsize=8)
 def two_block_steps(model: TrainedModel, *, fused: bool | str, overlapping: bool) -> TwoBlockSteps:
     """`TwoBlockSteps` with these arguments; those of another search for the same model are used again."""
@@ -92,6 +100,9 @@ class ConditionalEvents:
     several: frozenset[Split] = frozenset()
     replicas: frozenset[Split] = frozenset()
     """Extents whose parts are equal on all replicas where they divide evenly."""
+
+    def __reduce__(self) -> tuple[type[ConditionalEvents], tuple[Any, ...]]:
+        return ConditionalEvents, (self.events, self.splits, self.several, self.replicas)
 
     def has_equal_replicas(self, **numbers: int) -> bool:
         """Whether all replicas have equal parts."""
@@ -138,11 +149,13 @@ class TwoBlockSteps:
     def __init__(self, model: TrainedModel, *, fused: bool | str, overlapping: bool = False) -> None:
         """``fused`` and ``overlapping`` as for `parallelism.execution.operation_on`."""
         self.model, self.fused, self.overlapping = model, fused, overlapping
+        self.known: dict[Known, ConditionalEvents] = {}
+        """The events that were laid out before, here or by another process (`learn`)."""
 
-    @property
-    def is_known(self) -> bool:
-        """Whether steps were laid out before: those of another search, or some of them, are used again."""
-        return "_kept_step" in self.__dict__
+    def learn(self, known: Mapping[Known, ConditionalEvents]) -> None:
+        """Takes events that another process has laid out.  Equal ones become one, which is priced once."""
+        for key, found in known.items():
+            self.known.setdefault(key, self._once(found) if key.what == "actions" else found)
 
     def zero(self, stage: int, *, sp: bool, cp: int, ep: bool = False) -> int:
         """The stage of ZeRO that the actions of stages depend on: none, if only sums over replicas differ.
@@ -172,18 +185,20 @@ class TwoBlockSteps:
         """The name of the program of the loss."""
         return Parts.of(self._step_of(1 + self.model.first_alike)).forward.name
 
-    @memoized
     def _actions(self, pattern: Pattern) -> ConditionalEvents:
         """The events of all stages with one block and with two.
 
         A whole backward does for a second block what it does in a stage between the first and the last.  A half does
         not: the first stage sends no gradient, so there the second half has the work of both.
         """
-        with _unpriceable():
-            own = self._action_sections(pattern, 1)
-            middle = self._action_sections(pattern._replace(in_stages=True), 1)
-            two = self._action_sections(pattern, 2) if pattern.split else None
-            return self._events_of_actions(own, middle, two)
+        key = Known("actions", pattern)
+        if key not in self.known:
+            with _unpriceable():
+                own = self._action_sections(pattern, 1)
+                middle = self._action_sections(pattern._replace(in_stages=True), 1)
+                two = self._action_sections(pattern, 2) if pattern.split else None
+                self.known[key] = self._events_of_actions(own, middle, two)
+        return self.known[key]
 
     @memoized
     def _events_of_actions(self, own: LaidOut, middle: LaidOut, two: LaidOut | None) -> ConditionalEvents:
@@ -193,9 +208,15 @@ class TwoBlockSteps:
         further = (
             dict(_of_two_blocks(own.sections, middle.sections, first=first)) if two is None else two.sections
         )
-        found = ConditionalEvents(
-            SymbolicEvents.of({**own.sections, **further}.items(), first=first), own.splits | middle.splits
+        return self._once(
+            ConditionalEvents(
+                SymbolicEvents.of({**own.sections, **further}.items(), first=first),
+                own.splits | middle.splits,
+            )
         )
+
+    def _once(self, found: ConditionalEvents) -> ConditionalEvents:
+        """The first events of actions that are equal to these."""
         return self._known_events.setdefault((found.events.made_of, found.splits), found)
 
     @cached_property
@@ -203,8 +224,13 @@ class TwoBlockSteps:
         """The different events of actions, by what they are made of."""
         return {}
 
-    @memoized
     def _ends(self, pattern: Pattern, replicated: bool) -> ConditionalEvents:
+        key = Known("ends", pattern, replicated)
+        if key not in self.known:
+            self.known[key] = self._events_of_ends(pattern, replicated=replicated)
+        return self.known[key]
+
+    def _events_of_ends(self, pattern: Pattern, *, replicated: bool) -> ConditionalEvents:
         with _unpriceable():
             own = self._end_sections(pattern, replicated=replicated)
             middle = self._end_sections(pattern._replace(in_stages=True), replicated=replicated).sections

@@ -93,28 +93,12 @@ def find_serving(
     ``ValueError`` for figures that do not fit together.
     """
     began = perf_counter()
-    if lengths is None:
-        if input_tokens is None or output_tokens is None:
-            raise ValueError(
-                "input_tokens and output_tokens must say the lengths of requests, or lengths= of each"
-            )
-        lengths = [(input_tokens, output_tokens)]
-    for name, limit in (("first_token_seconds", first_token_seconds), ("token_seconds", token_seconds)):
-        if limit is not None and not 0 < limit < inf:
-            raise ValueError(f"{name} must be a number above 0, got {limit!r}")
-    if price is not None and not 0 < price < inf:
-        raise ValueError(f"price must be a number above 0, got {price!r}")
-    if chunk is not None and (type(chunk) is not int or chunk < 1):
-        raise ValueError(f"chunk must be an integer of at least 1, got {chunk!r}")
+    _check_limits(first_token_seconds, token_seconds, price, chunk)
+    requests = _requests(input_tokens, output_tokens, lengths)
     sized = sized_hardware(hardware, devices)
     count = devices if devices is not None else sized.devices
-    workload = Workload(
-        tuple((int(prompt), int(new)) for prompt, new in lengths),
-        concurrency if rate is not None or concurrency is not None else 1,
-        rate,
-        hits,
-    )
     is_loaded = concurrency is None and rate is None
+    workload = Workload(requests, 1 if is_loaded else concurrency, rate, hits)
     task = Task(
         served_spec(spec, precision),
         sized,
@@ -145,6 +129,30 @@ def served_spec(spec: TransformerSpec, precision: str) -> TransformerSpec:
     """The model in the dtype of its values."""
     Precision.parse(precision)
     return replace(spec, dtype="float16" if precision == "fp16" else "bfloat16", next_tokens=0)
+
+
+def _requests(
+    input_tokens: int | None, output_tokens: int | None, lengths: Sequence[tuple[int, int]] | None
+) -> tuple[tuple[int, int], ...]:
+    """The tokens of the prompt and of the answer of requests that come in turn."""
+    if lengths is None:
+        if input_tokens is None or output_tokens is None:
+            raise ValueError(
+                "input_tokens and output_tokens must say the lengths of requests, or lengths= of each"
+            )
+        lengths = [(input_tokens, output_tokens)]
+    return tuple((int(prompt), int(new)) for prompt, new in lengths)
+
+
+def _check_limits(
+    first_token_seconds: float | None, token_seconds: float | None, price: float | None, chunk: int | None
+) -> None:
+    figures = {"first_token_seconds": first_token_seconds, "token_seconds": token_seconds, "price": price}
+    for name, figure in figures.items():
+        if figure is not None and not 0 < figure < inf:
+            raise ValueError(f"{name} must be a number above 0, got {figure!r}")
+    if chunk is not None and (type(chunk) is not int or chunk < 1):
+        raise ValueError(f"chunk must be an integer of at least 1, got {chunk!r}")
 
 
 def _check_length(task: Task) -> None:

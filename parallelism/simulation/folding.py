@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from parallelism.arrays import distinct
 from parallelism.cost.group_shapes import group_shapes, places_of
 from parallelism.cost.port_faults import slowest_ports
 from parallelism.events.columns import combined
@@ -66,7 +67,7 @@ def fold(templates: Templates, hardware: Hardware | None, link_sharing: bool = T
         for slot, groups in enumerate(templates.groups):
             if groups.shape[1] > 1:
                 keys.append(priced_alike(templates, slot, hardware)[templates.group_of[slot]])
-        keys += [_codes_at(ends[0], _Routes(hardware, *ends).lengths, len(ranks)) for ends in messages]
+        keys += [_codes_at(ends[0], Routes(hardware, *ends).lengths, len(ranks)) for ends in messages]
     colour = _codes(combined(*keys))
     while True:
         partners = [
@@ -189,7 +190,7 @@ def _messages(templates: Templates, ranks: Ints) -> list[Ends]:
     return messages
 
 
-class _Routes:
+class Routes:
     """The paths of messages: the length of each, and the channels that each crosses."""
 
     def __init__(self, hardware: Hardware, source: Ints, target: Ints) -> None:
@@ -210,6 +211,11 @@ class _Routes:
             messages.append(at[uses.message])
             channels.append(uses.channel * len(hardware.links) + level)
         self.message, self.channel = np.concatenate(messages), np.concatenate(channels)
+
+    def levels(self, hardware: Hardware) -> set[int]:
+        """The levels of the links that messages share."""
+        crossed = distinct(self.channel % len(hardware.links)).tolist()
+        return {level for level in crossed if hardware.links[level].shared}
 
     def _one_by_one(self, hardware: MixedHardware, source: Ints, target: Ints) -> None:
         paths = [hardware.path(*ends) for ends in zip(source.tolist(), target.tolist(), strict=True)]
@@ -232,7 +238,7 @@ def _check_links(hardware: Hardware, colour: Ints, first: Ints, messages: Sequen
     """``ValueError`` unless representatives share links only with each other, and equal messages meet equal traffic."""
     source, target = map(np.concatenate, zip(*messages, strict=True))
     like = combined(np.repeat(np.arange(len(messages)), [len(ends[0]) for ends in messages]), colour[source])
-    routes = _Routes(hardware, source, target)
+    routes = Routes(hardware, source, target)
     channel = _codes(routes.channel)
     among, count = np.bincount(channel, weights=np.isin(source, first)[routes.message]), np.bincount(channel)
     # The kinds of messages on each channel; and on each path its channels by these.

@@ -12,7 +12,6 @@ simulation has no traffic with the host.
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import pairwise
 from os import PathLike
 from typing import NamedTuple
 
@@ -25,7 +24,7 @@ from parallelism.mesh import Mesh
 from parallelism.rarely_collected import rarely_collected
 from parallelism.simulation.event_classes import Ints, Templates, members
 from parallelism.simulation.folded_links import folded_routes
-from parallelism.simulation.folding import CannotFold, EqualDevices, fold as folded
+from parallelism.simulation.folding import CannotFold, EqualDevices, Routes, fold as folded
 from parallelism.simulation.operations import (
     Simulable,
     SimulatedOperation,
@@ -319,13 +318,8 @@ def _levels_between_stages(simulated: SimulatedOperation, pricing: Pricing) -> s
     axis: str | None = getattr(simulated, "pipeline_axis", None)
     if axis is None or not pricing.shares_links:
         return set()
-    stages = members(simulated.mesh, (axis,))
-    return {
-        channel[0]
-        for group in stages.tolist()
-        for source, target in pairwise(group)
-        for channel in pricing.costs.path(source, target).channels
-    }
+    stages, hardware = members(simulated.mesh, (axis,)), pricing.costs.hardware
+    return Routes(hardware, stages[:, :-1].ravel(), stages[:, 1:].ravel()).levels(hardware)
 
 
 def _on_levels(events: Columns, pricing: Pricing, levels: Collection[int]) -> bool:

@@ -91,18 +91,7 @@ def replay_columns(
     # An event that is no step of its lane starts with the next one that is, or when the lane ends.
     steps = np.flatnonzero(roles.roles != OUTSIDE)
     until = np.searchsorted(steps, ends)
-    sharing = None
-    if pricing is not None and prices is not None and pricing.shares_links:
-        ranks, peers = (events.numbers(end)[steps].data for end in ("rank", "peer"))
-        sharing = Sharing(
-            pricing.costs.hardware.part,
-            pricing.route,
-            pricing.message_bytes(events)[steps].data,
-            ranks,
-            peers,
-            prices.routes,
-            None if prices.route is None else prices.route[steps].data,
-        )
+    sharing = _sharing(events, steps, pricing, prices)
     lanes = Steps(
         np.diff(until, prepend=0),
         roles.roles[steps],
@@ -132,6 +121,22 @@ def replay_columns(
         start_seconds=starts if starts.any() else None,
         duration_seconds=durations if durations.any() else None,
         priced_algorithm=None if prices is None else prices.algorithms,
+    )
+
+
+def _sharing(events: Columns, steps: Ints, pricing: Pricing | None, prices: Prices | None) -> Sharing | None:
+    """Which links the steps use; None where they do not share them."""
+    if pricing is None or prices is None or not pricing.shares_links:
+        return None
+    ranks, peers = (events.numbers(end)[steps].data for end in ("rank", "peer"))
+    return Sharing(
+        pricing.costs.hardware.part,
+        pricing.route,
+        pricing.message_bytes(events)[steps].data,
+        ranks,
+        peers,
+        prices.routes,
+        None if prices.route is None else prices.route[steps].data,
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate, chain
+from itertools import accumulate
 from operator import itemgetter
 from typing import Any, ClassVar
 
@@ -117,14 +117,13 @@ class Pipeline:
     def _scheduled(self, stages: int) -> Scheduled:
         """The pipeline that is checked; ``ValueError`` for numbers that do not fit.
 
-        One of our own schedules that fits few microbatches fits as many groups of them more as anybody likes.
+        One of our own schedules that fits one microbatch fits as many as anybody likes.
         """
         kind = SCHEDULES.find(self.schedule) if isinstance(self.schedule, str) else None
         is_ours = kind is not None and kind.name in SCHEDULES.own
-        if is_ours and type(self.microbatches) is int and self.microbatches > 8 * stages:
+        if is_ours and type(self.microbatches) is int and self.microbatches > 1:
             with suppress(ValueError):
-                few = 4 * stages + self.microbatches % stages
-                return Scheduled(stages, few, self.schedule, self.chunks, self.axis)
+                return Scheduled(stages, 1, self.schedule, self.chunks, self.axis)
         return Scheduled(stages, self.microbatches, self.schedule, self.chunks, self.axis)
 
     def __call__(self, function: Function) -> Step:
@@ -386,13 +385,7 @@ class Step:
         """
         parts, own = self.parts, self.owners
         assert parts.update is not None
-        outputs = [
-            value
-            for _, value in sorted(
-                chain.from_iterable(self._updated.get(owner, ()) for owner in {None, *names}),
-                key=itemgetter(0),
-            )
-        ]
+        outputs = self._outputs_of_update(names)
         function = self._sums.of_one_stage(
             outputs, names if counted is None else counted, self.pipeline.axis, stages
         )
@@ -436,6 +429,13 @@ class Step:
             }
         known = {value.name for value in function.values}
         return laid_out(function, {name: kept for name, kept in given.items() if name in known})
+
+    def _outputs_of_update(self, names: Collection[str]) -> list[Value]:
+        """What the update makes of these parameters, and of no parameter, in the order of the program."""
+        found: list[tuple[int, Value]] = []
+        for owner in {None, *names}:
+            found += self._updated.get(owner, ())
+        return [value for _, value in sorted(found, key=itemgetter(0))]
 
     @property
     def sums_over_stages(self) -> bool:

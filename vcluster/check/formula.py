@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from vcluster.check.answer import Answer
@@ -32,47 +32,15 @@ def check_formula(
         raise ValueError("check_formula needs at least one case, got none")
     results: list[float] = []
     for case in given:
-        call = f"{name}({', '.join(map(repr, case))})"
-        try:
-            result = limited(mine, *case)
-        except Exception as error:
-            said = raised(call, error)
-            return Answer(False, subject, said.sentence, said.details, said.likely)
-        number = _number(result)
-        if number is None:
-            return Answer(
-                False,
-                subject,
-                f"{call} returns {result!r}, and should return a number",
-                likely=(
-                    "the function returns nothing: a return is missing"
-                    if result is None
-                    else "the function returns a text of a number"
-                    if isinstance(result, str)
-                    else ""
-                ),
-            )
-        results.append(number)
+        result = _result(mine, f"{name}({', '.join(map(repr, case))})", case, subject)
+        if isinstance(result, Answer):
+            return result
+        results.append(result)
     wanted = [float(reference(*case)) for case in given]
-    wrong = [
-        place
-        for place, (one, other) in enumerate(zip(results, wanted, strict=True))
-        if not math.isclose(one, other, rel_tol=rtol, abs_tol=1e-12)
-    ]
+    wrong = [place for place in range(len(given)) if not _agree(results[place], wanted[place], rtol)]
     if not wrong:
         return Answer(True, subject, f"right in all {len(given)} cases", cases=len(given))
     first = wrong[len(wrong) // 2]  # the smallest cases often agree with more than one formula
-    likely = next(
-        (
-            sentence
-            for sentence, formula in (mistakes or {}).items()
-            if all(
-                math.isclose(float(formula(*case)), one, rel_tol=rtol, abs_tol=1e-12)
-                for case, one in zip(given, results, strict=True)
-            )
-        ),
-        "",
-    )
     arguments = ", ".join(map(str, given[first]))
     differ = "differs" if len(wrong) == 1 else "differ"
     return Answer(
@@ -80,9 +48,45 @@ def check_formula(
         subject,
         f"{len(wrong)} of {len(given)} cases {differ}. {name}({arguments}) gives "
         f"{results[first]:.6g}, and {wanted[first]:.6g} is measured",
-        likely=likely,
+        likely=_likely(mistakes or {}, given, results, rtol),
         cases=len(given),
     )
+
+
+def _result(mine: Callable[..., Any], call: str, case: tuple[Any, ...], subject: str) -> float | Answer:
+    """What a formula gives at a case; an answer where it raises or gives no number."""
+    try:
+        result = limited(mine, *case)
+    except Exception as error:
+        said = raised(call, error)
+        return Answer(False, subject, said.sentence, said.details, said.likely)
+    number = _number(result)
+    if number is not None:
+        return number
+    likely = ""
+    if result is None:
+        likely = "the function returns nothing: a return is missing"
+    elif isinstance(result, str):
+        likely = "the function returns a text of a number"
+    return Answer(False, subject, f"{call} returns {result!r}, and should return a number", likely=likely)
+
+
+def _likely(
+    mistakes: Mapping[str, Callable[..., float]],
+    cases: Sequence[tuple[Any, ...]],
+    results: Sequence[float],
+    rtol: float,
+) -> str:
+    """The mistake whose formula gives these results at all cases; empty if there is none."""
+    for sentence, formula in mistakes.items():
+        given = zip(cases, results, strict=True)
+        if all(_agree(float(formula(*case)), result, rtol) for case, result in given):
+            return sentence
+    return ""
+
+
+def _agree(one: float, other: float, rtol: float) -> bool:
+    return math.isclose(one, other, rel_tol=rtol, abs_tol=1e-12)
 
 
 def _number(result: Any) -> float | None:

@@ -56,41 +56,25 @@ def check_resharding(
         ("yours", str(mine_bytes), calls(run.trace)),
         ("the cheapest known", str(least), plural_steps(len(plan.steps))),
     )
+    passed, sentence, likely = False, "", ""
     if "reshard" in {event.name for event in run.trace}:
-        return Answer(
-            False,
-            subject,
-            "the result is right, and device.reshard makes it",
-            (),
-            "the exercise is to write the change of layout with collectives or messages",
-            figures,
-            compared.cases,
-        )
-    if cheapest and mine_bytes > least:
-        return Answer(
-            False,
-            subject,
-            f"the result is right, and its ranks receive {mine_bytes} bytes where {least} "
-            f"are enough, on {case.text}",
-            (),
-            "more is sent than the ranks lack: they throw a part of it away",
-            figures,
-            compared.cases,
-        )
-    times = (
-        "as in the cheapest known plan"
-        if mine_bytes == least
-        else (f"{mine_bytes / least:.3g} times the least known" if least else "where none are needed")
-    )
-    return Answer(
-        True,
-        subject,
-        f"right in all {compared.cases} cases; on {case.text} the ranks receive {mine_bytes} bytes, {times}",
-        (),
-        "",
-        figures,
-        compared.cases,
-    )
+        sentence = "the result is right, and device.reshard makes it"
+        likely = "the exercise is to write the change of layout with collectives or messages"
+    elif cheapest and mine_bytes > least:
+        sentence = f"the result is right, and its ranks receive {mine_bytes} bytes where {least} are enough, on {case.text}"
+        likely = "more is sent than the ranks lack: they throw a part of it away"
+    else:
+        passed = True
+        received = f"the ranks receive {mine_bytes} bytes, {_times(mine_bytes, least)}"
+        sentence = f"right in all {compared.cases} cases; on {case.text} {received}"
+    return Answer(passed, subject, sentence, (), likely, figures, compared.cases)
+
+
+def _times(mine_bytes: int, least: int) -> str:
+    """How the bytes compare with those of the cheapest known plan."""
+    if mine_bytes == least:
+        return "as in the cheapest known plan"
+    return f"{mine_bytes / least:.3g} times the least known" if least else "where none are needed"
 
 
 def plural_steps(count: int) -> str:

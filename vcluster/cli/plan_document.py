@@ -24,7 +24,7 @@ from parallelism.models import TransformerSpec
 from parallelism.planning import SETTINGS, Plan, Plans
 from parallelism.planning.explanation import Account, why_not
 from parallelism.planning.plan import Task
-from parallelism.side_by_side import side_by_side
+from parallelism.side_by_side import longest_first
 from parallelism.trace import Trace
 from parallelism.training import MegatronFlags, TrainingRun
 from parallelism.training.megatron import update_flags
@@ -101,18 +101,22 @@ def document_of(
     that may need less.  ``told`` hears how many of the plans have their figures.
     """
     best = tuple(islice(plans.programs(), top))
-    described: list[Any] = side_by_side(
+    described = longest_first(
         [
             *(partial(_row, asked, plan) for plan in best),
             *(partial(_between_nodes, plans, best[0], axis) for axis in MOST_INSIDE if best),
             *(partial(_of_front, asked, plan) for plan in plans.front),
         ],
-        told=partial(told, "parts of the best plans"),
+        [place for place, plan in enumerate(best) if plan.program not in plans.known],
+        partial(told, "parts of the best plans"),
     )
     rows, front = described[: len(best)], [each for each in described[len(best) :] if isinstance(each, dict)]
     outside = [each for each in described if isinstance(each, str) and each]
     order = sorted(range(len(best)), key=lambda place: float(rows[place]["seconds"]))
     rows, best = [rows[place] for place in order], tuple(best[place] for place in order)
+    why_not = []
+    if rows:
+        why_not = [_why_not(asked, plans, *each, best[0], rows[0]) for each in questions.items()]
     document = {
         "format": FORMAT,
         "version": VERSION,
@@ -136,33 +140,37 @@ def document_of(
         "simulated": plans.simulated,
         "elapsed_seconds": plans.elapsed_seconds,
         "gap": plans.gap,
-        "why_not": [_why_not(asked, plans, *each, best[0], rows[0]) for each in questions.items()]
-        if rows
-        else [],
-        **(
-            {
-                "tokens": tokens_text(asked.name, asked.flags),
-                "assumed": _assumed(asked.model, plans.task),
-                "stages": _stages(asked.model, best[0]) if best else "",
-            }
-            if isinstance(asked.model, TransformerSpec)
-            else {}
-        ),
-        "needs": [
-            {
-                "without": next(iter(need.setting), ""),
-                "split": need.split,
-                "stage": need.stage,
-                "memory": need.memory,
-                "setting": dict(need.setting),
-            }
-            for need in plans.needs()
-        ]
-        if not rows
-        else [],
+        "why_not": why_not,
+        **_of_transformer(asked, plans, best),
+        "needs": [] if rows else _needs(plans),
         "all": _all(plans),
     }
     return document, best[0].figures.trace if best else None
+
+
+def _of_transformer(asked: Asked, plans: Plans, best: Sequence[Plan]) -> dict[str, Any]:
+    """What a document says of a model by its name, and not of a program."""
+    if not isinstance(asked.model, TransformerSpec):
+        return {}
+    return {
+        "tokens": tokens_text(asked.name, asked.flags),
+        "assumed": _assumed(asked.model, plans.task),
+        "stages": _stages(asked.model, best[0]) if best else "",
+    }
+
+
+def _needs(plans: Plans) -> list[dict[str, Any]]:
+    """The memory of the smallest plan, and of those that may need less."""
+    return [
+        {
+            "without": next(iter(need.setting), ""),
+            "split": need.split,
+            "stage": need.stage,
+            "memory": need.memory,
+            "setting": dict(need.setting),
+        }
+        for need in plans.needs()
+    ]
 
 
 def _compared(task: Task) -> Sequence[Validation]:
@@ -206,7 +214,7 @@ def _assumed(spec: TransformerSpec, task: Task) -> str:
     kernel = (
         "flash attention, a kernel that writes no scores"
         if spec.fused_attention
-        else ("attention that writes its scores (--use-flash-attn: a kernel that does not)")
+        else "attention that writes its scores (--use-flash-attn: a kernel that does not)"
     )
     return (
         f"{task.model.dtypes}; {optimizer_text(task.model.optimizer)}; {kernel}{load and f'; {load}'}"
@@ -233,10 +241,8 @@ def tuning_texts(spec: TransformerSpec) -> Iterator[str]:
 
 def optimizer_text(optimizer: SGD | Adam) -> str:
     """An optimizer in words."""
-    momentum = (
-        f" with momentum {optimizer.momentum:g}" if isinstance(optimizer, SGD) and optimizer.momentum else ""
-    )
-    return f"{type(optimizer).__name__}{momentum}"
+    momentum = optimizer.momentum if isinstance(optimizer, SGD) else 0.0
+    return f"{type(optimizer).__name__}{f' with momentum {momentum:g}' if momentum else ''}"
 
 
 def _all(plans: Plans) -> dict[str, Any]:

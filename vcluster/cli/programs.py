@@ -193,11 +193,8 @@ def _show_stages(found: Given, step: Step, mesh: Mesh, rank: int, patterns: Sequ
     print(f"\nthe update:\n\n{right(pipelined.updates.function, rank, position)}")
 
 
-def simulated(program: str, words: Sequence[str]) -> int:
-    """Predict the time of a program on described hardware, or of a step of training."""
-    if words and is_model(words[0]):
-        return simulated_training(program, words)
-    arguments = _parsed(
+def _simulate_words(program: str, words: Sequence[str]) -> argparse.Namespace:
+    return _parsed(
         words,
         program,
         "simulate",
@@ -221,6 +218,13 @@ def simulated(program: str, words: Sequence[str]) -> int:
             },
         },
     )
+
+
+def simulated(program: str, words: Sequence[str]) -> int:
+    """Predict the time of a program on described hardware, or of a step of training."""
+    if words and is_model(words[0]):
+        return simulated_training(program, words)
+    arguments = _simulate_words(program, words)
     if arguments.json:
         _refuse_idle(
             arguments,

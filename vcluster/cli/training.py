@@ -13,13 +13,14 @@ from parallelism.hardware import Hardware, compared_in, mfu_remark, sized_hardwa
 from parallelism.mesh import Mesh
 from parallelism.models import TransformerSpec
 from parallelism.simulation import simulate
+from parallelism.trace import Trace
 from parallelism.training import Figures, MegatronFlags, TrainingRun, figures
 from parallelism.training.run_figures import CATEGORIES
 from parallelism.training.stage_layers import remark_of
 from parallelism.training.strategy_run import strategy_run
 from parallelism.training.training_run import ADAM_W, precision_remark
 from parallelism.transforms import Strategy
-from vcluster.cli.command_line import WrongWords, accessing, mesh_of, writable
+from vcluster.cli.command_line import Parser, WrongWords, accessing, mesh_of, writable
 from vcluster.cli.megatron_words import (
     check_few_bits,
     check_rate,
@@ -52,9 +53,8 @@ HINTS = {
 """What settings of plans that are written as flags may mean."""
 
 
-def simulated_training(program: str, words: Sequence[str]) -> int:
-    """Predict the time and the memory of a training step."""
-    arguments = training_parser(
+def _parser(program: str) -> Parser:
+    return training_parser(
         program,
         "simulate",
         "Predicts the time and the memory of a step of training, without running it.",
@@ -80,7 +80,12 @@ def simulated_training(program: str, words: Sequence[str]) -> int:
             **CHAKRA,
         },
         hints=HINTS,
-    ).parse(words)
+    )
+
+
+def simulated_training(program: str, words: Sequence[str]) -> int:
+    """Predict the time and the memory of a training step."""
+    arguments = _parser(program).parse(words)
     if arguments.report is not None:
         writable(arguments.report, "report")
     flags = flags_of(arguments)
@@ -107,21 +112,22 @@ def simulated_training(program: str, words: Sequence[str]) -> int:
     )
     if cache is not None and not arguments.json:
         print("", *wrap(cache_text(cache), WIDTH), sep="\n")
+    _write_files(arguments, run, found.trace, hardware)
+    return 0
+
+
+def _write_files(arguments: argparse.Namespace, run: TrainingRun, trace: Trace, hardware: Hardware) -> None:
+    """The page of the timeline, and the files for Chakra, where they are asked for."""
     if arguments.report is not None:
         with accessing(arguments.report, option="report"):
-            html(found.trace, arguments.report, hardware=hardware)
+            html(trace, arguments.report, hardware=hardware)
         if not arguments.json:
             print(f"\nThe page is {arguments.report}")
     if arguments.chakra is not None:
-        whole = (
-            found.trace
-            if len(found.trace.ranks) == run.mesh.size
-            else simulate(run.step, hardware, **run.placed)
-        )
+        whole = trace if len(trace.ranks) == run.mesh.size else simulate(run.step, hardware, **run.placed)
         where = keep_for_chakra(whole, arguments.chakra)
         if not arguments.json:
             print(f"\n{where}")
-    return 0
 
 
 def _with_stack(arguments: argparse.Namespace, hardware: Hardware, run: TrainingRun) -> Hardware:

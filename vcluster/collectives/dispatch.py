@@ -199,22 +199,9 @@ class Collectives:
         ):
             if x_type is np.ndarray:
                 key = kind, axes, x.dtype, x.shape, algorithm, dim, concat_dim, root, op, pairs, name
-            elif (
-                x is None and type(out) is np.ndarray
-            ):  # a member that gives nothing is known by what it gets
-                key = (
-                    kind,
-                    axes,
-                    (out.dtype, out.shape),
-                    None,
-                    algorithm,
-                    dim,
-                    concat_dim,
-                    root,
-                    op,
-                    pairs,
-                    name,
-                )
+            elif x is None and type(out) is np.ndarray:
+                gets = out.dtype, out.shape  # a member that gives nothing is known by what it gets
+                key = kind, axes, gets, None, algorithm, dim, concat_dim, root, op, pairs, name
             else:
                 key = kind, axes, x_type, None, algorithm, dim, concat_dim, root, op, pairs, name
             try:
@@ -230,7 +217,22 @@ class Collectives:
         members, axis_names, factors = self._members(kind, axes, groups)
         if members is None:
             return self._outside(kind, x, out, async_op)
-        base = {
+        base = self._base(kind, members, axis_names, algorithm, root, pairs)
+        return self._run_new(
+            key, kind, x, op, dim, concat_dim, split_sizes, factors, base, out, name, async_op
+        )
+
+    def _base(
+        self,
+        kind: str,
+        members: Ranks,
+        axis_names: tuple[str, ...] | None,
+        algorithm: str | None,
+        root: int,
+        pairs: Sequence[tuple[int, int]] | None,
+    ) -> dict[str, Any]:
+        """The fields of a call that do not depend on its array."""
+        return {
             "ranks": members,
             "position": members.index(self._rank),
             "axes": axis_names,
@@ -238,9 +240,6 @@ class Collectives:
             "root": checked_root(kind, root, len(members)),
             "pairs": plain_pairs(pairs),
         }
-        return self._run_new(
-            key, kind, x, op, dim, concat_dim, split_sizes, factors, base, out, name, async_op
-        )
 
     def _run_new(
         self,

@@ -131,24 +131,12 @@ class VirtualCluster:
         self.mesh = _mesh(mesh, axes)
         backend = backend or usual_backend()
         _one_of("backend", backend, BACKENDS)
-        _one_of("transport", transport, ("shared_memory", "queue"))
         pricing = _pricing(hardware, compute, priced_dtype, self.mesh.size)
         self._software = Software.of(None if pricing is None else pricing.hardware)
         channel_capacity = _whole("channel_capacity", channel_capacity, " number of messages")
         seed = _whole("seed", seed)
-        if deadline_seconds is not None and not _is_positive(deadline_seconds):
-            raise ValueError(
-                f"deadline_seconds must be more than 0, or None for no limit, got {deadline_seconds!r}"
-            )
-        if transport == "queue" and backend == "mpi":
-            raise ValueError(
-                "transport='queue' is for processes and threads; backend='mpi' has a transport of its own"
-            )
-        if transport == "queue" and self.mesh.size > QUEUE_DEVICES:
-            raise ValueError(
-                f"transport='queue' needs a queue for each pair of devices and takes at most {QUEUE_DEVICES} devices, "
-                f"got {self.mesh.size}; transport='shared_memory' has no such limit"
-            )
+        _check_deadline(deadline_seconds)
+        _check_transport(transport, backend, self.mesh.size)
         if backend == "process" and start_method in (None, "forkserver"):
             start_early()
         from vcluster.runs.engine import Body  # this loads NumPy while the fork server starts
@@ -408,6 +396,26 @@ def _whole(name: str, number: Any, unit: str = "") -> int:
 
 def _is_positive(value: Any) -> bool:
     return isinstance(value, Real) and float(value) > 0
+
+
+def _check_deadline(deadline_seconds: float | None) -> None:
+    if deadline_seconds is not None and not _is_positive(deadline_seconds):
+        raise ValueError(
+            f"deadline_seconds must be more than 0, or None for no limit, got {deadline_seconds!r}"
+        )
+
+
+def _check_transport(transport: str, backend: str, devices: int) -> None:
+    _one_of("transport", transport, ("shared_memory", "queue"))
+    if transport == "queue" and backend == "mpi":
+        raise ValueError(
+            "transport='queue' is for processes and threads; backend='mpi' has a transport of its own"
+        )
+    if transport == "queue" and devices > QUEUE_DEVICES:
+        raise ValueError(
+            f"transport='queue' needs a queue for each pair of devices and takes at most {QUEUE_DEVICES} devices, "
+            f"got {devices}; transport='shared_memory' has no such limit"
+        )
 
 
 def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:

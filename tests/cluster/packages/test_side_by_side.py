@@ -18,7 +18,7 @@ from parallelism.planning import batch_pricing, two_block_steps
 from parallelism.planning.plan import Task
 from parallelism.planning.space import choices
 from parallelism.planning.trained import TrainedModel
-from parallelism.side_by_side import copies, side_by_side
+from parallelism.side_by_side import copies, longest_first, side_by_side
 from parallelism.training.training_run import ADAM_W
 from parallelism.transforms import SGD
 
@@ -166,15 +166,30 @@ def test_a_copy_ends_when_its_parent_was_killed(monkeypatch: pytest.MonkeyPatch)
         os.close(each)
 
 
-def test_plans_of_tensor_parallelism_under_zero_are_a_share_of_their_own() -> None:
+def test_plans_whose_pieces_are_laid_out_together_stand_in_one_share() -> None:
     spec = models.TransformerSpec(layers=2, width=12, heads=2, vocabulary=24, sequence=6)
     possible = choices(TrainedModel.of(spec, ADAM_W), 4, 8, {"tp": [1, 2], "zero": [0, 1], "schedule": "1f1b"})
-    rows = np.arange(len(possible))
-    under, others = batch_pricing._dealt(rows, possible, known=False)
-    assert {*possible["tp"][under], *possible["zero"][under]} == {2, 1} and np.array_equal(
-        np.sort(np.concatenate([under, others])), rows)
-    assert not ((possible["tp"][others] > 1) & (possible["zero"][others] > 0)).any()
-    assert [each.tolist() for each in batch_pricing._dealt(rows, possible, known=True)] == [rows.tolist()]
+    rows, recomputed = np.arange(len(possible)), possible["recompute"]
+    for count in (1, 2, 3, 64):
+        shares = batch_pricing._dealt(rows, possible, count)
+        assert np.array_equal(np.sort(np.concatenate(shares)), rows) and 1 <= len(shares) <= count
+        assert all((np.diff(share) > 0).all() for share in shares)
+        pieces = [{*zip(possible["tp"][share].tolist(), (possible["tp"] > 1)[share] & (possible["zero"] > 0)[share],
+                        recomputed[share].tolist(), strict=True)} for share in shares]
+        assert sum(map(len, pieces)) == len(set().union(*pieces))       # none stands in two shares
+        assert count == 1 or len(shares) > 1
+    assert len(batch_pricing._dealt(rows, possible, 64)) == 3 * len({*recomputed.tolist()})
+    one = np.flatnonzero((possible["tp"] == 1) & (recomputed == 0))
+    assert [share.tolist() for share in batch_pricing._dealt(one, possible, 4)] == [one.tolist()]
+    assert [share.tolist() for share in batch_pricing._dealt(one[:0], possible, 4)] == [[]]
+
+
+def test_long_works_are_dealt_out_first_and_results_are_in_order(count: int) -> None:
+    works: list[Callable[[], Any]] = [partial(lambda place: (place, os.getpid()), place) for place in range(7)]
+    told: list[tuple[int, int]] = []
+    found = longest_first(works, [1, 3, 4, 6], lambda done, of: told.append((done, of)))
+    assert [place for place, _ in found] == [*range(7)] and told[0] == (0, 7)
+    assert len({process for place, process in found if place in (1, 3, 4, 6)}) == count + 1
 
 
 @pytest.mark.sampled(3)
@@ -202,15 +217,15 @@ def test_plans_cost_the_same_with_and_without_copies(count: int, tp: Any, monkey
     possible = choices(task.model, 4, 8, {
         "tp": tp, "pp": 1 if tp == 1 else [1, 2], "microbatch": 2, "schedule": "1f1b", "recompute": "none",
         "zero": zero, "order": "pp dp cp tp"})
-    if tp == 1:         # no tensor parallelism, whose plans under ZeRO are a share of their own
-        monkeypatch.setattr(batch_pricing, "_dealt", lambda rows, possible, known: [rows[::2], rows[1::2]])
-    assert len(batch_pricing._dealt(np.arange(len(possible)), possible, known=False)) == 2
+    if tp == 1:         # all plans have the same pieces
+        monkeypatch.setattr(batch_pricing, "_dealt", lambda rows, possible, count: [rows[::2], rows[1::2]])
     two_block_steps.two_block_steps.cache_clear()
     table = batch_pricing.PlanCosts(task, possible)
     no_limit = np.full(len(possible), np.inf)
     everything = batch_pricing._share(table, possible, np.arange(len(possible)), no_limit, lambda *_: None)
     two_block_steps.two_block_steps.cache_clear()
     found = batch_pricing.price_plans(task, possible, no_limit, lambda *_: None)
+    assert {*batch_pricing.PlanCosts(task, possible).steps.known} == {*table.steps.known}       # also of the copies
     together = np.setdiff1d(np.arange(len(possible)), [*everything.left])
     assert len(together)
     assert everything.left

@@ -2,10 +2,12 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from parallelism import Hardware, ir, models, simulate
 from parallelism.simulation.folded_links import own_channels, own_ports
+from parallelism.simulation.folding import Routes
 from parallelism.transforms import Adam, Strategy, train_step
 
 SPEC = models.TransformerSpec(
@@ -49,3 +51,14 @@ def test_a_folded_simulation_has_what_shares_the_ports_of_a_device() -> None:
     folded = simulate(step, "mi300x-node:4", fold=True, op_by_op=True, **given)
     assert len(folded.ranks) < 32 and unshared < (1 - 1e-4) * whole
     assert folded.makespan_seconds == pytest.approx(whole, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ["dgx-h100:2", "tpu-v4:2x2x4", "mi300x-node:2", "h100-pcie-node:2", "trainium2:1"])
+def test_the_levels_of_many_messages_are_those_of_their_paths(name: str) -> None:
+    hardware = Hardware.preset(name)
+    ranks = np.arange(16)
+    for distance in (1, 3, 8, 15):
+        ends = ranks[:-distance], ranks[distance:]
+        paths = [hardware.path(*each) for each in zip(*(side.tolist() for side in ends), strict=True)]
+        assert Routes(hardware, *ends).levels(hardware) == {
+            channel[0] for path in paths for channel in path.channels}

@@ -359,6 +359,16 @@ def _collectives(devices: int, quick: bool) -> Iterable[Item]:
 
 def _quick() -> Iterator[Item]:
     """A little of everything."""
+    yield from _quick_launches()
+    yield from _quick_products()
+    yield from _quick_elementwise()
+    yield from _quick_updates_and_copies()
+    yield from _quick_attention()
+    yield from _quick_sustained()
+    yield from _quick_layers()
+
+
+def _quick_launches() -> Iterator[Item]:
     yield _of(LAUNCHES, what="kernel", count=50)
     for op in HOST_OPS:
         yield _of(LAUNCHES, what="issue", op=op, count=20)
@@ -367,15 +377,24 @@ def _quick() -> Iterator[Item]:
     yield _of(LAUNCHES, what="small_layer", style="gpt", how="eager")
     yield _of(LAUNCHES, what="optimizer_issue", how="adamw_fused", tensors=8)
     yield _of(LAUNCHES, what="synchronize", count=20)
+
+
+def _quick_products() -> Iterator[Item]:
     for dtype in ("bfloat16", "float32", "tfloat32", "float8"):
         for size in (64, 128, 256):
             yield _product(size, size, size, dtype)
     yield _product(128, 192, 96, "bfloat16", "nn", of="out, gradient of the input")
     yield _product(128, 192, 96, "bfloat16", "nt", of="out, gradient of the weight")
     yield _product(2, 256, 128, "bfloat16", of="decode")
+
+
+def _quick_elementwise() -> Iterator[Item]:
     for op in (*ROWS_OPS, "rms_norm_by_hand", *PLAIN_OPS, *CLASS_OPS):
         yield _of(ELEMENTWISE, op=op, rows=128, width=256, dtype="bfloat16")
     yield _of(ELEMENTWISE, op="embedding", rows=64, width=64, vocabulary=128, dtype="bfloat16")
+
+
+def _quick_updates_and_copies() -> Iterator[Item]:
     for how in (
         "adamw_fused",
         "adamw_foreach",
@@ -390,6 +409,9 @@ def _quick() -> Iterator[Item]:
     for way in ("device", "to_device_pinned", "to_host_pageable"):
         for nbytes in (4 * KIB, 256 * KIB, 4 * MIB):
             yield _of(COPIES, way=way, nbytes=nbytes)
+
+
+def _quick_attention() -> Iterator[Item]:
     for causal in (True, False):
         yield _of(
             ATTENTION,
@@ -402,6 +424,10 @@ def _quick() -> Iterator[Item]:
             key_value_heads=1 + causal,
             dtype="bfloat16",
         )
+
+
+def _quick_sustained() -> Iterator[Item]:
+    """Work that goes on until the clock of the GPU is the one that it keeps."""
     yield _of(SUSTAINED, what="product", size=128, dtype="bfloat16", for_seconds=0.1)
     yield _of(
         SUSTAINED,
@@ -429,6 +455,10 @@ def _quick() -> Iterator[Item]:
         for_seconds=0.05,
     )
     yield _of(SUSTAINED, what="elementwise", op="gelu", rows=32, width=64, dtype="bfloat16", for_seconds=0.05)
+
+
+def _quick_layers() -> Iterator[Item]:
+    """Attention of decoding, and whole layers."""
     yield _of(
         DECODE, backend="any", tokens=64, batch=2, heads=4, key_value_heads=2, head_width=16, dtype="bfloat16"
     )

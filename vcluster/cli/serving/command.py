@@ -148,9 +148,8 @@ OWN: Arguments = {
 }
 
 
-def served(program: str, words: Sequence[str]) -> int:
-    """Find the best ways to serve a model and tell them.  Returns 1 if none is within the limits."""
-    arguments = Parser(
+def _parser(program: str) -> Parser:
+    return Parser(
         OWN,
         {
             "--gpus": "--devices",
@@ -167,7 +166,12 @@ def served(program: str, words: Sequence[str]) -> int:
         epilog=f"examples:\n  {program} serve llama3.1-70b --hardware dgx-h100 --devices 8 --input-tokens 3000\n"
         f"      --output-tokens 300 --first-token 500ms --token 30ms\n"
         f"  {program} serve deepseek-v3 --devices 32 --precision fp8 --price 2.50",
-    ).parse(words)
+    )
+
+
+def served(program: str, words: Sequence[str]) -> int:
+    """Find the best ways to serve a model and tell them.  Returns 1 if none is within the limits."""
+    arguments = _parser(program).parse(words)
     questions = {text: _settings("--why-not", text, SETTINGS) for text in arguments.why_not}
     prefill = arguments.prefill and _settings("--prefill", arguments.prefill, PREFILL_SETTINGS)
     if arguments.html is not None:
