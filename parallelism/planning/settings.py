@@ -40,6 +40,7 @@ from parallelism.training.megatron import overlap_of
 from parallelism.transforms import (
     Recompute,
     SequenceParallel,
+    TensorOverlap,
     TensorParallel,
     Transform,
 )
@@ -484,6 +485,20 @@ SETTINGS = SettingTable(
         from_pieces=always,
     ),
     Setting(
+        "tp_overlap",
+        switch,
+        lambda model: (0,),
+        is_switch=True,
+        useful=lambda columns: columns["tp"] > 1,
+        needs="tp_overlap needs tp above 1",
+        conflict=lambda columns, model: (columns["tp_overlap"] > 0) & (columns["sp"] == 0),
+        conflict_reason="tp_overlap needs sequence parallelism, sp",
+        transform=lambda model, given: TensorOverlap("tp") if given["tp_overlap"] else None,
+        words=lambda given: "tp_overlap" if given["tp_overlap"] else "",
+        place_in_text=21,
+        flag="tp_comm_overlap",
+    ),
+    Setting(
         "experts_over",
         checked_experts_over,
         lambda model: EXPERTS_OVER[:1],
@@ -508,5 +523,5 @@ SETTINGS = SettingTable(
 )
 """The settings of a plan: extents of mesh axes, how attention sees sequences that are split, which axes split experts, stages
 on a rank, the schedule of the pipeline, rows of a microbatch, what is computed again, the stage of ZeRO, how many groups of
-devices hold each what it shares out, whether gradients are summed over dp during the last backward, sequence parallelism, and
-the mesh axes, outermost first."""
+devices hold each what it shares out, whether gradients are summed over dp during the last backward, sequence parallelism,
+whether collectives over tp run beside their products, and the mesh axes, outermost first."""
