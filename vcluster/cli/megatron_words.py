@@ -330,9 +330,7 @@ def searched_hardware(name: str, model: object) -> str:
 def tell_all_devices(arguments: argparse.Namespace, devices: int) -> None:
     """Says on stderr how many devices a preset has, where no word says it."""
     if arguments.devices is None and arguments.hardware in Hardware.presets():
-        print(
-            f"without --devices the step is on all {devices} devices of {arguments.hardware}", file=sys.stderr
-        )
+        print(f"without --devices all {devices} devices of {arguments.hardware} are used", file=sys.stderr)
 
 
 def check_few_bits(hardware: Hardware, products: str) -> None:

@@ -264,6 +264,11 @@ def simulated(program: str, words: Sequence[str]) -> int:
 
 def run(program: str, words: Sequence[str]) -> int:
     """Run a program on devices of this machine and compare it with one process. Returns 1 if the results differ."""
+    if words and is_model(words[0]) and not Path(words[0]).exists():
+        raise WrongWords(
+            f"run takes a program in a file, and {words[0]} is the name of a model; `plan` and `simulate` take it, "
+            "and `plan --verify` runs its best plan scaled down"
+        )
     arguments = _parsed(
         words,
         program,
