@@ -166,8 +166,8 @@ def _parser(program: str) -> Parser:
     return training_parser(
         program,
         "plan",
-        "Finds the best split of a step of training over the devices of a described hardware.\n"
-        "Flags that say how to split restrict the search.",
+        "Finds the best split of a step of training over the devices of a described\nhardware."
+        " Flags that say how to split restrict the search.",
         (
             "gpt --num-layers 40 --hidden-size 5120 \\\n"
             "      --num-attention-heads 40 --seq-length 2048 --vocab-size 51200 \\\n"
