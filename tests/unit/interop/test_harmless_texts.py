@@ -201,7 +201,7 @@ def artifacts():
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize(("kind", "count"), [("text", 3500), ("artifact", 3500)])
+@pytest.mark.parametrize(("kind", "count"), [("text", 5500), ("artifact", 1500)])
 def test_a_module_with_bytes_changed_gives_a_program_or_one_short_error(kind, count):
     files = [text.encode() for text in SEEDS] if kind == "text" else [*artifacts()]
     rng, read, longest = random.Random(count), 0, 0

@@ -74,6 +74,12 @@ def test_groups_that_are_named_by_axes_of_a_mesh_are_those_of_the_axes():
         from_stablehlo(text.replace("mesh = @mesh", "mesh = @other"))
 
 
+def test_a_module_whose_number_of_devices_is_none_is_one_error():
+    text = DOUBLED.replace("module @doubled {", 'module @doubled attributes {mhlo.num_partitions = "four"} {')
+    with pytest.raises(InteropError, match="mhlo.num_partitions must be a number from 1 on, got four"):
+        from_stablehlo(text)
+
+
 def of_sub_axes(first='"x":(1)2', second='"x":(2)2', size=4):
     return f"""module {{
       sdy.mesh @m = <["x"={size}, "y"=2, "x_0"=1]>
