@@ -22,6 +22,7 @@ from parallelism.execution.stage_runner import ProgramStage
 from parallelism.execution.step_updates import StepUpdates
 from parallelism.execution.whole_batch import Beginning, WholeBatch
 from parallelism.ir import Function, Op, Value
+from parallelism.ir.passes.chunked_collectives import chunked_over
 from parallelism.ir.passes.given_arrays import one_of
 from parallelism.ir.passes.overlapping import overlapped
 from parallelism.layouts.stages import Part, Stages, gradient_layout, rows_of
@@ -113,6 +114,8 @@ class PipelinedProgram(PipelinedOperation):
     """Whether there is an update: then new parameters and state lie in the memory of the old ones."""
     gradient_buffers = False
     """Whether there are buffers of gradients also where nothing is added up."""
+    chunked: str | None = None
+    """The axis whose collectives are cut, beside products (`parallelism.ir.passes.chunked_collectives`)."""
 
     def __init__(
         self,
@@ -140,6 +143,7 @@ class PipelinedProgram(PipelinedOperation):
             )
         sums = dict(sums or {})
         laid = laid_out_stages(stages, inside, sums) if inside and inside.size > 1 else stages
+        self.chunked = chunked_over(stages.function)
         self.set_up(laid, pipeline, inside, replicas, sums, Overlap.of(stages.function), fused, overlapping)
 
     def set_up(
@@ -349,6 +353,7 @@ class PipelinedProgram(PipelinedOperation):
                 self.overlap,
                 self.overlapping,
                 several=self.adds_up,
+                chunked=self.chunked,
             )
             self._programs[number, key] = programs
             self._programs.setdefault((functions.form, key), programs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial, wraps
 from typing import Any, TypeVar
 
@@ -14,6 +15,7 @@ from parallelism.execution.device_program import ACTIVATIONS, GRADIENTS, DeviceP
 from parallelism.execution.overlapping import arranged, beside_products, has_ring
 from parallelism.ir import Function, TensorType, Value
 from parallelism.ir.core.derived import laid_value
+from parallelism.ir.passes.chunked_collectives import CHUNKED
 from parallelism.ir.passes.gradients import DELAYED
 from parallelism.ir.passes.overlapping import Order, overlapped
 from parallelism.layouts.localization.localized import localize
@@ -70,7 +72,8 @@ class StagePrograms:
     dtypes in which gradients are added up, by the names of weights; else it is that of the weight.  ``fused``: chains
     of elementwise ops run as one.  With ``overlap`` collectives are waited for later, as it says; else if
     ``overlapping`` those that may run beside a product.  ``several``: gradients of several microbatches are added up, or
-    one half of a backward may leave gradients to the other half.
+    one half of a backward may leave gradients to the other half.  ``chunked``: the collectives over this axis are cut
+    (`parallelism.ir.passes.chunked_collectives`).
     """
 
     def __init__(
@@ -87,9 +90,10 @@ class StagePrograms:
         overlapping: bool = False,
         *,
         several: bool = True,
+        chunked: str | None = None,
     ) -> None:
         self.like, self.sums, self.fused = like, sums or {}, fused
-        self.several = several
+        self.several, self.chunked = several, chunked
         self.overlap, self.overlapping = overlap, overlapping
         self.functions, self.batch, self.whole, self.inside, self.place = (
             functions,
@@ -140,7 +144,8 @@ class StagePrograms:
             "W": stage.backward_weights,
             "R": again,
         }[kind]
-        return with_numbers(function, self.numbers(part))
+        found = with_numbers(function, self.numbers(part))
+        return found if self.chunked is None else replace(found, attributes=((CHUNKED, self.chunked),))
 
     def numbers(self, part: Part) -> dict[str, int]:
         """The numbers of the symbols for some rows of the batch."""

@@ -9,6 +9,7 @@ from itertools import accumulate
 from parallelism.execution.pipelined_program import PipelinedProgram, check_stages
 from parallelism.execution.stage_messages import OwnMeshes, whole_of
 from parallelism.execution.step_updates import StepUpdates
+from parallelism.ir.passes.chunked_collectives import chunked_over
 from parallelism.layouts.stages import Part
 from parallelism.layouts.stages.laid_out_stages import laid_out_stages
 from parallelism.mesh import Mesh
@@ -59,6 +60,7 @@ class TrainedPipeline(PipelinedProgram):
         gradient_buffers: bool = False,
     ) -> None:
         self.step, self.mesh, self.gradient_buffers = step, mesh, gradient_buffers
+        self.chunked = chunked_over(step.function)
         pipeline, meshes = step.pipeline.on(mesh), step.pipeline.meshes
         axes = dict.fromkeys(axis for each in meshes or (mesh,) for axis in each.axes)
         if missing := [axis for axis in step.split if axis not in axes]:

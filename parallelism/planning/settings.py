@@ -5,7 +5,7 @@ A new setting is a record here, and the transform that it makes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import permutations
 from typing import Any
@@ -40,6 +40,7 @@ from parallelism.training.megatron import overlap_of
 from parallelism.transforms import (
     Recompute,
     SequenceParallel,
+    TensorOverlap,
     TensorParallel,
     Transform,
 )
@@ -183,12 +184,17 @@ def split_text(settings: Settings) -> str:
 def checked_settings(fixed: Mapping[str, Any], model: TrainedModel) -> dict[str, list[Any]]:
     """The values that each setting may have.  ``ValueError`` for a setting, or a value, that there is not."""
     fixed = spelled_out(fixed)
+    check_names(fixed)
+    return {name: _values(SETTINGS[name], value, model) for name, value in fixed.items() if value is not None}
+
+
+def check_names(fixed: Iterable[str]) -> None:
+    """``ValueError`` for a setting that there is not."""
     for name in fixed:
         if name not in SETTINGS:
             known = (*SETTINGS, *SHORTHANDS)
             hint = did_you_mean(name, known) or f"; they are {', '.join(known)}"
             raise ValueError(f"a plan has no setting {name!r}{hint}")
-    return {name: _values(SETTINGS[name], value, model) for name, value in fixed.items() if value is not None}
 
 
 def _values(setting: Setting, value: Any, model: TrainedModel) -> list[Any]:
@@ -479,6 +485,20 @@ SETTINGS = SettingTable(
         from_pieces=always,
     ),
     Setting(
+        "tp_overlap",
+        switch,
+        lambda model: (0,),
+        is_switch=True,
+        useful=lambda columns: columns["tp"] > 1,
+        needs="tp_overlap needs tp above 1",
+        conflict=lambda columns, model: (columns["tp_overlap"] > 0) & (columns["sp"] == 0),
+        conflict_reason="tp_overlap needs sequence parallelism, sp",
+        transform=lambda model, given: TensorOverlap("tp") if given["tp_overlap"] else None,
+        words=lambda given: "tp_overlap" if given["tp_overlap"] else "",
+        place_in_text=21,
+        flag="tp_comm_overlap",
+    ),
+    Setting(
         "experts_over",
         checked_experts_over,
         lambda model: EXPERTS_OVER[:1],
@@ -503,5 +523,5 @@ SETTINGS = SettingTable(
 )
 """The settings of a plan: extents of mesh axes, how attention sees sequences that are split, which axes split experts, stages
 on a rank, the schedule of the pipeline, rows of a microbatch, what is computed again, the stage of ZeRO, how many groups of
-devices hold each what it shares out, whether gradients are summed over dp during the last backward, sequence parallelism, and
-the mesh axes, outermost first."""
+devices hold each what it shares out, whether gradients are summed over dp during the last backward, sequence parallelism,
+whether collectives over tp run beside their products, and the mesh axes, outermost first."""

@@ -17,6 +17,7 @@ from parallelism.execution import PipelinedProgram
 from parallelism.hardware import Hardware
 from parallelism.ir import Function
 from parallelism.ir.passes import Form
+from parallelism.ir.passes.chunked_collectives import chunked_over
 from parallelism.layouts.localization.localized import localize
 from parallelism.layouts.stages import Stages
 from parallelism.layouts.stages.laid_out_stages import laid_out_stages
@@ -151,6 +152,7 @@ class _OnOneMesh(PipelinedProgram):
         inside = Mesh(**shape) if shape else None
         if inside is not None and inside.size > 1:
             stages = laid_out_stages(stages, inside, sums, [inside] * len(stages))
+        self.chunked = chunked_over(step.function)
         self.set_up(
             stages,
             pipeline,

@@ -86,6 +86,7 @@ class FlagValues:
     expert_model_parallel_size: int | None = None
     expert_tensor_parallel_size: int | None = None
     sequence_parallel: bool | None = None
+    tp_comm_overlap: bool | None = None
     use_distributed_optimizer: bool | None = None
     use_megatron_fsdp: bool | None = None
     data_parallel_sharding_strategy: str | None = None

@@ -48,6 +48,7 @@ from parallelism.transforms import (
     Recompute,
     SequenceParallel,
     Strategy,
+    TensorOverlap,
     TensorParallel,
     Transform,
     Zero,
@@ -261,7 +262,15 @@ class MegatronFlags(ModelFlags):
             yield TensorParallel()
             if self.sequence_parallel:
                 yield SequenceParallel()
+            if self.tp_comm_overlap:
+                yield self._tensor_overlap()
         yield from self._recompute(counts)
+
+    def _tensor_overlap(self) -> TensorOverlap:
+        """``--tp-comm-overlap``.  ``ValueError`` without sequence parallelism, as in Megatron-LM."""
+        if not self.sequence_parallel:
+            raise ValueError("--tp-comm-overlap needs --sequence-parallel")
+        return TensorOverlap()
 
     def _recompute(self, counts: tuple[int, ...]) -> Iterator[Transform]:
         granularity = self.recompute_granularity or ("selective" if self.recompute_activations else None)
@@ -331,6 +340,7 @@ class MegatronFlags(ModelFlags):
             else None,
             pipeline_model_parallel_layout=None if is_even else layout_text(counts),
             sequence_parallel=SequenceParallel in kinds,
+            tp_comm_overlap=TensorOverlap in kinds,
             overlap_grad_reduce=Overlap in kinds,
             **_sharding_flags(run),
             recompute_granularity=None
@@ -407,6 +417,7 @@ _AXES = {
         "pp",
     ),
     "sequence_parallel": "tp",
+    "tp_comm_overlap": "tp",
     **dict.fromkeys(("cp_comm_type", "hierarchical_context_parallel_sizes"), f"cp {HEADS_AXIS}"),
     "use_distributed_optimizer": "dp ep",
     **dict.fromkeys(_OF_FSDP, "dp ep"),

@@ -197,6 +197,12 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "sequence-parallel", "strategy", "norms and dropout split along the sequence over tp", switch=True
     ),
+    Option(
+        "tp-comm-overlap",
+        "strategy",
+        "with --sequence-parallel: collectives over tp run beside their products, in chunks",
+        switch=True,
+    ),
     Option("use-distributed-optimizer", "strategy", "the state of the optimizer split over dp", switch=True),
     Option(
         "use-megatron-fsdp",

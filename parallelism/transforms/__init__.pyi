@@ -2,7 +2,7 @@ from ..ir.passes.frozen import frozen as frozen
 from .data import ContextParallel as ContextParallel, DataParallel as DataParallel
 from .experts import ExpertParallel as ExpertParallel
 from .local_layers import LocalLayers as LocalLayers
-from .overlap import Fused as Fused, Overlap as Overlap
+from .overlap import Fused as Fused, Overlap as Overlap, TensorOverlap as TensorOverlap
 from .parts import Parts as Parts
 from .pipelines import (
     Pipeline as Pipeline,

@@ -9,8 +9,9 @@ from typing import ClassVar
 from parallelism.display.quantities import short_errors
 from parallelism.ir.core import Function, frozen_attributes
 from parallelism.ir.passes import overlapping
+from parallelism.ir.passes.chunked_collectives import CHUNKED, chunked_over
 from parallelism.transforms.parts import Parts
-from parallelism.transforms.words import word
+from parallelism.transforms.words import checked_axis, word
 
 BUCKET_BYTES = 25 * 2**20
 """The default of PyTorch's DistributedDataParallel, ``bucket_cap_mb=25`` (Li et al., *PyTorch Distributed: Experiences
@@ -108,6 +109,48 @@ class Overlap:
         parts = [f"{size // _SIZES[unit]}{unit}"] if size != BUCKET_BYTES else []
         parts += [f"ahead:{self.ahead}"] if self.ahead != AHEAD else []
         return word("overlap", value=",".join(parts) or None)
+
+
+@dataclass(frozen=True)
+class TensorOverlap:
+    """The collectives of `SequenceParallel` over ``axis`` run beside the products that they are for, in chunks.
+
+    What is gathered for a product is cut into as many chunks as the axis has devices: while one is multiplied, the next one
+    is gathered.  The columns of a product whose result is reduce-scattered are cut likewise: while one chunk is summed,
+    the next one is computed.  So both take as long as the longer of them, and a chunk of the other
+    (`parallelism.ir.passes.chunked_collectives`).  A collective beside which another product runs stays whole.  So does
+    one that does not divide into chunks, an all_reduce, and one of weights.
+
+    Chunks are waited for later under `Overlap`, and on a hardware whose software is ``overlapping``; else at once.
+
+    **Communication**: the bytes of the program without it, in more calls.  Every result has the same bits, if a product
+    adds up the terms of an element in one order, however many rows and columns it has.
+
+    ``ValueError`` for a program whose collectives are cut already.
+    """
+
+    axis: str = "tp"
+    phase: ClassVar[int] = 82
+
+    def __post_init__(self) -> None:
+        checked_axis(self)
+
+    def __call__(self, function: Function) -> Function:
+        if not isinstance(function, Function):
+            raise TypeError(
+                f"a Function is transformed, got {type(function).__name__}; a Pipeline comes last"
+            )
+        if (there := chunked_over(function)) is not None:
+            raise ValueError(
+                f"{self}: @{function.name} has chunks over {there!r} already; a transform is applied once"
+            )
+        attributes = *function.attributes, (CHUNKED, self.axis)
+        if isinstance(function.source, Parts):  # not derived yet
+            return replace(function.source, attributes=frozen_attributes(attributes)).joined()
+        return replace(function, attributes=attributes)
+
+    def __str__(self) -> str:
+        return word("tp_overlap", self.axis)
 
 
 @dataclass(frozen=True)

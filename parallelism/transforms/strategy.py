@@ -13,7 +13,7 @@ from parallelism.spelling import did_you_mean
 from parallelism.transforms.data import ContextParallel, DataParallel
 from parallelism.transforms.experts import ExpertParallel
 from parallelism.transforms.local_layers import LocalLayers
-from parallelism.transforms.overlap import Fused, Overlap
+from parallelism.transforms.overlap import Fused, Overlap, TensorOverlap
 from parallelism.transforms.pipelines import Pipeline, Step
 from parallelism.transforms.precision import MixedPrecision
 from parallelism.transforms.recomputation import Recompute
@@ -293,6 +293,7 @@ _OTHER: dict[str, Callable[[Word], Any]] = {
     "recompute": lambda word: _recompute((word.value or "").split(",")),
     "zero": lambda word: Zero(_number(word.value), word.axis or ""),
     "overlap": lambda word: Overlap.parse(word.value),
+    "tp_overlap": lambda word: TensorOverlap(word.axis or ""),
 }
 _WITH_REGIONS, _WITH_VALUE, _WITH_ANY = (
     ("tp", "pp"),

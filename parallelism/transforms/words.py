@@ -12,6 +12,7 @@ DEFAULT_AXIS = {
     "dp": "dp",
     "tp": "tp",
     "sp": "tp",
+    "tp_overlap": "tp",
     "zero": "dp",
     "pp": "pp",
     "cp": "cp",

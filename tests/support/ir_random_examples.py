@@ -274,6 +274,22 @@ def _split(kind, rng):
     return Example(kind, (replaced(shape, axis, sum(sizes)),), {"axis": axis, "sizes": sizes})
 
 
+@maker("chunk")
+def _chunk(kind, rng):
+    shape, count = extents(rng, 1), int(rng.integers(1, 4))
+    axis = of_dim(rng, shape)
+    return Example(kind, (replaced(shape, axis, count * shape[axis]),),
+                   {"axis": axis, "number": int(rng.integers(count)), "count": count})
+
+
+@maker("joined_chunks")
+def _joined_chunks(kind, rng):
+    shape, group = extents(rng, 1), int(rng.integers(1, 4))
+    axis = of_dim(rng, shape)
+    chunks = (replaced(shape, axis, group * shape[axis]),) * int(rng.integers(1, 4))
+    return Example(kind, chunks, {"axis": axis, "group": group})
+
+
 @maker("slice")
 def _slice(kind, rng):
     shape = extents(rng, 1)

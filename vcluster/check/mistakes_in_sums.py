@@ -118,6 +118,22 @@ class _Rows:
         return all(holds(int(row[rank]), np.delete(row, rank)) for rank, row in self.rows.items())
 
 
+def _extreme(found: _Rows) -> str:
+    """Whether all have the array of the last rank, whose elements are the largest ones, or that of the first."""
+    held = {tuple(row.tolist()) for row in found.rows.values()}
+    if len(found.rows) < found.size or found.size < 3 or len(held) != 1:
+        return ""
+    (counts,) = held
+    if sum(counts) != 1 or max(counts) != 1:
+        return ""
+    source = counts.index(1)
+    if source not in (0, found.size - 1):
+        return ""
+    which, name = ("smallest", "minimum") if source == 0 else ("largest", "maximum")
+    held_by_all = f"all ranks have the array of rank {source}, which has the {which} elements"
+    return f"{held_by_all}: a {name}, or a copy, stands for the sum"
+
+
 def _summed_again(found: _Rows) -> str:
     times = {number for row in found.rows.values() for number in row.tolist()}
     return (
@@ -169,6 +185,7 @@ _OF_ROWS: tuple[Callable[[_Rows], str], ...] = (
         lambda found: found.each(lambda own, others: own == 0 and np.all(others == 1)),
         "the own array is forgotten: the sum has all others only",
     ),
+    _extreme,
     Mistake[_Rows](
         lambda found: found.each(lambda own, others: own + others.sum() == 1),
         "a copy stands for a sum: what arrives replaces the value, in place of being added to it",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -69,6 +69,34 @@ def product_extents(
     terms, (of_a, of_b) = ProductTerms.of(equation), packed or (None, None)
     extents = dict(zip(terms.a, unpacked_shape(a, of_a), strict=True))
     return extents | dict(zip(terms.b, unpacked_shape(b, of_b), strict=True))
+
+
+class Letters(NamedTuple):
+    """The letters of the dims of a product of two operands; None for a dim that is not one letter."""
+
+    a: tuple[str | None, ...]
+    b: tuple[str | None, ...]
+    result: tuple[str | None, ...]
+
+
+def product_letters(op: Op) -> Letters | None:
+    """Those of an op that is a product of two operands, each with its scales behind it; None for others.
+
+    Numbers that lie in pairs in bytes are left out.
+    """
+    if op.kind not in PRODUCTS or _packed(op):
+        return None
+    if op.kind == "scaled_einsum":
+        terms = ProductTerms.of(op["equation"])
+        return Letters(tuple(terms.a), tuple(terms.b), tuple(terms.result))
+    if len(op.inputs) != 2:
+        return None
+    rule = op.rule
+    a, b, result = (
+        tuple(dim[0] if len(dim) == 1 and dim != ("1",) else None for dim in tensor)
+        for tensor in (*rule.inputs, rule.outputs[0])
+    )
+    return Letters(a, b, result)
 
 
 def product_shape(op: Op) -> tuple[Extent, Extent, Extent, Extent] | None:

@@ -272,6 +272,81 @@ register(
 )
 
 
+# -- chunks ------------------------------------------------------------------------------------------------------------
+
+# Chunks of a tensor, and the tensor that they are put together to, have no price.  A product that runs in chunks
+# (`parallelism.ir.passes.chunked_collectives`) reads its operands where they are, and writes each chunk where it belongs:
+# the kernels of libraries take a stride.  The kernels here copy instead, which takes a run on a host some time.
+
+
+def _chunk_rule(x: TensorType, axis: int, number: int, count: int) -> Rule:
+    """Of ``count`` equal parts of a dim that with this number."""
+    extent = _size_of_chunk(x.shape[checked_axis(axis, x.ndim)], count)
+    if not 0 <= number < count:
+        raise ValueError(f"chunk {number} is none of {count}")
+    return rule("->".join(terms_along(x.ndim, axis, "y!", "z!")), [x.shape], {"z": extent})
+
+
+def _size_of_chunk(extent: Extent, count: int) -> Extent:
+    if count < 1 or not isinstance(extent, int) or extent % count:
+        raise ValueError(f"a dim of {extent} does not have {count} equal chunks")
+    return extent // count
+
+
+def _chunk(x: Any, axis: int, number: int, count: int) -> Any:
+    size = x.shape[axis] // count
+    place = slice(number * size, (number + 1) * size)
+    return x[(*[slice(None)] * axis, place)]
+
+
+def _joined_rule(*chunks: TensorType, axis: int, group: int) -> Rule:
+    first = chunks[0]
+    if any(chunk != first for chunk in chunks):
+        raise ValueError(f"chunks are of one type, got {', '.join(map(str, chunks))}")
+    extent = first.shape[checked_axis(axis, first.ndim)]
+    _size_of_chunk(extent, group)
+    own = letters(len(chunks) + 1)
+    terms = terms_along(first.ndim, axis, *(f"{letter}!" for letter in own))
+    shapes = [chunk.shape for chunk in chunks]
+    return rule(f"{','.join(terms[:-1])}->{terms[-1]}", shapes, {own[-1]: len(chunks) * extent})
+
+
+def _joined(*chunks: Any, axis: int, group: int) -> Any:
+    """The parts of each chunk, one of each member of a group, next to those of the other chunks of the same member."""
+    first = chunks[0]
+    before, after = first.shape[:axis], first.shape[axis + 1 :]
+    parts = [chunk.reshape(*before, group, -1, *after) for chunk in chunks]
+    return np.concatenate(parts, axis + 1).reshape(*before, -1, *after)
+
+
+def _nothing(inputs: Any, outputs: Any) -> int:
+    return 0
+
+
+register(
+    Operator(
+        "chunk",
+        _chunk_rule,
+        first_dtype,
+        _chunk,
+        attributes={"axis": "an integer", "number": "an integer", "count": "an integer"},
+        view=True,
+        linear="moves",
+    )
+)
+register(
+    Operator(
+        "joined_chunks",
+        _joined_rule,
+        first_dtype,
+        _joined,
+        attributes={"axis": "an integer", "group": "an integer"},
+        nbytes=_nothing,
+        linear="moves",
+    )
+)
+
+
 # -- windows -----------------------------------------------------------------------------------------------------------
 
 

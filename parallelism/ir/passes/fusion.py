@@ -111,7 +111,7 @@ class _Chains:
         op = self.ops[number]
         if op.kind == "accumulate":
             added = op.inputs[1]
-        elif self.biases and op.kind == "add" and self.ops[number - 1].kind in PRODUCTS and _adds_a_bias(op):
+        elif self.biases and op.kind == "add" and self.ops[number - 1].kind in PRODUCTS and adds_a_bias(op):
             added = op.inputs[0]
         else:
             return False
@@ -185,7 +185,7 @@ def _is_elementwise(op: Op) -> bool:
     return not rule.whole and all({*chain(*tensor)} - {"1"} == {*rule.letters} for tensor in rule.outputs)
 
 
-def _adds_a_bias(op: Op) -> bool:
+def adds_a_bias(op: Op) -> bool:
     """Whether an op adds a vector to each row of its first input."""
     rows, bias = op.rule.inputs
     return rows == op.rule.outputs[0] and [dim for dim in bias if dim != ("1",)] == [*rows[-1:]]

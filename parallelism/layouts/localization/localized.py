@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from parallelism.ir.core import Extent, Function, Value
+from parallelism.ir.passes.chunked_collectives import candidates, chunked_over, in_chunks
 from parallelism.layouts.localization.explicit_moves import placed
 from parallelism.layouts.localization.local_program import begun_at, layout_of, local_program, moves_of
 from parallelism.layouts.localization.rank_classes import ByRank, Ranks
@@ -42,6 +43,8 @@ class Localized:
     devices: Devices
     """The mesh, possibly with symbolic extents."""
     _programs: dict[int, Function] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _whole: dict[int, Function] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """The programs before collectives were cut."""
 
     @property
     def mesh(self) -> Mesh:
@@ -97,15 +100,39 @@ class Localized:
             place = self.mesh.index(first)
         program = self._programs.get(number)
         if program is None:
-            program = self._programs[number] = local_program(
+            program = self._programs[number] = self._with_chunks(self._local(number, first, place))
+        if rank == first or self.devices.symbolic:
+            return program
+        return begun_at(program, self.function, self.devices, self.mesh.index(rank))
+
+    def _local(self, number: int, first: int, place: Mapping[str, int]) -> Function:
+        """The program of a class, its collectives as they follow from the layouts."""
+        if number not in self._whole:
+            self._whole[number] = local_program(
                 self.function,
                 self.devices,
                 place,
                 lambda move: 0 if self.devices.symbolic else self._ranks.received(move.step, first),
             )
-        if rank == first or self.devices.symbolic:
+        return self._whole[number]
+
+    def _with_chunks(self, program: Function) -> Function:
+        """A program with collectives in chunks, if the function says so: the same ones in the programs of all devices.
+        Those of symbols stay whole."""
+        axis = chunked_over(self.function)
+        if axis is None or self.devices.symbolic:
             return program
-        return begun_at(program, self.function, self.devices, self.mesh.index(rank))
+        return in_chunks(program, axis, self._cut)
+
+    @cached_property
+    def _cut(self) -> frozenset[int]:
+        """The collectives that can be cut on all devices, by the number of the op."""
+        axis = chunked_over(self.function) or ""
+        found = [
+            {*candidates(self._local(number, each.rank, self.mesh.index(each.rank)), axis)}
+            for number, each in enumerate(self.classes)
+        ]
+        return frozenset(set[int].intersection(*found))
 
     def received(self, rank: int = 0) -> tuple[int, ...]:
         """The exact number of bytes that a rank receives in each op of its program.

@@ -380,6 +380,17 @@ def gathered_into(device, x, whole, *, own=True, steps=0, adds=False):
     return whole
 
 
+def extreme(combined):
+    def mine(device, x):
+        total = arrived = x
+        for _ in range(device.size - 1):
+            device.isend(arrived, (device.rank + 1) % device.size)
+            arrived = device.recv((device.rank - 1) % device.size)
+            total = combined(total, arrived)
+        return total
+    return mine
+
+
 def even_zeros(device, x):
     return np.zeros(device.size * len(x))
 
@@ -392,6 +403,8 @@ MISTAKES = {
     "sends its own always": ("all_reduce", sends_own_always, "the own array is sent in every step"),
     "adds its own always": ("all_reduce", adds_own_always, "the own array is added in every step"),
     "copy for sum": ("all_reduce", copies, "a copy stands for a sum"),
+    "maximum for sum": ("all_reduce", extreme(np.maximum), "which has the largest elements: a maximum, or a copy"),
+    "minimum for sum": ("all_reduce", extreme(np.minimum), "which has the smallest elements: a minimum, or a copy"),
     "one step only": ("all_reduce", one_neighbour, "only its own array and that of a neighbour: there is one step"),
     "nothing is added": ("all_reduce", ignores_what_arrives, "each rank returns its own array"),
     "no return": ("all_reduce", returns_nothing, "a return is missing"),

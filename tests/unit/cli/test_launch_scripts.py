@@ -25,7 +25,7 @@ MODEL=(
     --num-attention-heads 2 --seq-length 8 --attention-dropout 0 --hidden-dropout 0
 )
 MORE=" \\
-    --bf16 --use-flash-attn --lr 1e-4 --tp-comm-overlap"
+    --bf16 --use-flash-attn --lr 1e-4 --tp-comm-overlap-rs-dgrad"
 torchrun "${DIST[@]}" pretrain_gpt.py \\
     "${MODEL[@]}" $MORE --data-path $DATA --tokenizer-type GPT2BPETokenizer --optimizer 'sgd'
 """
@@ -53,7 +53,7 @@ def test_a_script_is_simulated_and_what_changes_nothing_is_told(
              "--hidden-dropout 0 --bf16 --use-flash-attn --vocab-size 50257 --optimizer sgd --json")
     assert (status, json.loads(out)) == (0, json.loads(said(capsys, "gpt", *plain.split(), *ON)[1]))
     assert err == ("without effect on a simulated step: --data-path, --lr, --seed\n"
-                   "known, and not modelled: --tp-comm-overlap\n")
+                   "known, and not modelled: --tp-comm-overlap-rs-dgrad\n")
 
 
 def test_names_and_flags_are_set_and_the_command_line_wins(script: Path) -> None:
@@ -69,7 +69,7 @@ def test_names_and_flags_are_set_and_the_command_line_wins(script: Path) -> None
 
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize(("words", "error"), [
-    ("--strict-flags", "--strict-flags: known and not modelled: --tp-comm-overlap"),
+    ("--strict-flags", "--strict-flags: known and not modelled: --tp-comm-overlap-rs-dgrad"),
     ("--set LAYERS", "--set needs a name and a value, as in --set NAME=8; got 'LAYERS'"),
     ("--set LAYRES=3", "train.sh: --set LAYRES: the script reads no such name, and Megatron-LM has no such flag"),
     ("--set num-layres=3", "no such flag; did you mean num-layers?"),

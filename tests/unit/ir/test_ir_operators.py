@@ -138,7 +138,8 @@ UNDIFFERENTIATED = {
     "is of inference": {"write_cache", "cached_attention", "cached_latent_attention", "rotary_at", "scaled_rotary_at"},
     "is of backwards alone": {"requantize", "copied"},
     "is of updates alone": {"recorded", "scale_of"},
-    "is put in after gradients are taken": {"all_slice", "relayout", "ring_shift", "attention_block"},
+    "is put in after gradients are taken": {"all_slice", "relayout", "ring_shift", "attention_block", "chunk",
+                                             "joined_chunks"},
     "is itself a gradient": {
         "attention_gradient", "cross_entropy_gradient", "clamped_swiglu_gradient", "context_attention_gradient",
         "attention_block_gradient",

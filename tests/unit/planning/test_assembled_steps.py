@@ -26,7 +26,8 @@ SPARSE = models.TransformerSpec(
     experts=models.Experts(count=8, chosen=2, dense_layers=1, shared_width=16, width=24, router="sigmoid",
                            deduplicated=True))
 PLAIN = {"cp": 1, "ep": 1, "sp": False, "chunks": 1, "balanced": False, "schedule": "1f1b", "zero": 0, "overlap": False,
-         "instances": 1, "exchange": "all_gather", "experts_over": "ep", "recompute": "none", "order": "pp dp ep cp tp"}
+         "tp_overlap": False, "instances": 1, "exchange": "all_gather", "experts_over": "ep", "recompute": "none",
+         "order": "pp dp ep cp tp"}
 NUMBERS = ("nbytes", "flops", "start_seconds", "duration_seconds", "bytes_sent", "bytes_received", "sequence", "tag", "peer")
 TOLD = ("seconds", "parts", "links", "memory", "mfu", "hfu", "bubble", "peak_bytes")
 

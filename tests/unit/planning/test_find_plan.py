@@ -432,3 +432,14 @@ def test_what_cannot_be_is_refused(arguments: dict, message: str) -> None:
     given = {"model": SPEC, "hardware": "dgx-h100", "devices": 2, "batch": 4} | arguments
     with pytest.raises(ValueError, match=message.replace("?", r"\?")):
         find_plan(given.pop("model"), **given)
+
+
+@pytest.mark.slow
+def test_collectives_beside_their_products_are_a_setting() -> None:
+    whole, cut = find_plan(SPEC, hardware="dgx-h100", devices=2, batch=4, tp=2, zero=0, tp_overlap=[0, 1], **FEW)
+    if "tp_overlap" in whole.split:
+        whole, cut = cut, whole
+    assert "tp_overlap" in str(cut.strategy) and "tp_overlap" not in str(whole.strategy)
+    assert cut.seconds == cut.simulate().makespan_seconds != whole.seconds == whole.simulate().makespan_seconds
+    none = find_plan(SPEC, hardware="dgx-h100", devices=2, batch=4, tp=2, sp=False, tp_overlap=True, **FEW)
+    assert not len(none) and none.refused["tp_overlap needs sequence parallelism, sp"].count

@@ -38,7 +38,8 @@ BLOCKS = models.TransformerSpec(
 """What 2 and 4 devices split evenly, and 3 and 5 do not.  Searches for one model share what they lay out."""
 SCHEDULES = ["1f1b", "interleaved_1f1b", "gpipe", "zero_bubble_h1", "zero_bubble_v"]
 PLAIN = {"cp": 1, "ep": 1, "sp": False, "chunks": 1, "balanced": False, "schedule": "1f1b", "zero": 0, "overlap": False,
-         "instances": 1, "exchange": "all_gather", "experts_over": "ep", "recompute": "none", "order": "pp dp ep cp tp"}
+         "tp_overlap": False, "instances": 1, "exchange": "all_gather", "experts_over": "ep", "recompute": "none",
+         "order": "pp dp ep cp tp"}
 
 
 @cache

@@ -41,7 +41,8 @@ def test_every_argument_of_megatron_has_a_class() -> None:
 @pytest.mark.parametrize(("name", "kind"), [
     ("lr", "unchanging"), ("save", "unchanging"), ("init-method-std", "unchanging"), ("moe-aux-loss-coeff", "unchanging"),
     ("num-layers", "modelled"), ("attention-backend", "modelled"),
-    ("tp-comm-overlap", "unmodelled"), ("cuda-graph-impl", "unmodelled"), ("optimizer-cpu-offload", "unmodelled"),
+    ("tp-comm-overlap", "modelled"), ("tp-comm-overlap-rs-dgrad", "unmodelled"), ("cuda-graph-impl", "unmodelled"),
+    ("optimizer-cpu-offload", "unmodelled"),
     ("overlap-param-gather", "modelled"), ("use-megatron-fsdp", "modelled"), ("cp-comm-type", "modelled"),
     ("no-rope-fusion", "unmodelled"),
 ])
@@ -177,9 +178,10 @@ def test_random_words_are_those_of_bash(text: str) -> None:
 
 
 def test_flags_are_modelled_or_others() -> None:
-    found = launch_flags("--num-layers 4 --bf16 --lr=1 --lr 2 --data-path 0.5 x 0.5 y --tp-comm-overlap --swiglu", {})
+    text = "--num-layers 4 --bf16 --lr=1 --lr 2 --data-path 0.5 x 0.5 y --tp-comm-overlap-rs-dgrad --swiglu"
+    found = launch_flags(text, {})
     assert found.words == ["--num-layers", "4", "--bf16", "--swiglu"]
-    assert found.others == ["lr", "data-path", "tp-comm-overlap"]
+    assert found.others == ["lr", "data-path", "tp-comm-overlap-rs-dgrad"]
 
 
 def test_names_without_a_value_matter_where_a_flag_is_modelled() -> None:

@@ -297,6 +297,7 @@ def test_clipping_and_loss_scaling_are_passes_over_the_gradients_of_a_step() -> 
     ({"hidden_size": 0}, 1, "--hidden-size must be a whole number of at least 1, got 0"),
     ({"hidden_dropout": 1.0}, 1, "--hidden-dropout must be at least 0 and below 1"),
     ({"hidden_size": 50}, 1, "heads must divide width"),
+    ({"tensor_model_parallel_size": 2, "tp_comm_overlap": True}, 2, "--tp-comm-overlap needs --sequence-parallel"),
 ])
 def test_what_does_not_fit_is_refused(given: dict[str, Any], devices: int, error: str) -> None:
     with pytest.raises(ValueError, match=error):
@@ -309,7 +310,7 @@ def test_what_does_not_fit_is_refused(given: dict[str, Any], devices: int, error
     each=st.sampled_from([None, 1, 2]), rounds=st.integers(1, 2), micro=st.integers(1, 2),
     switches=st.fixed_dictionaries({
         "sequence_parallel": st.booleans(), "use_distributed_optimizer": st.booleans(),
-        "overlap_grad_reduce": st.booleans(),
+        "overlap_grad_reduce": st.booleans(), "tp_comm_overlap": st.booleans(),
         "recompute_granularity": st.sampled_from([None, "full", "selective"])}),
     block=st.sampled_from([None, 1, 2, 5]),
     precision=st.sampled_from([{}, {"fp32": True}, {"bf16": True}, {"fp16": True}, {"grad_reduce_in_bf16": True}]),
@@ -321,6 +322,7 @@ def test_a_run_is_told_in_flags_that_give_it_again(
     assume(each is None or 12 % (pp * each) == 0)
     if block and switches["recompute_granularity"] == "full":
         switches = switches | {"recompute_method": "block", "recompute_num_layers": block}
+    switches = switches | {"tp_comm_overlap": switches["tp_comm_overlap"] and switches["sequence_parallel"]}
     flags = MegatronFlags(
         **SMALL, **switches, **precision, tensor_model_parallel_size=tp, pipeline_model_parallel_size=pp,
         context_parallel_size=cp, num_layers_per_virtual_pipeline_stage=each, micro_batch_size=micro,
@@ -335,9 +337,9 @@ def test_a_run_is_told_in_flags_that_give_it_again(
 
 def test_flags_of_an_axis_of_one_device_are_idle() -> None:
     flags = MegatronFlags(num_layers_per_virtual_pipeline_stage=1, sequence_parallel=True, overlap_grad_reduce=True,
-                          use_distributed_optimizer=True, bf16=True)
+                          tp_comm_overlap=True, use_distributed_optimizer=True, bf16=True)
     assert flags.idle(Mesh(pp=2, dp=2, tp=2)) == []
-    assert flags.idle(Mesh(pp=1, dp=2)) == ["num_layers_per_virtual_pipeline_stage", "sequence_parallel"]
+    assert flags.idle(Mesh(pp=1, dp=2)) == ["num_layers_per_virtual_pipeline_stage", "sequence_parallel", "tp_comm_overlap"]
     assert flags.idle(Mesh(pp=2, tp=2)) == ["use_distributed_optimizer", "overlap_grad_reduce"]
 
 
