@@ -76,7 +76,11 @@ def integer(name: str, value: Any) -> int:
     try:
         return index(bool(value) if isinstance(value, np.bool_) else value)
     except TypeError:
-        raise TypeError(f"{name} is an integer, got {value!r}") from None
+        got = repr(value)
+        if isinstance(value, np.ndarray):
+            got = f"{value.dtype}[{', '.join(map(str, value.shape))}]"
+            got += "; the array comes first: send(x, dst)" if name == "dst" else ""
+        raise TypeError(f"{name} is an integer, got {got}") from None
 
 
 def integers(name: str, values: Any, of: str) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ A new setting is a record here, and the transform that it makes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import permutations
 from typing import Any
@@ -184,12 +184,17 @@ def split_text(settings: Settings) -> str:
 def checked_settings(fixed: Mapping[str, Any], model: TrainedModel) -> dict[str, list[Any]]:
     """The values that each setting may have.  ``ValueError`` for a setting, or a value, that there is not."""
     fixed = spelled_out(fixed)
+    check_names(fixed)
+    return {name: _values(SETTINGS[name], value, model) for name, value in fixed.items() if value is not None}
+
+
+def check_names(fixed: Iterable[str]) -> None:
+    """``ValueError`` for a setting that there is not."""
     for name in fixed:
         if name not in SETTINGS:
             known = (*SETTINGS, *SHORTHANDS)
             hint = did_you_mean(name, known) or f"; they are {', '.join(known)}"
             raise ValueError(f"a plan has no setting {name!r}{hint}")
-    return {name: _values(SETTINGS[name], value, model) for name, value in fixed.items() if value is not None}
 
 
 def _values(setting: Setting, value: Any, model: TrainedModel) -> list[Any]:

@@ -103,12 +103,15 @@ class UNet(nn.Module):
 
 
 class ViT(nn.Module):
-    def __init__(self, width: int = 24, layers: int = 3, size: int = 16, patch: int = 4, classes: int = 10) -> None:
+    def __init__(
+        self, width: int = 24, layers: int = 3, size: int = 16, patch: int = 4, classes: int = 10, heads: int = 4,
+        inner: int = 48,
+    ) -> None:
         super().__init__()
         self.patches = nn.Conv2d(3, width, patch, patch)
         self.token = nn.Parameter(torch.zeros(1, 1, width))
         self.places = nn.Parameter(torch.randn(1, (size // patch) ** 2 + 1, width) / 9)
-        layer = nn.TransformerEncoderLayer(width, 4, 2 * width, activation="gelu", batch_first=True, norm_first=True)
+        layer = nn.TransformerEncoderLayer(width, heads, inner, activation="gelu", batch_first=True, norm_first=True)
         self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
         self.head = nn.Linear(width, classes)
 
@@ -236,19 +239,39 @@ MODELS: dict[str, Callable[[], Made]] = {
 }
 
 
+class Loss(nn.Module):
+    """The loss behind a module, as an exporter takes it."""
+
+    def __init__(self, model: nn.Module, loss: Callable[..., Any], own: int) -> None:
+        super().__init__()
+        self.model, self.loss, self.own = model, loss, own
+
+    def forward(self, *given: torch.Tensor) -> torch.Tensor:
+        return self.loss(self.model(*given[:self.own]), *given[self.own:])
+
+
+def with_different_weights(module: nn.Module) -> nn.Module:
+    """The module in evaluation, without two weights that are equal: the older exporter takes such for one."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(torch.randn_like(parameter) / 20)
+    return module.eval()
+
+
+def loss_and_gradients(module: nn.Module, loss: Callable[..., Any], examples: tuple[torch.Tensor, ...], own: int) -> Any:
+    """What PyTorch finds: the loss, and the gradients by the name of the parameter."""
+    module.zero_grad()
+    function = loss.forward if isinstance(loss, nn.Module) else loss
+    value = function(module(*examples[:own]), *examples[own:])
+    value.backward()
+    return value.item(), {name: x.grad.numpy() for name, x in module.named_parameters() if x.grad is not None}
+
+
 if __name__ == "__main__":
     import sys
 
-    class Loss(nn.Module):
-        def __init__(self, model: nn.Module) -> None:
-            super().__init__()
-            self.model = model
-
-        def forward(self, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-            return of_tokens(self.model(ids), targets)
-
     torch.manual_seed(5)
-    made = Loss(GPT(23, 6, 8, 2, 2)).eval()
+    made = Loss(GPT(23, 6, 8, 2, 2), of_tokens, 1).eval()
     inputs = (some(23, 3, 6), some(23, 3, 6))
     print([x.tolist() for x in inputs], made(*inputs).item())
     name = sys.argv[1]

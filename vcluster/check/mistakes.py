@@ -198,7 +198,7 @@ def _own_array(results: Results) -> str:
         return ""
     if results.case.kind.gives == "all":
         return "a rank returns its own array"
-    return f"{ranks_in_words(wrong)} {_returns(wrong)} the own array: that of the root does not come so far"
+    return f"{ranks_in_words(wrong)} {_returns(wrong)} their own array: that of the root never reaches them"
 
 
 def _shifted(results: Results) -> str:

@@ -157,16 +157,6 @@ def training_parser(
 
     ``optional``: model and hardware may be left out.  ``hints``, as of `Parser`, are beside those for the devices.
     """
-    unchanging = wrap(
-        f"The other {len(UNCHANGING)} arguments of Megatron-LM are accepted and change nothing here; the output names "
-        "those that are given, and says which of them would change the time or the memory.",
-        WIDTH,
-    )
-    utilization = wrap(
-        "MFU counts the products of the model with all scores of attention, HFU what the devices compute: also what "
-        "runs again, and not the scores that a mask hides from a fused kernel. At long context HFU may be the smaller.",
-        WIDTH,
-    )
     parser = TrainingParser(
         {
             "model": {
@@ -191,20 +181,35 @@ def training_parser(
         },
         {**DEVICES, **hints},
         prog=f"{program} {command}",
-        description=description,
-        epilog="\n".join(
-            [
-                "models: " + PLAIN + "\n        ".join(["", *wrap(", ".join(TRANSFORMERS), WIDTH - 8)]),
-                "",
-                *utilization,
-                "",
-                *unchanging,
-                "",
-                "examples:",
-                *(f"  {program} {command} {example}" for example in examples),
-            ]
+        usage=f"{program} {command} MODEL --hardware NAME [--devices N] [flags]",
+        description="\n".join(
+            [description, "", "examples:", *(f"  {program} {command} {example}" for example in examples)]
         ),
+        epilog="\n".join(_behind_the_words()),
     )
+    _add_megatron(parser, own)
+    return parser
+
+
+def _behind_the_words() -> list[str]:
+    """The lines at the end of the help."""
+    unchanging = wrap(
+        f"The other {len(UNCHANGING)} arguments of Megatron-LM are accepted and change nothing here; the output names "
+        "those that are given, and says which of them would change the time or the memory.",
+        WIDTH,
+    )
+    utilization = wrap(
+        "MFU counts the products of the model with all scores of attention, HFU what the devices compute: also what "
+        "runs again, and not the scores that a mask hides from a fused kernel. At long context HFU may be the smaller.",
+        WIDTH,
+    )
+    names = wrap(", ".join(TRANSFORMERS), WIDTH - 8)
+    models = f"models: {PLAIN}" + "\n        ".join(["", *names])
+    return [models, "", *utilization, "", *unchanging]
+
+
+def _add_megatron(parser: Parser, own: Arguments) -> None:
+    """The flags of Megatron-LM: those that have a meaning here, and those that change nothing."""
     group = parser.add_argument_group("flags of Megatron-LM")
     for option in OPTIONS:
         group.add_argument(f"--{option.name}", **_keywords(option))
@@ -223,7 +228,6 @@ def training_parser(
             help=argparse.SUPPRESS,
             **values,
         )
-    return parser
 
 
 def _keywords(option: Option) -> dict[str, Any]:
@@ -330,9 +334,7 @@ def searched_hardware(name: str, model: object) -> str:
 def tell_all_devices(arguments: argparse.Namespace, devices: int) -> None:
     """Says on stderr how many devices a preset has, where no word says it."""
     if arguments.devices is None and arguments.hardware in Hardware.presets():
-        print(
-            f"without --devices the step is on all {devices} devices of {arguments.hardware}", file=sys.stderr
-        )
+        print(f"without --devices all {devices} devices of {arguments.hardware} are used", file=sys.stderr)
 
 
 def check_few_bits(hardware: Hardware, products: str) -> None:

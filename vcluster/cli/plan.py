@@ -166,20 +166,22 @@ def _parser(program: str) -> Parser:
     return training_parser(
         program,
         "plan",
-        "Finds the best split of a step of training over the devices of a described hardware.\n"
-        "Flags that say how to split restrict the search.",
+        "Finds the best split of a step of training over the devices of a described\nhardware."
+        " Flags that say how to split restrict the search.",
         (
-            "gpt --num-layers 40 --hidden-size 5120 --num-attention-heads 40\n"
-            "      --seq-length 2048 --vocab-size 51200 --global-batch-size 512\n"
-            "      --hardware dgx-h100 --devices 64",
-            "llama3-70b --global-batch-size 1024 --hardware dgx-h100 --devices 256\n"
-            "      --memory 72GB --why-not tp=8 --save plans.json",
-            "config.json --global-batch-size 512 --hardware dgx-h100 --devices 64",
-            "loss.mlir --batch B=512 --hardware dgx-h100 --devices 16",
-            "loss.mlir --batch B=512 --hardware dgx-h100 --devices 8 --auto",
-            "gpt2-xl --global-batch-size 64 --hardware dgx-h100 --devices 8 --slices 8",
+            "gpt --num-layers 40 --hidden-size 5120 \\\n"
+            "      --num-attention-heads 40 --seq-length 2048 --vocab-size 51200 \\\n"
+            "      --global-batch-size 512 --hardware dgx-h100 --devices 64",
+            "llama3-70b --global-batch-size 1024 \\\n"
+            "      --hardware dgx-h100 --devices 256 --memory 72GB --why-not tp=8 \\\n"
+            "      --save plans.json",
+            "config.json --global-batch-size 512 \\\n      --hardware dgx-h100 --devices 64",
+            "loss.mlir --batch B=512 \\\n      --hardware dgx-h100 --devices 16",
+            "loss.mlir --batch B=512 \\\n      --hardware dgx-h100 --devices 8 --auto",
+            "gpt2-xl --global-batch-size 64 \\\n      --hardware dgx-h100 --devices 8 --slices 8",
             "--load plans.json --json",
-            "llama2-13b --tokens 1T --days 30 --global-batch-size 1024 --price 2.50\n"
+            "llama2-13b --tokens 1T --days 30 \\\n"
+            "      --global-batch-size 1024 --price 2.50 \\\n"
             "      --hardware dgx-h100,h200-node --devices 64,128,256",
         ),
         OWN,

@@ -114,9 +114,7 @@ def document_of(
     outside = [each for each in described if isinstance(each, str) and each]
     order = sorted(range(len(best)), key=lambda place: float(rows[place]["seconds"]))
     rows, best = [rows[place] for place in order], tuple(best[place] for place in order)
-    why_not = []
-    if rows:
-        why_not = [_why_not(asked, plans, *each, best[0], rows[0]) for each in questions.items()]
+    asked_why_not = questions.items() if rows else ()
     document = {
         "format": FORMAT,
         "version": VERSION,
@@ -140,7 +138,7 @@ def document_of(
         "simulated": plans.simulated,
         "elapsed_seconds": plans.elapsed_seconds,
         "gap": plans.gap,
-        "why_not": why_not,
+        "why_not": [_why_not(asked, plans, *each, best[0], rows[0]) for each in asked_why_not],
         **_of_transformer(asked, plans, best),
         "needs": [] if rows else _needs(plans),
         "all": _all(plans),
@@ -152,11 +150,9 @@ def _of_transformer(asked: Asked, plans: Plans, best: Sequence[Plan]) -> dict[st
     """What a document says of a model by its name, and not of a program."""
     if not isinstance(asked.model, TransformerSpec):
         return {}
-    return {
-        "tokens": tokens_text(asked.name, asked.flags),
-        "assumed": _assumed(asked.model, plans.task),
-        "stages": _stages(asked.model, best[0]) if best else "",
-    }
+    stages = _stages(asked.model, best[0]) if best else ""
+    tokens = tokens_text(asked.name, asked.flags)
+    return {"tokens": tokens, "assumed": _assumed(asked.model, plans.task), "stages": stages}
 
 
 def _needs(plans: Plans) -> list[dict[str, Any]]:
@@ -188,18 +184,24 @@ def _remarks(plans: Plans, best: Sequence[Plan]) -> list[str]:
     error = usual_error(_compared(task))
     equal = [place for place, plan in enumerate(best) if plan.seconds <= first.seconds * (1 + error)]
     if len(equal) > 1:
-        simplest = min(equal, key=lambda place: (*_parts_of_mesh(best[place]), place))
+        simplest = min(equal, key=lambda place: (*_parts_of(best[place]), place))
+        apart = max(best[place].seconds for place in equal) / first.seconds - 1
         found.append(
-            f"Plans 1 to {equal[-1] + 1} lie within {error:.1%}, which is how far off the seconds are: they are equal, "
-            f"as far as the model can tell. The simplest of them is {simplest + 1}: {best[simplest].split}."
+            f"Plans 1 to {equal[-1] + 1} differ by {apart:.1%}, less than the error of the seconds ({error:.0%}): the "
+            f"model cannot tell which is faster. The simplest (fewest stages, axes and chunks) is {simplest + 1}: "
+            f"{best[simplest].split}."
         )
     return [text for text in found if text]
 
 
-def _parts_of_mesh(plan: Plan) -> tuple[int, int]:
-    """The number of stages, and of axes along which something is split."""
+def _parts_of(plan: Plan) -> tuple[int, int, int]:
+    """The number of stages, of axes along which something is split, and of chunks of a stage's layers."""
     extents = plan.mesh.shape
-    return extents.get("pp", 1), sum(extent > 1 for extent in extents.values())
+    return (
+        extents.get("pp", 1),
+        sum(extent > 1 for extent in extents.values()),
+        plan.settings.get("chunks", 1),
+    )
 
 
 def _stages(spec: TransformerSpec, plan: Plan) -> str:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from math import inf
+from math import ceil, inf
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -274,7 +274,9 @@ def _commands(document: Mapping[str, Any], every: bool) -> list[str]:
         lines += [f"The others again{bound}:", *_wrapped(f"{document['prefix']} ...", "  "), *others]
     if not every and any(name.isalpha() for name in _names(front, plans).values()):
         lines += wrap(
-            "Those of the front: --again. To have no second search, --save now and --load then.", WIDTH
+            "--again prints the commands of the front, too. --save FILE keeps this answer, and --load FILE prints it again, "
+            "without a search.",
+            WIDTH,
         )
     return lines
 
@@ -313,7 +315,11 @@ def needs_text(document: Mapping[str, Any]) -> str:
     needs = [
         Need(each["split"], each["stage"], each["memory"], each["setting"]) for each in document["needs"]
     ]
-    return f"no plan fits: {need_text(needs, document['memory_bytes'], _reserve(document).text)}"
+    needed = need_text(needs, document["memory_bytes"], _reserve(document).text)
+    devices = document["devices"]
+    times = ceil(min(need.nbytes for need in needs) / document["memory_bytes"])
+    more = f". Try --devices {times * devices}, or hardware with more memory" if times > 1 else ""
+    return f"no plan fits: {needed}{more}"
 
 
 def _reserve(document: Mapping[str, Any]) -> Reserve:

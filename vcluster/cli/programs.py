@@ -198,7 +198,8 @@ def _simulate_words(program: str, words: Sequence[str]) -> argparse.Namespace:
         words,
         program,
         "simulate",
-        "Predicts the time of a program on described hardware, op by op; runs nothing.",
+        "Predicts the time of a program on described hardware, op by op; runs nothing.\n"
+        "For a step of training of a model by its name: simulate llama3-8b --help",
         (
             "model.mlir --mesh dp=2,tp=2 --hardware dgx-h100",
             "model.mlir --mesh dp=16 --hardware dgx-h100:2",
@@ -264,6 +265,11 @@ def simulated(program: str, words: Sequence[str]) -> int:
 
 def run(program: str, words: Sequence[str]) -> int:
     """Run a program on devices of this machine and compare it with one process. Returns 1 if the results differ."""
+    if words and is_model(words[0]) and not Path(words[0]).exists():
+        raise WrongWords(
+            f"run takes a program in a file, and {words[0]} is the name of a model; `plan` and `simulate` take it, "
+            "and `plan --verify` runs its best plan scaled down"
+        )
     arguments = _parsed(
         words,
         program,
@@ -394,9 +400,7 @@ def _parsed(
     own: Arguments,
 ) -> argparse.Namespace:
     """The arguments of all three commands, and those of this one's ``own``. The files can be written."""
-    epilog = "\n".join(
-        [f"{LAYOUTS}\nexamples:\n", *(f"  {program} {command} {example}" for example in examples), ""]
-    )
+    calls = [f"  {program} {command} {example}" for example in examples]
     arguments = Parser(
         {
             "file": {
@@ -436,8 +440,8 @@ def _parsed(
             **own,
         },
         prog=f"{program} {command}",
-        description=description,
-        epilog=epilog,
+        description="\n".join([description, "", "examples:", *calls]),
+        epilog=LAYOUTS,
     ).parse(words)
     for option in ("report", "save", "profile"):
         if (path := getattr(arguments, option, None)) is not None:

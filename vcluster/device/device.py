@@ -451,7 +451,10 @@ class VirtualDevice(FixedPlace):
 
     def send(self, x: Any, dst: int, *, tag: int = 0, axes: Axes = None) -> None:
         """Send ``x`` to rank ``dst``; with ``axes``, ``dst`` is a position in my group.  See `VirtualChannel.send`."""
-        channel = self._channels.get(dst) if axes is None else None
+        try:
+            channel = self._channels.get(dst) if axes is None else None
+        except TypeError:  # an array, which `_peer` refuses
+            channel = None
         (channel or self.channel(self._peer("dst", dst, axes))).send(x, tag=tag)
 
     def recv(self, src: int, *, tag: int = 0, out: Any = None, axes: Axes = None) -> Any:

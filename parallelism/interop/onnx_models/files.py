@@ -272,7 +272,7 @@ class Model:
     # -- types of inputs ------------------------------------------------------------------------------------------------
 
     def _type(self, value: Any) -> TensorType | str:
-        """The type of an input.  A dim without a number is a symbol, or its size where that is given."""
+        """The type of an input.  A dim without a number is a symbol, or its size where that is given; ``?`` is no name."""
         if value.type.WhichOneof("value") != "tensor_type":
             return str(value.type.WhichOneof("value"))
         tensor = value.type.tensor_type
@@ -288,7 +288,7 @@ class Model:
             return dim.dim_value
         if isinstance(dim.dim_param, bytes):  # of the library, where it is not UTF-8
             raise InteropError(f"the name of dim {number} of {value.name} is not UTF-8: {dim.dim_param!r}")
-        plain = re.sub(r"\W", "_", dim.dim_param or f"{value.name}_{number}", flags=re.ASCII)
+        plain = re.sub(r"\W", "_", dim.dim_param.strip("?") or f"{value.name}_{number}", flags=re.ASCII)
         plain = plain if re.match(r"[A-Za-z_]", plain) else f"n{plain}"
         given = next((name for name in (dim.dim_param, plain) if name in self.sizes), None)
         self.symbols.add(plain)

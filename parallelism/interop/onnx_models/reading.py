@@ -6,6 +6,7 @@ operator that is not in the table, but that ONNX composes of others, is read as 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -27,6 +28,16 @@ meaning = MEANINGS.of
 OLD_MEANINGS: dict[str, tuple[int, Meaning]] = {}
 """What operators mean in opsets before one (`old_forms`)."""
 MOST_OPS, MOST_DEPTH = 200_000, 32
+
+
+def _with_sizes(text: str) -> str:
+    """What an error says to write, for who has no program yet: the symbols get their numbers when a model is read."""
+
+    def said(found: re.Match[str]) -> str:
+        names = re.findall(r"(\w+)=", found[1])
+        return f", as sizes={dict.fromkeys(names, 8)}"
+
+    return re.sub(r" with specialize\(([^)]*)\)", said, text)
 
 
 class Reader:
@@ -89,7 +100,7 @@ class Reader:
             ZeroDivisionError,
             AttributeError,
         ) as error:
-            raise node.unsupported(str(error) or repr(error)) from error
+            raise node.unsupported(_with_sizes(str(error)) or repr(error)) from error
         finally:
             self.around = outer
         return list(results) if isinstance(results, list | tuple) else [results]

@@ -235,7 +235,7 @@ def in_order(lines: str, text: str) -> bool:
 
 
 def test_the_errors_of_the_readme_are_those_of_the_table_of_accuracy():
-    told = README.read_text(encoding="utf-8").split("The seconds are a model.")[1].split("; on hardware")[0]
+    told = README.read_text(encoding="utf-8").split("The seconds are predicted.")[1].split("; from data sheets")[0]
     rows = (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8").splitlines()
     for percent, software, gpu in re.findall(r"([\d.]+ %)\s+\(([\w-]+), (\w+)\)", told):
         assert any(f"**{percent}**" in row and software in row and gpu in row for row in rows)

@@ -13,6 +13,7 @@ from vcluster import (
     ClusterError,
     CollectiveMismatchError,
     DeadlockError,
+    DeviceFailedError,
     Mesh,
     UnusedResultWarning,
     VirtualCluster,
@@ -290,3 +291,12 @@ def test_the_host_does_not_wait_for_room_but_says_so(cluster):
     received = cluster.run(receive_all)[0]
     assert received == list(range(len(received)))
     assert len(received) > 400
+
+
+@pytest.mark.parametrize("call", ["send", "isend"])
+def test_an_array_in_the_place_of_a_rank_is_told_by_its_type_and_the_order(cluster_of, call):
+    words = r"dst is an integer, got float64\[3, 2\]; the array comes first: send\(x, dst\)"
+    with pytest.raises(DeviceFailedError, match=words):
+        cluster_of(2, "thread").run(lambda device: getattr(device, call)(1, np.ones((3, 2))))
+    with pytest.raises(DeviceFailedError, match=r"src is an integer, got int64\[2\]$"):
+        cluster_of(2, "thread").run(lambda device: device.irecv(np.arange(2)))

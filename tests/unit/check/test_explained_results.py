@@ -16,7 +16,7 @@ def case_of(kind: str, shape: tuple[int, ...], size: int, expected) -> Case:
 def test_a_broadcast_of_two_dims_that_leaves_all_arrays_as_they_are() -> None:
     case = case_of("broadcast", (4, 3), 3, lambda inputs: inputs[0])
     finding = finding_of(case, case.inputs, [0, 0, 0])
-    assert finding.likely == "ranks 1 and 2 return the own array: that of the root does not come so far"
+    assert finding.likely == "ranks 1 and 2 return their own array: that of the root never reaches them"
 
 
 @pytest.mark.parametrize(("empty", "likely"), [

@@ -143,7 +143,7 @@ def test_the_lines_of_the_table_are_printed_and_those_of_the_front_if_asked_for(
     out, every = (said(capsys, "plan", "--load", str(alone), *more)[1] for more in ((), ("--again",)))
     in_front = {text._wrapped(each["flags"], f"   {letter}  ")[0] for letter, each in zip("abc", (
         each for each in document["front"] if each["split"] != first["split"]), strict=False)}
-    assert in_front and "Those of the front: --again" in out
+    assert in_front and "--again prints the commands of the front" in out
     assert in_front.isdisjoint(out.splitlines()) and in_front <= {*every.splitlines()}
 
 
@@ -613,7 +613,7 @@ def test_a_preset_without_a_number_says_how_many_devices_it_is(capsys: pytest.Ca
     words = ["simulate", *SMALL, "--global-batch-size", "1120"]
     status, out, err = said(capsys, *words, "--hardware", "dgx-a100")
     assert status == 0 and "1120 devices of dgx-a100" in out
-    assert err == "without --devices the step is on all 1120 devices of dgx-a100\n"
+    assert err == "without --devices all 1120 devices of dgx-a100 are used\n"
     for more in (("--hardware", "dgx-a100", "--devices", "4"), ("--hardware", "dgx-a100:1")):
         assert said(capsys, *words, *more)[2] == ""
 

@@ -127,6 +127,20 @@ def test_a_dim_of_minus_one_is_a_symbol():
     assert from_onnx(made, sizes={"x_0": 5}).program.inputs[0].type.shape == (5, 3)
 
 
+def test_dims_that_are_named_by_a_question_mark_differ():
+    program, _ = from_onnx(model([node("Relu", "x")], {"x": ("?", 3, "?")}))
+    assert str(program.inputs[0].type) == "tensor<(x_0)x3x(x_2)xf32>"
+    assert from_onnx(model([node("Relu", "x")], {"x": ("?", 3, "?")}), sizes={"x_2": 5}).program.symbols == {"x_0"}
+
+
+def test_an_operator_that_needs_numbers_says_how_they_are_given():
+    tensors = {"w": np.ones((1, 8, 3), "f4"), "r": np.ones((1, 8, 2), "f4")}
+    made = model([node("LSTM", ("x", "w", "r"), hidden_size=2)], {"x": ("time", 1, 3)}, tensors=tensors)
+    with pytest.raises(UnsupportedError, match=r"my LSTM.*time has symbols.*give them values, as sizes=\{'time': 8\}"):
+        from_onnx(made)
+    assert not from_onnx(made, sizes={"time": 2}).program.symbols
+
+
 def test_weights_in_constant_nodes_are_weights():
     w, b = np.arange(1200.0, dtype=np.float32).reshape(30, 40), np.arange(40.0, dtype=np.float32)
     nodes = [node("Constant", (), ("w",), value=numpy_helper.from_array(w)), node("MatMul", ("x", "w"), ("h",)),

@@ -33,7 +33,13 @@ from vcluster.cli.command_line import (
     wholes,
     writable,
 )
-from vcluster.cli.megatron_words import PLAIN, is_model, named_model, tell_remarks
+from vcluster.cli.megatron_words import (
+    PLAIN,
+    is_model,
+    named_model,
+    tell_all_devices,
+    tell_remarks,
+)
 from vcluster.cli.serving.text import serving_text
 from vcluster.report.plain_page import as_shown, write_plain_page
 
@@ -162,10 +168,11 @@ def _parser(program: str) -> Parser:
             "--max-num-batched-tokens": "--chunk",
         },
         prog=f"{program} serve",
-        description="Finds how to serve a model on described hardware: layouts, requests at a time, and what a user sees.",
-        epilog=f"examples:\n  {program} serve llama3.1-70b --hardware dgx-h100 --devices 8 --input-tokens 3000\n"
-        f"      --output-tokens 300 --first-token 500ms --token 30ms\n"
-        f"  {program} serve deepseek-v3 --devices 32 --precision fp8 --price 2.50",
+        description="Finds how to serve a model on described hardware: layouts, requests at a\ntime, and what a user sees.",
+        epilog=f"examples:\n  {program} serve llama3.1-70b --hardware dgx-h100 \\\n"
+        f"      --devices 8 --input-tokens 3000 --output-tokens 300 \\\n"
+        f"      --first-token 500ms --token 30ms\n"
+        f"  {program} serve deepseek-v3 --devices 32 \\\n      --precision fp8 --price 2.50",
     )
 
 
@@ -202,6 +209,7 @@ def served(program: str, words: Sequence[str]) -> int:
     except (ValueError, TypeError, OSError) as error:
         raise WrongWords(str(error)) from None
     tell_remarks(model)
+    tell_all_devices(arguments, plans.task.devices)
     answers = {text: plans.why_not(**wanted) for text, wanted in questions.items()} if plans.plans else {}
     commands = {
         plan: command_of(program, arguments, plan) for plan in (*plans.plans[: arguments.top], *plans.front)

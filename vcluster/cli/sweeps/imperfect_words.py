@@ -55,7 +55,7 @@ SLOW: Arguments = {
         "type": _slow_links,
         "action": "append",
         "default": [],
-        "metavar": "10%%:0.5",
+        "metavar": "10%:0.5",
         "help": "every tenth port of the outermost links has half of its bandwidth; nvlink:10%%:0.5 names other links",
     },
     "--slow-devices": {
@@ -72,7 +72,7 @@ IMPERFECT: Arguments = {
     "--lost-devices": {"type": whole(), "metavar": "N", "help": "so many of the devices are lost"},
     "--jitter": {
         "type": _jitter,
-        "metavar": "3%%",
+        "metavar": "3%",
         "help": "the compute of a step varies by so much from device to device, and the slowest is waited for",
     },
 }

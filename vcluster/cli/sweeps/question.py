@@ -13,6 +13,7 @@ from parallelism.hardware.fields import shown
 from parallelism.models import TransformerSpec
 from parallelism.planning import SETTINGS
 from parallelism.planning.dealing import spelled_out
+from parallelism.planning.settings import check_names
 from parallelism.training import OPTIONS, MegatronFlags
 from parallelism.training.precision_flags import STATE, precision_of, products_of, state_of
 from parallelism.training.state_sharding import StateSharding
@@ -158,7 +159,9 @@ def model_and_batch(
                 "--batch is for a program in a file; a model by its name has --global-batch-size"
             )
         if flags.global_batch_size is None:
-            raise ValueError("--global-batch-size must say how many sequences a step has")
+            raise ValueError(
+                "--global-batch-size must say how many sequences a step has, as --global-batch-size 512"
+            )
         return flags.spec(named_model(arguments.model, flags.seq_length)), flags.global_batch_size
     if given := [
         f"--{name.replace('_', '-')}"
@@ -258,6 +261,7 @@ def question(text: str, model: TransformerSpec | ir.Function, fixed: Mapping[str
             raise ValueError(f"--why-not {name} takes no value but 0 and 1, got {value!r}")
     if "num_layers_per_virtual_pipeline_stage" in flags and isinstance(fixed.get("pp"), int):
         flags.setdefault("pipeline_model_parallel_size", fixed["pp"])
+    check_names(spelled_out(found))
     return {**fixed_settings(MegatronFlags(**flags), model, []), **found}
 
 
