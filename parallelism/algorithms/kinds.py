@@ -60,12 +60,12 @@ class CollectiveKind:
     ``gives``, ``gets``
         Whose array takes part, and which members get a result: ``"all"``, the ``"root"`` or ``"none"``.
     ``cuts``
-        Each array is cut along a dim into g blocks, and the result at position p is made of the blocks p.
+        Each array is cut along a dim into g blocks, and the result at position p is made of block p of each array.
     ``alike``
         The members' arrays have one shape, apart from a dim along which they are joined.
     ``bus_factor``
-        Bus bandwidth over S / seconds, by g, as NVIDIA's nccl-tests define it (doc/PERFORMANCE.md); None where they
-        define none.
+        A function of g: the bus bandwidth divided by S / seconds, where S is the bytes of the buffer.  It follows
+        doc/PERFORMANCE.md of NVIDIA's nccl-tests; None where they define no factor.
     """
 
     name: str

@@ -366,7 +366,10 @@ class _Changes:
         return tuple(self.ids.setdefault(each, len(self.ids)) for each in layouts)
 
     def seconds(self) -> Floats:
-        """The seconds of each change by its number, and at the end what is impossible."""
+        """The seconds of each change of layout: entry n is for change number n.
+
+        The last entry is infinite, so that the number -1 of an impossible change selects it.
+        """
         return np.array([*self.prices.moves(self.numbers), IMPOSSIBLE])
 
 

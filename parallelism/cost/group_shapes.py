@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from parallelism.arrays import Ints
-from parallelism.hardware import Hardware, MixedHardware
+from parallelism.hardware import Hardware, Link, MixedHardware
 
 
 def places_of(hardware: Hardware, ranks: Ints) -> Ints:
@@ -21,7 +21,7 @@ def places_of(hardware: Hardware, ranks: Ints) -> Ints:
     return np.array(hardware.placement, np.int64)[ranks] if hardware.placement else ranks
 
 
-def group_shapes(hardware: Hardware, groups: Ints) -> Ints:
+def group_shapes(hardware: Hardware, groups: Ints, *, shifted: bool = False) -> Ints:
     """A row for each row of ``groups``; equal rows only for groups in which every collective takes equally long.
 
     Two groups are equal if the members at any two positions are connected in the same way in both.  Over switches and
@@ -42,8 +42,18 @@ def group_shapes(hardware: Hardware, groups: Ints) -> Ints:
             keys.append(_first_alike(unit))
         else:
             apart = (unit != unit[:, :1]).any(axis=1, keepdims=True)
-            keys += [np.where(apart, unit % link.units, 0), np.where(apart, places % inside, 0)]
+            place = (
+                _from_corner(unit, link) if shifted and link.shape in ("ring", "torus") else unit % link.units
+            )
+            keys += [np.where(apart, place, 0), np.where(apart, places % inside, 0)]
     return np.concatenate(keys, axis=1)
+
+
+def _from_corner(units: Ints, link: Link) -> Ints:
+    """The places of units of groups on a ring or torus, from the least coordinates of each group on."""
+    coordinates = np.unravel_index(units % link.units, link.extents)
+    moved = tuple(along - along.min(axis=1, keepdims=True) for along in coordinates)
+    return np.asarray(np.ravel_multi_index(moved, link.extents), np.int64)
 
 
 def _shapes_in_parts(hardware: MixedHardware, groups: Ints) -> Ints:

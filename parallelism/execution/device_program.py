@@ -470,7 +470,10 @@ class KernelArrays:
         return np.full(shape, value, dtype) if value else np.zeros(shape, dtype)
 
     def run_op(self, op: Op, inputs: Sequence[Array], into: Sequence[Array | None] = ()) -> tuple[Array, ...]:
-        """The outputs: contiguous arrays that own their memory, except for views.  **Communication**: the op's."""
+        """Runs an op and returns its outputs: contiguous arrays that own their memory, except for views.
+
+        **Communication**: what the op itself communicates.
+        """
         if op.kind == "recv":
             return written_into([np.asarray(self.device.recv(op["source"], tag=op["tag"]))], into)
         if op.kind == "send":

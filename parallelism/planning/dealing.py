@@ -50,8 +50,7 @@ def _meaning(name: str, value: Any) -> dict[str, Any]:
     extents = re.fullmatch(r"([0-9]{1,9})x([0-9]{1,9})", value) if isinstance(value, str) else None
     if extents is None:
         raise ValueError(
-            "hsdp is the number of replicas and that of the devices that share one, as hsdp=8x4; got "
-            f"{value!r}"
+            f"hsdp is REPLICASxDEVICES: hsdp=8x4 is 8 replicas, each on 4 devices that share its weights; got {value!r}"
         )
     outer, inner = map(int, extents.groups())
     return {"dp": outer * inner, "zero": 3, "instances": outer}

@@ -275,11 +275,11 @@ class DeviceEvents:
 
     @cached_property
     def asynchronous(self) -> tuple[int, ...]:
-        """The places of asynchronous operations and of the waits for them, among events that do not change any more."""
+        """The places of asynchronous operations and of the waits for them.  Kept: asked for when no event will change."""
         return tuple(place for place, row in enumerate(self.rows) if row.work is not None)
 
     def cut(self, start: int) -> None:
-        """Removes the events from the place ``start`` on, among which there are no messages."""
+        """Removes the events from the place ``start`` on.  There must be no messages among them."""
         del self.rows[start:]
         while self.pieces and self.pieces[-1].places[0] >= start:
             self.pieces.pop()

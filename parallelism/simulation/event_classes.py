@@ -291,6 +291,11 @@ class Templates:
         """By event, the algorithm that it names."""
         return list(self.looks.values("algorithm"))
 
+    def traffic_id(self, look: int) -> int:
+        """Equal for collective events of a class which move the same in each group."""
+        traffic = self._even.get(look)
+        return id(self._uneven[look] if traffic is None else traffic)
+
     def moved(self, look: int, number: int) -> Moved:
         """The traffic of a collective event in the group of this number along its axes."""
         traffic = self._even.get(look)

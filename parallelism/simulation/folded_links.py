@@ -1,7 +1,8 @@
 """The links that collectives use in a folded simulation, in which only the representatives of equal devices are simulated.
 
 A simulated collective uses the links of its real group.  Other collectives and messages may use the same links, but a
-folded simulation does not contain all of them.  It is exact in two cases:
+folded simulation does not contain all of them.  It is exact in two cases, besides those of
+`parallelism.simulation.shared_channels`:
 
     every channel is of one device        a representative's ports, and its links to each device of a fully connected
                                           node, carry only its own traffic, and those of its equal devices carry as much

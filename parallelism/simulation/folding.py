@@ -10,7 +10,8 @@ and leave it at the same time, as follows by induction over the events.
 If the number of elements of an array is not a multiple of the number of devices that all_reduce it, some devices move
 one element more than others.  These devices count as equal.
 
-Messages share links, which is a problem if only some of the devices are simulated.  So two conditions must hold: a link
+Messages share links, which is a problem if only some of the devices are simulated.  Where several devices use a channel,
+`parallelism.simulation.shared_channels` divides devices and channels together.  Elsewhere two conditions must hold: a link
 that the messages of representatives cross is crossed by no other messages, and equal messages meet equal messages on
 their links.  Otherwise folding is refused with `CannotFold`.  The *representative* of a set is its lowest rank.
 """
@@ -50,25 +51,33 @@ class EqualDevices(NamedTuple):
         return np.bincount(self.set_of)
 
 
-def fold(templates: Templates, hardware: Hardware | None, link_sharing: bool = True) -> EqualDevices:
+def fold(
+    templates: Templates, hardware: Hardware | None, link_sharing: bool = True, *, shifted: bool = False
+) -> EqualDevices:
     """The sets, sorted by their lowest ranks.  On a hardware with faults of paths each device has a set of its own.
 
-    ``ValueError`` if messages of equal devices share links.
+    With ``shifted``, groups are alike also where they lie elsewhere on a torus.  ``ValueError`` if messages of equal
+    devices share links.
     """
     ranks = np.arange(templates.mesh.size)
     if hardware is not None and hardware.path_faults:
         return EqualDevices(ranks, ranks)
     keys = [templates.class_of, *templates.differences()]
-    messages = _messages(templates, ranks)
+    messages = messages_of(templates)
     if hardware is not None:
         keys += _speeds(hardware, ranks)
         if hardware.port_faults and messages:
             keys.append(_ports(hardware, len(ranks)))
         for slot, groups in enumerate(templates.groups):
             if groups.shape[1] > 1:
-                keys.append(priced_alike(templates, slot, hardware)[templates.group_of[slot]])
+                alike = (
+                    same_prices(hardware, groups, shifted=True)
+                    if shifted
+                    else priced_alike(templates, slot, hardware)
+                )
+                keys.append(alike[templates.group_of[slot]])
         keys += [_codes_at(ends[0], Routes(hardware, *ends).lengths, len(ranks)) for ends in messages]
-    colour = _codes(combined(*keys))
+    colour = codes(combined(*keys))
     while True:
         partners = [
             _of_groups(colour, groups)[templates.group_of[i]] for i, groups in enumerate(templates.groups)
@@ -79,7 +88,7 @@ def fold(templates: Templates, hardware: Hardware | None, link_sharing: bool = T
             for source, target in messages
             for here, there in ((source, target), (target, source))
         ]
-        finer = _codes(combined(colour, *partners))
+        finer = codes(combined(colour, *partners))
         if finer.max(initial=0) == colour.max(initial=0):
             break
         colour = finer
@@ -100,10 +109,10 @@ def priced_alike(templates: Templates, slot: int, hardware: Hardware) -> Ints:
     return templates.priced_alike[slot]
 
 
-def same_prices(hardware: Hardware, groups: Ints) -> Ints:
+def same_prices(hardware: Hardware, groups: Ints, *, shifted: bool = False) -> Ints:
     """A number for each row of ``groups``: equal numbers only for groups in which every collective takes equally long
     (`parallelism.cost.group_shapes`), behind equally slow ports."""
-    shapes = group_shapes(hardware, groups)
+    shapes = group_shapes(hardware, groups, shifted=shifted)
     if hardware.port_faults:
         slowest = slowest_ports(hardware, groups)
         ports = np.unique(slowest, axis=0, return_inverse=True)[1].reshape(-1, 1)
@@ -115,9 +124,9 @@ def _speeds(hardware: Hardware, ranks: Ints) -> list[Ints]:
     """Numbers for each rank: equal for ranks that compute equally fast.  None if all do."""
     found = list[Ints]()
     if isinstance(hardware, MixedHardware):
-        found.append(_codes(np.array([hardware.number_of_part(rank) for rank in ranks.tolist()])))
+        found.append(codes(np.array([hardware.number_of_part(rank) for rank in ranks.tolist()])))
     if hardware.stragglers:
-        found.append(_codes(np.array([hardware.slowdown(rank) for rank in ranks.tolist()])))
+        found.append(codes(np.array([hardware.slowdown(rank) for rank in ranks.tolist()])))
     return found
 
 
@@ -140,7 +149,7 @@ def _of_groups(colour: Ints, groups: Ints) -> Ints:
     )
 
 
-def _codes(values: npt.NDArray[np.generic]) -> Ints:
+def codes(values: npt.NDArray[np.generic]) -> Ints:
     """A number from 0 for each value."""
     if (
         values.dtype == np.int64
@@ -152,23 +161,23 @@ def _codes(values: npt.NDArray[np.generic]) -> Ints:
         known[values] = 1
         without_sorting: Ints = (np.cumsum(known) - 1)[values.ravel()]
         return without_sorting
-    codes: Ints = np.unique(values, return_inverse=True)[1].ravel().astype(np.int64)
-    return codes
+    found: Ints = np.unique(values, return_inverse=True)[1].ravel().astype(np.int64)
+    return found
 
 
 def _codes_of_rows(values: Ints) -> Ints:
     """A number from 0 for each row."""
     if values.shape[1] <= NARROW and values.size:
-        return _codes(combined(*values.T))
+        return codes(combined(*values.T))
     rows = np.ascontiguousarray(values)
-    return _codes(rows.view(np.dtype((np.void, rows.itemsize * rows.shape[1]))))
+    return codes(rows.view(np.dtype((np.void, rows.itemsize * rows.shape[1]))))
 
 
 def _codes_at(where: Ints, values: Ints, size: int) -> Ints:
     """Numbers from 1 for values that stand at some places of an array of this ``size``; 0 at all other places."""
-    codes = np.zeros(size, np.int64)
-    codes[where] = _codes(values) + 1
-    return codes
+    found = np.zeros(size, np.int64)
+    found[where] = codes(values) + 1
+    return found
 
 
 # -- messages ----------------------------------------------------------------------------------------------------------
@@ -177,9 +186,9 @@ Ends = tuple[Ints, Ints]
 """Messages that are alike: the sending ranks, and the receiving ranks."""
 
 
-def _messages(templates: Templates, ranks: Ints) -> list[Ends]:
+def messages_of(templates: Templates) -> list[Ends]:
     """All messages: one entry for each class, axis and peer, however often they are sent."""
-    looks = templates.looks
+    looks, ranks = templates.looks, np.arange(templates.mesh.size)
     at = np.flatnonzero(looks.isin("kind", {"send"}) & looks.present("peer"))
     of_class = np.searchsorted(templates.starts, at, "right") - 1
     key = np.stack([of_class, templates.peer_axis[at], looks.numbers("peer")[at]])
@@ -239,18 +248,18 @@ def _check_links(hardware: Hardware, colour: Ints, first: Ints, messages: Sequen
     source, target = map(np.concatenate, zip(*messages, strict=True))
     like = combined(np.repeat(np.arange(len(messages)), [len(ends[0]) for ends in messages]), colour[source])
     routes = Routes(hardware, source, target)
-    channel = _codes(routes.channel)
+    channel = codes(routes.channel)
     among, count = np.bincount(channel, weights=np.isin(source, first)[routes.message]), np.bincount(channel)
     # The kinds of messages on each channel; and on each path its channels by these.
-    users = _bags(like[routes.message], channel, len(count))
+    users = bags(like[routes.message], channel, len(count))
     if (
-        not _all_alike(like, _bags(users[channel], routes.message, len(like)))
+        not _all_alike(like, bags(users[channel], routes.message, len(like)))
         or ((among > 0) & (among < count)).any()
     ):
         raise CannotFold(_SHARED)
 
 
-def _bags(values: Ints, owner: Ints, owners: int) -> Ints:
+def bags(values: Ints, owner: Ints, owners: int) -> Ints:
     """A number for each of the ``owners``: equal for those that own the same values, in any order."""
     counts = np.bincount(owner, minlength=owners)
     begins, values = np.cumsum(counts) - counts, values[np.lexsort((values, owner))]

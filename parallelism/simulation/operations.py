@@ -387,7 +387,7 @@ def simulated_operation(
         )
     if batch is not None or numbers:
         raise TypeError(
-            f"batch= and numbers= are for programs with symbols; the {type(operation).__name__} has its own"
+            f"batch= and numbers= are for programs with symbols; the sizes of the {type(operation).__name__} are fixed"
         )
     if mesh not in (None, operation.mesh):
         raise ValueError(f"the {type(operation).__name__} is for {operation.mesh!r}, not for {mesh!r}")

@@ -192,6 +192,54 @@ class _Kinds:
                 self.part_of[place] = names[name]
 
 
+class _Layout(NamedTuple):
+    """Where the events of all actions stand: of each action its wait, the posted receive, its own events, the send; and
+    behind all of them the waits for the sends."""
+
+    owner: Ints
+    """By event, the number of its action."""
+    own: npt.NDArray[np.bool_]
+    """By event, whether the action itself adds it."""
+    own_looks: Ints
+    """By event, the one that it looks like, if the action itself adds it."""
+    takes: npt.NDArray[np.bool_]
+    """By action, whether it begins with the wait for a message; those below say which post a receive, and which send."""
+    posts: npt.NDArray[np.bool_]
+    sends: npt.NDArray[np.bool_]
+    posted: Ints
+    """By action, the one whose receive it posts."""
+    at_take: Ints
+    at_post: Ints
+    at_send: Ints
+    total: int
+    """The number of events but for the waits behind all."""
+
+
+def _laid_out(names: Sequence[str], here: int, moves: Ints, looks: Ints, *, listed: bool) -> _Layout:
+    source, _, target, _ = moves
+    start, end, _, sent = looks
+    count = len(names)
+    computes = np.array([name not in MESSAGES for name in names])
+    remote = (source != NOBODY) & (source != here)
+    takes = remote & computes
+    posts, posted = (remote & ~computes), np.arange(count)
+    if not listed:
+        posted = np.minimum(posted + 1, count - 1)
+        posts = np.append(remote[1:], False)
+    sends = (sent >= 0) & (~computes if listed else (target != NOBODY) & (target != here))
+
+    inner = takes.astype(np.int64) + posts  # the place of an action's own events among all of it
+    length = inner + (end - start) + sends
+    at = np.cumsum(length) - length
+    total, ends = int(length.sum()), int(np.count_nonzero(sends))
+    at_take, at_post, at_send = at[takes], (at + takes)[posts], (at + length - 1)[sends]
+    owner = np.append(np.repeat(np.arange(count), length), np.zeros(ends, np.int64))
+    own = np.ones(total + ends, np.bool_)
+    own[at_take], own[at_post], own[at_send], own[total:] = False, False, False, False
+    own_looks = np.arange(total + ends) + (start - at - inner)[owner]
+    return _Layout(owner, own, own_looks, takes, posts, sends, posted, at_take, at_post, at_send, total)
+
+
 def _add(
     device: TypedDevice,
     actions: Sequence[Action],
@@ -204,53 +252,12 @@ def _add(
     """Adds the events of all actions.  ``moves`` and ``looks`` have a row for each field of `Passed` and `_Look`."""
     stages, names, microbatches = zip(*actions, strict=True)
     number, microbatch = np.array(stages, np.int64), np.array(microbatches, np.int64)
-    source, taken, target, given = moves
-    start, end, received, sent = looks
     here = device.position(kinds.axis) if kinds.axis is not None else 0
-    computes = np.array([name not in MESSAGES for name in names])
-    remote = (source != NOBODY) & (source != here)
-    takes = remote & computes
-    posts, posted = (remote & ~computes), np.arange(len(actions))
-    if not listed:
-        posted = np.minimum(posted + 1, len(actions) - 1)
-        posts = np.append(remote[1:], False)
-    sends = (sent >= 0) & (~computes if listed else (target != NOBODY) & (target != here))
-
-    # Where the events of each action begin: its wait, the posted receive, its own events, the send.
-    inner = takes.astype(np.int64) + posts  # the place of an action's own events among all of it
-    length = inner + (end - start) + sends
-    at = np.cumsum(length) - length
-    total, ends = int(length.sum()), int(np.count_nonzero(sends))
-    at_take, at_post, at_send = at[takes], (at + takes)[posts], (at + length - 1)[sends]
-    look = np.full(total + ends, kinds.wait_of_send)
-    tag, work = (np.full(total + ends, ABSENT) for _ in range(2))
-    owner = np.append(np.repeat(np.arange(len(actions)), length), np.zeros(ends, np.int64))
-
-    own = np.ones(total + ends, np.bool_)
-    own[at_take], own[at_post], own[at_send], own[total:] = False, False, False, False
-    look[own] = (np.arange(total + ends) + (start - at - inner)[owner])[own]
-
-    work[np.sort(np.concatenate([at_post, at_send]))] = (
-        device.events.works + 1 + np.arange(len(at_post) + len(at_send))
-    )
-    device.events.works += len(at_post) + len(at_send)
-    look[at_post], tag[at_post] = received[posted][posts], taken[posted][posts]
-    look[at_send], tag[at_send] = sent[sends], given[sends]
-    work[total:] = work[at_send]
-    # Asynchronous collectives of an action, and the waits for them, have a number for each action.
+    laid = _laid_out(names, here, moves, looks, listed=listed)
     columns = Columns.of_rows(kinds.events.rows, FIELDS)
-    later = own & columns.present("work")[look]
-    if later.any():
-        span, base = 1 + int(columns.numbers("work").max()), device.events.works + 1
-        work[later] = (base + owner * span + columns.numbers("work")[look])[later]
-        device.events.works += span * (len(actions) + 1)
-        for left, action in kinds.left.items():
-            if left.number is not None:
-                left.number += base + list(actions).index(action) * span
-    post = _places_of(taken[takes], tag[at_post], at_post)
-    waits = (post >= 0) & (post < at_take)
-    look[at_take] = np.where(waits, kinds.wait_of_recv, received[takes])
-    tag[at_take], work[at_take] = np.where(waits, ABSENT, taken[takes]), np.where(waits, work[post], ABSENT)
+    look, tag, work = _messages(device.events, laid, moves, kinds, looks)
+    _number_later(device.events, laid, look, work, columns, kinds, actions)
+    _take_messages(laid, look, tag, work, moves, kinds, looks)
 
     rows = columns.take(look)
     events, first = device.events, len(device.events)
@@ -261,18 +268,68 @@ def _add(
     events.pieces += [
         each._replace(places=first + np.flatnonzero(look == each.places[0])) for each in kinds.events.pieces
     ]
-    events.add_bulk(
-        Bulk(
-            rows.with_columns(
-                name=_names(columns, look, owner, number, microbatch, kinds.part_of),
-                microbatch=np.where(columns.present("microbatch")[look], microbatch[owner], ABSENT),
-                tag=tag,
-                work=work,
-                sequence=sequence,
-            ),
-            kinds.events.peer_axis(device.mesh)[look],
-        )
+    of_microbatch = columns.present("microbatch")[look]
+    rows = rows.with_columns(
+        name=_names(columns, look, laid.owner, number, microbatch, kinds.part_of),
+        microbatch=np.where(of_microbatch, microbatch[laid.owner], ABSENT),
+        tag=tag,
+        work=work,
+        sequence=sequence,
     )
+    events.add_bulk(Bulk(rows, kinds.events.peer_axis(device.mesh)[look]))
+
+
+def _messages(
+    events: DeviceEvents, laid: _Layout, moves: Ints, kinds: _Kinds, looks: Ints
+) -> tuple[Ints, Ints, Ints]:
+    """By event, which one it looks like, its tag and the number of its operation: of posted receives, of sends, and of
+    the waits for sends."""
+    _, taken, _, given = moves
+    _, _, received, sent = looks
+    look = np.where(laid.own, laid.own_looks, kinds.wait_of_send)
+    tag, work = (np.full(len(look), ABSENT) for _ in range(2))
+    started = np.sort(np.concatenate([laid.at_post, laid.at_send]))
+    work[started] = events.works + 1 + np.arange(len(started))
+    events.works += len(started)
+    asked = laid.posted[laid.posts]
+    look[laid.at_post], tag[laid.at_post] = received[asked], taken[asked]
+    look[laid.at_send], tag[laid.at_send] = sent[laid.sends], given[laid.sends]
+    work[laid.total :] = work[laid.at_send]
+    return look, tag, work
+
+
+def _number_later(
+    events: DeviceEvents,
+    laid: _Layout,
+    look: Ints,
+    work: Ints,
+    columns: Columns,
+    kinds: _Kinds,
+    actions: Sequence[Action],
+) -> None:
+    """Asynchronous collectives of an action, and the waits for them, have a number for each action."""
+    later = laid.own & columns.present("work")[look]
+    if not later.any():
+        return
+    span, base = 1 + int(columns.numbers("work").max()), events.works + 1
+    work[later] = (base + laid.owner * span + columns.numbers("work")[look])[later]
+    events.works += span * (len(actions) + 1)
+    for left, action in kinds.left.items():
+        if left.number is not None:
+            left.number += base + list(actions).index(action) * span
+
+
+def _take_messages(
+    laid: _Layout, look: Ints, tag: Ints, work: Ints, moves: Ints, kinds: _Kinds, looks: Ints
+) -> None:
+    """An action waits for the receive that was posted before it, or receives."""
+    _, taken, _, _ = moves
+    _, _, received, _ = looks
+    wanted, at_take = taken[laid.takes], laid.at_take
+    post = _places_of(wanted, tag[laid.at_post], laid.at_post)
+    waits = (post >= 0) & (post < at_take)
+    look[at_take] = np.where(waits, kinds.wait_of_recv, received[laid.takes])
+    tag[at_take], work[at_take] = np.where(waits, ABSENT, wanted), np.where(waits, work[post], ABSENT)
 
 
 def _places_of(wanted: Ints, tags: Ints, places: Ints) -> Ints:

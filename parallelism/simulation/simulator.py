@@ -32,6 +32,7 @@ from parallelism.simulation.operations import (
 )
 from parallelism.simulation.parts import StepParts, parts_of
 from parallelism.simulation.priced_pieces import PricedPieces, collective_prices, folded_roles
+from parallelism.simulation.shared_channels import SharedChannels, are_shared
 from parallelism.timeline import (
     COLLECTIVE,
     Priced,
@@ -75,7 +76,7 @@ def simulate(
     stands for them.  Its collectives have the prices of its real groups.  The trace has the events of the
     representatives only.  Its times equal those without ``fold``, except where more than 16 transfers share links.
     There the full simulation uses approximate rates (`parallelism.timeline.fair_sharing`), and the folded one may be
-    exact, because it has fewer transfers.  ``fold=None`` folds unless equal devices share links.
+    exact, because it has fewer transfers.  ``fold=None`` folds unless that cannot be (`CannotFold`).
 
     With ``fold``, repeated work, such as that of a stage for each microbatch, may become one compute event, which also
     contains the seconds of its collectives, or one for each run of compute between two collectives.  With
@@ -148,9 +149,7 @@ def equal_devices(
     """
     pricing = Pricing.of(hardware, "modelled", priced_dtype, link_sharing)
     simulated = _Simulation(operation, mesh, batch, numbers, fold=True).placed_on(pricing)
-    return folded(
-        simulated.templates(PricedPieces(simulated.mesh, pricing)), pricing.hardware, pricing.shares_links
-    )
+    return _equal_devices(simulated.templates(PricedPieces(simulated.mesh, pricing)), pricing)[0]
 
 
 @dataclass(frozen=True)
@@ -263,6 +262,8 @@ class _Representatives:
     """The number of events of each representative."""
     looks: Ints
     """For each event, its number in `Templates.looks`, which has each different event once."""
+    shared: SharedChannels | None = None
+    """Where several devices share links."""
 
 
 def _are_exact(pieces: PricedPieces, each: _Representatives, pricing: Pricing) -> bool:
@@ -271,8 +272,16 @@ def _are_exact(pieces: PricedPieces, each: _Representatives, pricing: Pricing) -
 
 
 def _representatives(templates: Templates, pricing: Pricing) -> _Representatives:
-    equal = folded(templates, pricing.hardware, pricing.shares_links)
-    return _Representatives(templates, equal, *templates.by_rank(equal.first.tolist()))
+    equal, shared = _equal_devices(templates, pricing)
+    return _Representatives(templates, equal, *templates.by_rank(equal.first.tolist()), shared)
+
+
+def _equal_devices(templates: Templates, pricing: Pricing) -> tuple[EqualDevices, SharedChannels | None]:
+    """The sets of equal devices; and where several devices share links, what these links carry."""
+    if not (pricing.shares_links and are_shared(pricing.hardware)):
+        return folded(templates, pricing.hardware, pricing.shares_links), None
+    shared = SharedChannels(templates, pricing, folded(templates, pricing.hardware, False, shifted=True))
+    return shared.equal, shared
 
 
 def _timed(each: _Representatives, pricing: Pricing) -> Columns:
@@ -287,7 +296,9 @@ def _timed(each: _Representatives, pricing: Pricing) -> Columns:
     name, route = np.zeros(len(events), np.int32), np.zeros(len(events), np.int64)
     name[at] = np.array([names.index(price.algorithm) for price in own.prices], np.int32)[own.price]
     routes: tuple[Route | None, ...] = (None,)
-    if pricing.shares_links:
+    if each.shared is not None:
+        routes, route[at] = each.shared.collective_routes(looks[at], events.numbers("rank")[at])
+    elif pricing.shares_links:
         routes, route[at] = folded_routes(
             templates,
             pricing,
@@ -301,7 +312,13 @@ def _timed(each: _Representatives, pricing: Pricing) -> Columns:
         each.lengths,
         pricing,
         roles=roles,
-        prices=Prices(prices.seconds, Table(tuple(names), name), routes, route),
+        prices=Prices(
+            prices.seconds,
+            Table(tuple(names), name),
+            routes,
+            route,
+            None if each.shared is None else each.shared.message_route,
+        ),
     )
 
 

@@ -55,7 +55,8 @@ class Route(NamedTuple):
     """The links that a transfer uses."""
 
     channels: tuple[tuple[Channel, float], ...]
-    """Each with the part of the transfer's rate that goes over it, `LEAST` or more."""
+    """Each with the part of the transfer's rate that goes over it, `LEAST` or more; above 1 where the transfer stands
+    for several at once."""
     rate: float
     """The part of a link's bandwidth that it asks for where it uses most."""
 
@@ -145,7 +146,10 @@ class SharedLinks:
             channels, parts = zip(
                 *((self._numbered(channel), part) for channel, part in route.channels), strict=True
             )
-            known = self._routes[id(route)] = (channels, None if min(parts) == 1.0 else parts), route
+            known = self._routes[id(route)] = (
+                (channels, None if min(parts) == max(parts) == 1.0 else parts),
+                route,
+            )
         uses = known[0]
         flow = _Flow(number, *uses, route.rate, (seconds - lag) * route.rate, now + (seconds - lag), now)
         self._flows[number] = flow
@@ -248,7 +252,11 @@ class SharedLinks:
     def _joins(self, flow: _Flow, now: float) -> None:
         """A transfer that begins in a crowd gets an equal part of its links until rates are computed again."""
         flow.rate = min(
-            flow.wanted, *(self._whole[channel] / len(self._users[channel]) for channel in flow.channels)
+            flow.wanted,
+            *(
+                self._whole[channel] / (len(self._users[channel]) * max(part, 1.0))
+                for channel, part in zip(flow.channels, flow.parts or repeat(1.0), strict=False)
+            ),
         )
         if flow.rate < flow.wanted * _FULL:
             flow.held_up, flow.end = True, now + flow.left / flow.rate

@@ -12,7 +12,7 @@ declared.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import repeat
@@ -70,6 +70,8 @@ class Prices(NamedTuple):
     """The different routes of collectives over the links."""
     route: npt.NDArray[np.int64] | None = None
     """For each event the index of its route; None: the first for all."""
+    message_route: Callable[[int, int], tuple[Route | None, float]] | None = None
+    """`Pricing.route` of messages that stand for others; None: of themselves."""
 
 
 def nameless_compute(events: Columns) -> npt.NDArray[np.bool_]:

@@ -131,7 +131,7 @@ def _sharing(events: Columns, steps: Ints, pricing: Pricing | None, prices: Pric
     ranks, peers = (events.numbers(end)[steps].data for end in ("rank", "peer"))
     return Sharing(
         pricing.costs.hardware.part,
-        pricing.route,
+        prices.message_route or pricing.route,
         pricing.message_bytes(events)[steps].data,
         ranks,
         peers,

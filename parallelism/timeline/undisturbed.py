@@ -394,4 +394,6 @@ class _Crossing(NamedTuple):
 
 def _has_all(route: Route, sharing: Sharing) -> bool:
     """Whether a transfer that is alone on these links gets what it asks for."""
-    return route.rate <= 1 and all(sharing.capacity(channel) >= 1 for channel, _ in route.channels)
+    return route.rate <= 1 and all(
+        sharing.capacity(channel) >= max(1.0, route.rate * part) for channel, part in route.channels
+    )

@@ -314,20 +314,15 @@ class MegatronFlags(ModelFlags):
             return None
         most = None if again is None else _most_again(again, counts)
         is_even = counts == even(layers, stages)
+        context = [each for each in run.strategy.transforms if isinstance(each, ContextParallel)]
+        exchanges = {each.axis: each.exchange for each in context}
         experts = ExpertSplit.flags(run.strategy.transforms, shape)
         if experts is None:
             return None
         flags = cls(
             tensor_model_parallel_size=shape.get("tp", 1),
             pipeline_model_parallel_size=shape["pp"],
-            **SequenceSplit.flags(
-                {
-                    each.axis: each.exchange
-                    for each in run.strategy.transforms
-                    if isinstance(each, ContextParallel)
-                },
-                shape,
-            ),
+            **SequenceSplit.flags(exchanges, shape),
             **experts,
             moe_token_dispatcher_type="flex"
             if run.model.experts is not None and run.model.experts.deduplicated

@@ -157,7 +157,10 @@ def precision_of(flags: FlagValues) -> MixedPrecision | None:
 
 
 def precision_flags(precision: MixedPrecision | None) -> dict[str, Any]:
-    """The flags of a precision, by field.  They may say another one: then there are no flags for it."""
+    """The flags of a precision, by field.  Not every precision can be written as flags.
+
+    If it cannot, these flags describe another precision: the caller reads them back and compares.
+    """
     if precision is None:
         return {"fp32": True}
     words = {dtype: word for word, dtype in DTYPES.items()}

@@ -92,8 +92,8 @@ class Strategy:
     def report(self, program: Function | Step) -> WeightReport:
         """How the weight of each product is split, or why it stays whole.
 
-        ``program`` is what the strategy has made, or what it is to be applied to: a function without layouts over its
-        axes.  ``ValueError`` of a transform that refuses it.
+        ``program`` is the result of this strategy, or a function to which it is not applied yet.  Such a function has
+        no layouts over the axes of the strategy.  ``ValueError`` if a transform refuses it.
         """
         if isinstance(program, Step):
             return report_of(self.transforms, program)

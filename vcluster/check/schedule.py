@@ -271,10 +271,10 @@ def _check_kind(rank: int, kind: str, found: list[int], microbatches: int) -> No
                 f"rank {rank} has {kind}{doubled[0]} twice",
                 likely="the number of the microbatch does not change in the loop"
                 if len(set(found)) == 1 < len(found) - 1
-                else "the part with a backward and a forward in turn begins with microbatch 0 again, which the "
-                "warm-up has done"
+                else "the part with a backward and a forward in turn begins at microbatch 0 again, but the "
+                "warm-up already ran its forward"
                 if kind == "F" and found[0] == doubled[0] == 0 and not missing
-                else f"{what} are counted twice, where two loops meet"
+                else f"the ranges of two loops overlap: some {what} run in both"
                 if not missing
                 else f"the number of the {what} is off: {kind}{missing[0]} is missing",
             )

@@ -282,7 +282,7 @@ def trained_run(arguments: argparse.Namespace) -> TrainingRun:
 
 @contextmanager
 def weights_told_once() -> Iterator[None]:
-    """No warning about weights that stay whole: `tell_whole` follows."""
+    """Hides the warning `WholeWeights` in this context; `tell_whole` tells of these weights instead."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", WholeWeights)
         yield

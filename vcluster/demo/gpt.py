@@ -61,7 +61,7 @@ class Job:
     hardware: Hardware | None
 
     def batch(self, step: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Tokens and targets of a step. Each target is the token after the next."""
+        """Tokens and targets of a step. The target of a token is the one after it."""
         drawn = pieces(self.tokens, self.arguments.rows, SEQUENCE + 1, (self.arguments.seed, step))
         return drawn[:, :-1], drawn[:, 1:]
 
@@ -72,7 +72,10 @@ def prepare(arguments: argparse.Namespace) -> Job:
     if arguments.width > MOST_WIDTH:
         raise WrongWords(f"--width: a demo takes widths up to {MOST_WIDTH}, got {arguments.width}")
     if arguments.width % (2 * arguments.heads):
-        raise WrongWords(f"--heads {arguments.heads}: each takes an even share of --width, {arguments.width}")
+        raise WrongWords(
+            f"--width {arguments.width} must be a multiple of {2 * arguments.heads}: "
+            f"each of the {arguments.heads} heads has an even size"
+        )
     stages, chunks = stages_of(mesh.shape.get("pp", 1), arguments.schedule, arguments.chunks)
     pipeline = pipeline_of(stages, arguments.microbatches, arguments.schedule, chunks)
     if stages > (layers := arguments.blocks + 2):

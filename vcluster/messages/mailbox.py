@@ -79,7 +79,10 @@ class Mailbox:
     # -- out ----------------------------------------------------------------------------------------------------------
 
     def sending(self, encoded: Encoded, tag: int, *, lane: int = 0, capacity: int | None = None) -> Steps:
-        """Send a message. Waits while ``capacity`` messages of its tag are not taken (None: never waits)."""
+        """Send a message.  It first waits while ``capacity`` or more messages of its tag are not taken.
+
+        With a capacity of 0 it sends, and then waits until the message is taken.  None: there is no limit.
+        """
         key = (lane, tag)
         self._check_open(lane)
         if capacity and len(self._untaken.get(key, ())) >= capacity and not self._has_room(key, capacity):

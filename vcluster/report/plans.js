@@ -50,10 +50,13 @@ function front(given) {
     const [x0, x1] = range(peaks, 1.1), [y0, y1] = range(time, 1.05);
     const x = value => left + Math.log(value / x0) / Math.log(x1 / x0) * (width - left - right);
     const y = value => bottom - Math.log(value / y0) / Math.log(y1 / y0) * (bottom - top);
-    let grid = "";
+    let grid = "", taken = -Infinity;                    // a label that would touch the one before it is left out
     for (const value of ticks(x0, x1)) {
+      const label = gigabytes(value), half = 3.8 * label.length;
       grid += "M" + x(value) + " " + top + "V" + bottom;
-      add("text", {x: x(value), y: bottom + 17, "text-anchor": "middle"}, gigabytes(value));
+      if (x(value) - half < taken) continue;
+      add("text", {x: x(value), y: bottom + 17, "text-anchor": "middle"}, label);
+      taken = x(value) + half;
     }
     for (const value of ticks(y0, y1)) {
       grid += "M" + left + " " + y(value) + "H" + (width - right);

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -135,6 +135,9 @@ class Conduct:
             return self._deadlock()
         if self._late and isinstance(self.broken_off, ClusterTimeoutError):
             return self._too_late()
+        if isinstance(self.broken_off, KeyboardInterrupt) and self._states:
+            lines, _ = self._activities(self._states)
+            self.broken_off.add_note("\n".join(["When the run was interrupted:", *lines]))
         found = self.broken_off or error_of(self.replies, self._status.last_seen, killed_for_memory)
         if found is None and not all(isinstance(reply, Done) for reply in self.replies.values()):
             missing = [rank for rank, reply in sorted(self.replies.items()) if not isinstance(reply, Done)]
@@ -242,8 +245,14 @@ class Conduct:
         return True
 
     def _too_late(self) -> ClusterTimeoutError:
+        lines, places = self._activities(self._late)
+        said = f"the run took longer than deadline_seconds={self._body.deadline_seconds}"
+        return ClusterTimeoutError("\n".join([said, *lines]), ranks=list(self._late), locations=places)
+
+    def _activities(self, states: Mapping[int, State]) -> tuple[list[str], list[str]]:
+        """In words, what these devices were doing, and at which lines of the kernel; equal ones have one line."""
         lines, places, stacks = {}, [], self._stacks()
-        for rank, state in self._late.items():
+        for rank, state in states.items():
             stack = stacks.get(rank, ())
             place = state.location or (stack[-1].place if stack else "")
             seen = self._status.last_seen(rank)
@@ -254,13 +263,7 @@ class Conduct:
                 activity = f"in {state.operations[0].text}"
             lines[rank] = activity + (f" at {place}" if place else "") + callers(stack, place)
             places += [place] if place else []
-        return ClusterTimeoutError(
-            "\n".join(
-                [f"the run took longer than deadline_seconds={self._body.deadline_seconds}", *folded(lines)]
-            ),
-            ranks=list(self._late),
-            locations=places,
-        )
+        return list(folded(lines)), places
 
 
 def print_with_rank(rank: int, stream: str, text: str) -> None:

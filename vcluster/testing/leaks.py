@@ -48,7 +48,7 @@ class Snapshot:
 def device_leftovers(device: Any) -> tuple[list[str], ChannelStatistics]:
     """The threads and child processes of a device's process, and the statistics of its channel with the host.
 
-    On the thread backend, the host lists the threads and processes.
+    On the thread backend the list is empty: `Snapshot.leftovers` lists threads and processes on the host.
     """
     traffic = device.channel(HOST).statistics()
     if threading.current_thread() is not threading.main_thread():

@@ -18,10 +18,11 @@ _ACTIVATIONS = {"Sigmoid": "sigmoid", "Tanh": "tanh", "Relu": "relu"}
 
 
 class Products(NamedTuple):
-    """How a recurrent layer multiplies by weights that are not plain arrays."""
+    """The products of a recurrent layer whose weights are not plain arrays, such as quantized ones."""
 
     of: Callable[[int, int], Callable[[Any], Any]]
-    """For a direction and the weights of the inputs (0) or of the state (1): what multiplies rows by them."""
+    """Takes the direction, and 0 for the weights of the inputs or 1 for those of the state.  Returns a function that
+    multiplies rows by these weights."""
     hidden: int
 
 

@@ -17,7 +17,7 @@ from parallelism.sharding import TensorSharding
 class Builder:
     """The inputs and ops so far.  The outputs of ops are named by consecutive numbers.
 
-    ``recorded_line`` says of which line of the user's code an op is that is being added.
+    ``recorded_line`` is a function.  It returns the line of the user's code that adds the current op.
     """
 
     def __init__(self, recorded_line: Callable[[], Line] | None = None) -> None:

@@ -62,7 +62,7 @@ def _last_used(
 def live_bytes(function: Function, donate: str | Iterable[str] = ()) -> tuple[Extent, ...]:
     """The bytes in use while each op runs, one after the other.
 
-    ``donate`` has names of inputs, or the beginnings of names before a dot.
+    ``donate`` names inputs whose memory outputs may reuse: ``"p.w"``, or ``"p"`` for all that begin with ``p.``.
     """
     held: Extent = sum((value.type.nbytes for value in function.inputs), 0)
     live = []

@@ -8,6 +8,7 @@ import faulthandler
 import gc
 import inspect
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -30,6 +31,7 @@ import vcluster.runs.cluster
 import vcluster.runs.run_loop
 from parallelism.mesh import Mesh
 from vcluster import (
+    HOST,
     ClusterError,
     ClusterTimeoutError,
     CollectiveMismatchError,
@@ -762,7 +764,7 @@ def ends_by_ctrl_c(process, pids):
     assert out == ""
     assert err.startswith("Traceback")
     assert err.count("Traceback") == 1
-    assert err.rstrip().endswith("KeyboardInterrupt")
+    assert re.search(r"\nKeyboardInterrupt(\nWhen the run was interrupted:(\n  ranks? .+)+)?$", err.rstrip()), err
     assert process.returncode == -signal.SIGINT
     assert eventually(lambda: not any(map(is_alive, pids)))
 
@@ -897,6 +899,34 @@ def test_ctrl_c_while_processes_start_leaves_neither_one_nor_a_descriptor(start_
         VirtualCluster(2, start_method=start_method)
     gc.collect()
     assert eventually(lambda: belongings() == before), (belongings(), before)
+
+
+@pytest.mark.parametrize("backend", ["process", "thread"])
+def test_ctrl_c_tells_what_the_devices_were_doing(cluster_of, backend):
+    def kernel(device):
+        if device.rank:
+            return device.recv(0)
+        device.channel(HOST).send(1)
+        while True:
+            time.sleep(0.001)
+
+    cluster = cluster_of(3, backend)
+
+    def interrupts():
+        cluster.channel(0).recv()
+        signal.raise_signal(signal.SIGINT)
+
+    threading.Thread(target=interrupts).start()
+    with pytest.raises(KeyboardInterrupt) as caught:
+        cluster.run(kernel)
+    told, = caught.value.__notes__
+    first, *lines = told.splitlines()
+    assert first == "When the run was interrupted:"
+    assert re.fullmatch(rf"  rank 0 computing at {__file__}:\d+", lines[0])
+    waits = r"(in recv\(from rank 0, tag 0\)|computing)"       # before a device sleeps, it is not yet known to wait
+    assert len(lines) > 1
+    assert all(re.fullmatch(rf"  ranks? (1|2|1 and 2) {waits} at {__file__}:\d+", line) for line in lines[1:])
+    assert cluster.run(lambda device: device.rank).outputs == [0, 1, 2]
 
 
 def test_ctrl_c_while_threads_start_leaves_none(monkeypatch):

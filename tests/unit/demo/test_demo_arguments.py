@@ -113,7 +113,7 @@ def test_a_wrong_mesh_is_refused_with_the_reason(text, reason):
         ("mlp --trace /nonexistent/trace.json", "/nonexistent/trace.json cannot be written: No such file or directory"),
         ("mlp extra", "nothing is expected here: 'extra'"),
         ("gpt --pp 5", "5 stages: with --blocks 2 there are 4 layers, embedding and head included; for more stages: "),
-        ("gpt --heads 5", "--heads 5: each takes an even share of --width, 48"),
+        ("gpt --heads 5", "--width 48 must be a multiple of 10: each of the 5 heads has an even size"),
         ("gpt --width 1024", "--width: a demo takes widths up to 512, got 1024"),
         ("gpt --microbatches 17", "--microbatches 17: a batch has 16 rows; --rows changes that"),
         ("gpt --dp 3 --rows 2 --microbatches 1", "--dp 3: a batch has 2 rows; --rows changes that"),

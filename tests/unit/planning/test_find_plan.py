@@ -415,7 +415,7 @@ def test_what_a_program_does_not_allow_is_refused_with_its_reason() -> None:
     ({"simulations": -1}, "simulations must be an integer of at least 0"),
     ({"tpp": 2}, "a plan has no setting 'tpp'; did you mean 'tp'?"),
     ({"fsdp": "8x8"}, "fsdp is the number of devices that share the weights, as fsdp=64; got '8x8'"),
-    ({"hsdp": 8}, "hsdp is the number of replicas and that of the devices that share one, as hsdp=8x4; got 8"),
+    ({"hsdp": 8}, "hsdp is REPLICASxDEVICES: hsdp=8x4 is 8 replicas, each on 4 devices that share its weights; got 8"),
     ({"fsdp": 2, "dp": 2}, "fsdp=2 says dp, too; leave one of them out"),
     ({"exchange": "ring"}, "exchange must be one of all_gather, p2p, a2a, a2a[+]p2p, got 'ring'"),
     ({"fsdpp": 2}, "a plan has no setting 'fsdpp'; did you mean 'fsdp'?"),

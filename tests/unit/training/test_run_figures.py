@@ -16,7 +16,7 @@ from parallelism.kernels import Mask
 from parallelism.mesh import Mesh
 from parallelism.models import mlp
 from parallelism.models.layers import attention
-from parallelism.simulation import CannotFold, simulate, step_parts
+from parallelism.simulation import CannotFold, shared_channels, simulate, step_parts
 from parallelism.trace import split, step_split
 from parallelism.training import Figures, MegatronFlags, TrainingRun, figures
 from parallelism.transforms import SGD, Strategy, train_step
@@ -191,15 +191,20 @@ def test_runs_that_differ_in_their_pipelines_alone_share_the_split_step() -> Non
 
 
 @pytest.mark.slow
-def test_where_equal_devices_share_links_all_are_simulated() -> None:
+def test_where_equal_devices_share_links_one_stands_for_all_unless_too_many_share(
+        monkeypatch: pytest.MonkeyPatch) -> None:
     hardware = Hardware.preset("dgx-a100:2")
     inner, outer = hardware.links
     crowded = replace(hardware, links=(replace(inner, extents=2), replace(outer, ports=1)))
     run = MegatronFlags(**SMALL, pipeline_model_parallel_size=2, global_batch_size=4).run(4)
+    trace, folded = simulate(run.step, crowded, **run.placed), figures(run, crowded)
+    assert folded.seconds == pytest.approx(trace.makespan_seconds, rel=1e-12) and len(folded.trace.ranks) == 2
+    monkeypatch.setattr(shared_channels, "MOST_TRANSFERS", 3)
     with pytest.raises(CannotFold, match="share links"):
         step_parts(run.step, crowded, **run.placed)
-    found, trace = figures(run, crowded), simulate(run.step, crowded, **run.placed)
+    found = figures(run, crowded)
     assert found.seconds == trace.makespan_seconds and found.trace.ranks == (0, 1, 2, 3)
+    assert found.parts == pytest.approx(folded.parts, rel=1e-9) and found.memory == folded.memory
     assert fsum(found.parts.values()) == found.seconds and found.mfu == pytest.approx(found.hfu)
 
 
