@@ -140,8 +140,12 @@ class PlanCosts:
     def shape(self, row: int) -> Shape:
         """The pipeline of a plan."""
         s = self.settings(row)
-        counts = self.task.model.layers_of(s["pp"] * s["chunks"], balanced=s["balanced"])
-        return Shape.of(s["schedule"], s["pp"], self.microbatches(row), s["chunks"], counts)
+        return self._shape(s["schedule"], s["pp"], self.microbatches(row), s["chunks"], s["balanced"])
+
+    @memoized
+    def _shape(self, schedule: str, ranks: int, microbatches: int, chunks: int, balanced: Any) -> Shape:
+        counts = self.task.model.layers_of(ranks * chunks, balanced=balanced)
+        return Shape.of(schedule, ranks, microbatches, chunks, counts)
 
     @memoized
     def _of(self, row: int) -> _Row:

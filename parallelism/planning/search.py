@@ -164,13 +164,48 @@ def find_plan(
     _check_microbatches(task.model)
     told = progress or logged
     kept = reserve_of(reserve, memory, found)
-    limits = usable_bytes(kept, limit, possible)
-    told_of = price_plans(hardware_without_faults(task), possible, limits, told)
-    possible, seconds, peaks, timed, setup, timing, one_by_one = told_of
+    again = partial(
+        cast("Callable[..., Plans]", find_plan),
+        model,
+        hardware=found,
+        devices=count,
+        batch=batch,
+        memory=limit,
+        reserve=kept,
+        optimizer=optimizer,
+        gradients=gradients,
+        state=state,
+        precision=precision,
+        progress=progress,
+    )
+    given = {name: value for name, value in spelled_out(fixed).items() if value is not None}
+    return _simulated_first(_Question(task, limit, kept, given, again, start), possible, simulations, told)
+
+
+class _Question(NamedTuple):
+    """What a search was asked for."""
+
+    task: Task
+    memory: float
+    reserve: Reserve
+    fixed: Mapping[str, Any]
+    again: Callable[..., Plans]
+    start: float
+    """When it was asked, by `perf_counter`."""
+
+
+def _simulated_first(
+    question: _Question, possible: Choices, simulations: int | None, told: Progress
+) -> Plans:
+    """The plans of a space that fit: all are priced, and the most promising are simulated, which come first."""
+    task, memory, reserve = question.task, question.memory, question.reserve
+    limits = usable_bytes(reserve, memory, possible)
+    priced = price_plans(hardware_without_faults(task), possible, limits, told)
+    possible, seconds, peaks = priced.possible, priced.seconds, priced.peaks
     expected = seconds
-    if found.port_faults:
+    if task.hardware.port_faults:
         expected = price_plans(hardware_with_slow_links(task), possible, limits, told).seconds
-    fits = peaks <= usable_bytes(kept, limit, possible)
+    fits = peaks <= usable_bytes(reserve, memory, possible)
     refused = dict(possible.refused)
     if not fits.all():
         first = int(np.flatnonzero(~fits)[0])
@@ -180,42 +215,30 @@ def find_plan(
     full, gap, known, is_stopped = _best_first(task, possible, seconds, peaks, rows, simulations, told)
     order = sorted(range(len(rows)), key=lambda i: (rows[i] not in full, full.get(int(rows[i]), 0.0), i))
     rows = rows[order]
-    _log.info("%d plans timed, %d simulated, in %.1f s", timed, len(full), perf_counter() - start)
-    least = None if fits.any() or not len(possible) else int(np.argmin(peaks))
+    elapsed = perf_counter() - question.start
+    _log.info("%d plans timed, %d simulated, in %.1f s", priced.timed, len(full), elapsed)
     plans = Plans(
         task,
         possible.take(rows),
         seconds[rows],
         peaks[rows],
         {number: full[row] for number, row in enumerate(rows.tolist()) if row in full},
-        limit,
-        kept,
+        memory,
+        reserve,
         sum(each.count for each in possible.refused.values()) + len(possible),
         refused,
-        timed,
-        perf_counter() - start,
-        setup,
-        timing,
+        priced.timed,
+        elapsed,
+        priced.setup_seconds,
+        priced.timing_seconds,
         gap,
-        {name: value for name, value in spelled_out(fixed).items() if value is not None},
-        partial(
-            cast("Callable[..., Plans]", find_plan),
-            model,
-            hardware=found,
-            devices=count,
-            batch=batch,
-            memory=limit,
-            reserve=kept,
-            optimizer=optimizer,
-            gradients=gradients,
-            state=state,
-            precision=precision,
-            progress=progress,
-        ),
+        question.fixed,
+        question.again,
         known=known,
-        one_by_one=one_by_one,
+        one_by_one=priced.one_by_one,
     )
-    if least is not None:
+    if len(possible) and not fits.any():
+        least = int(np.argmin(peaks))
         bound = float(seconds[least])
         smallest = Plan(
             possible.settings(least), bound, bound, int(peaks[least]), is_simulated=False, plans=plans

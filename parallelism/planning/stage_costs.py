@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -125,8 +126,10 @@ class StageCosts:
         found = {name: sums.get(name, 0.0) + own for name, own in self._computes.items()}
         share = prices.hardware.collective_share
         found |= {
-            name: _beside(self.symbolic.kinds[at], self._each[at], seconds[at], share, layout)
-            for name, at in self.symbolic.with_waits.items()
+            name: _beside(
+                self._runs_of_computes[name], self.symbolic.communication[name], seconds, share, layout
+            )
+            for name in self.symbolic.with_waits
         }
         return StageSeconds(
             found, self._joined, lambda kind, payload: prices.collective(kind, payload, layout)
@@ -163,6 +166,19 @@ class StageCosts:
         ]
         return events, [*different], number
 
+    @cached_property
+    def _runs_of_computes(self) -> dict[Any, list[float]]:
+        """By section with waits, the seconds of compute before each of its collectives and waits, and behind the last."""
+        found: dict[Any, list[float]] = {}
+        for name, events in self.symbolic.with_waits.items():
+            edges = [
+                events.start - 1,
+                *(event for event, _ in self.symbolic.communication[name]),
+                events.stop,
+            ]
+            found[name] = [float(self._each[before + 1 : end].sum()) for before, end in pairwise(edges)]
+        return found
+
     def _sums(self, seconds: Floats) -> dict[Any, float]:
         """The seconds of each section; of an end under ``before`` those before its gradients are exchanged."""
         found: dict[Any, float] = {}
@@ -177,29 +193,34 @@ class StageCosts:
 
 
 def _beside(
-    kinds: Sequence[EventKind], computes: Floats, collectives: Floats, share: float, layout: MeshOnHardware
+    computes: Sequence[float],
+    communication: Sequence[tuple[int, EventKind]],
+    seconds: Floats,
+    share: float,
+    layout: MeshOnHardware,
 ) -> float:
     """The seconds of events in order, of which some collectives run beside others: as in `parallelism.timeline.replay`,
-    those of one group follow each other, and each holds the device for a share of its seconds."""
-    clock, before = 0.0, 0
+    those of one group follow each other, and each holds the device for a share of its seconds.
+
+    ``communication`` are collectives and waits, ``seconds`` those of each event, and ``computes`` those of compute before
+    each of these, and behind the last.
+    """
+    clock = 0.0
     streams: dict[tuple[str, ...], float] = {}  # by group: when its stream is free
     ends: list[float] = []
-    for number, kind in enumerate(kinds):
-        if kind.what not in (COLLECTIVE, WAIT):
-            continue
-        clock, before = clock + float(computes[before:number].sum()), number + 1
+    for compute, (event, kind) in zip(computes, communication, strict=False):
+        clock += compute
         if kind.what == WAIT:
             clock = max(clock, ends[-kind.later])
             continue
-        group = layout.group(kind.axes)
-        end = max(clock, streams.get(group, 0.0)) + float(collectives[number])
-        streams[group] = end
+        group, own = layout.group(kind.axes), float(seconds[event])
+        streams[group] = end = max(clock, streams.get(group, 0.0)) + own
         if kind.later:
             ends.append(end)
-            clock += share * float(collectives[number])
+            clock += share * own
         else:
             clock = end
-    return clock + float(computes[before:].sum())
+    return clock + computes[-1]
 
 
 @dataclass(frozen=True)

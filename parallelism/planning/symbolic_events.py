@@ -262,6 +262,18 @@ class SymbolicEvents:
         return {name: events for name, events in self.sections.items() if waits[events].any()}
 
     @cached_property
+    def communication(self) -> dict[Any, list[tuple[int, EventKind]]]:
+        """The collectives and waits of each section in `with_waits`."""
+        return {
+            name: [
+                (event, self.kinds[event])
+                for event in range(events.start, events.stop)
+                if self.kinds[event].what in (COLLECTIVE, WAIT)
+            ]
+            for name, events in self.with_waits.items()
+        }
+
+    @cached_property
     def alike(self) -> npt.NDArray[np.int64]:
         """By event, the first event that is equal to it for any rows of a microbatch and any devices."""
         first: dict[Any, int] = {}

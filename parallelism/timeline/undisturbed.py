@@ -8,6 +8,8 @@ it, the times are those that `parallelism.timeline.engine` finds, to the last bi
 Only steps that do something are run one by one; what follows from their times is computed for all events at once.
 """
 
+from __future__ import annotations
+
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -71,33 +73,113 @@ def undisturbed(
 
     The arguments are those of `parallelism.timeline.engine.Replay`.
     """
-    roles, keys, works, costs, overheads = steps.roles, steps.keys, steps.works, steps.costs, steps.overheads
-    count, lanes = len(roles), len(steps.lengths)
-    lane, ends = np.repeat(np.arange(lanes), steps.lengths), np.cumsum(steps.lengths)
-    sends, meets = np.flatnonzero(roles == SEND), np.flatnonzero(roles == COLLECTIVE)
-    messages, slot_of_send = np.unique(keys[sends], return_inverse=True)
-    collectives, first_of_collective, slot_of_meet = np.unique(
-        keys[meets], return_index=True, return_inverse=True
-    )
-    if works.dtype != np.int64 or len(messages) < len(sends) or not _agree(steps, slot_of_meet, lane, meets):
+    matched = _Matched.of(steps)
+    if matched is None:
         return None
-    operation = _operations(roles, works, lane)
+    crossing = _Crossing.of(sharing, matched.sends)
+    run, program = _program(steps, matched, crossing)
+    found = _Run(program, len(matched.sends), ordered=ordered, shares=shares)
+    if not found.is_complete():
+        return None
+    dtype = steps.costs.dtype
+    clocks, begun = np.array(found.clocks, dtype), np.array(found.begun, dtype)
+    following = np.searchsorted(run, np.arange(len(steps.roles)))
+    until = np.searchsorted(run, matched.ends)
+    run_starts = np.append(np.array(found.starts, dtype), dtype.type(0))
+    starts = np.where(following < until[matched.lane], run_starts[following], clocks[matched.lane])
+    disturbed = float("inf")
+    if sharing is not None:
+        sends, overheads = matched.sends, steps.overheads
+        disturbed = crossing.first_disturbed(
+            sharing,
+            starts[sends],
+            steps.costs[sends] + overheads[sends],
+            overheads[sends],
+            matched.meets[matched.first_of_collective],
+            begun,
+            steps.costs,
+        )
+        if disturbed < float("inf") and found.queued:
+            return None
+    durations, over = _until(steps, matched, found, starts, clocks)
+    return Undisturbed(Times(starts, durations, clocks), over, matched.operation, disturbed)
 
-    slots = np.zeros(count, np.int64)
-    slots[sends], slots[meets] = slot_of_send, slot_of_meet
-    recvs = np.flatnonzero(roles == RECV)
-    slots[recvs] = np.searchsorted(messages, keys[recvs])
-    waits = np.flatnonzero(operation >= 0)
-    slots[waits] = slots[operation[waits]]
-    asks = operation.copy()
-    asks[recvs] = recvs
-    later = works != ABSENT
 
-    does = np.zeros(count, np.uint8)
-    does[sends], does[meets] = _SEND, np.where(later[meets], _CALL, _MEET)
-    does[recvs[~later[recvs]]] = _TAKE
-    does[waits] = np.where(roles[operation[waits]] == RECV, _TAKE, _JOIN)
-    crossing = _Crossing.of(sharing, sends)
+class _Matched(NamedTuple):
+    """Which message or collective each step is about."""
+
+    lane: Places
+    """By step."""
+    ends: Places
+    """By lane, the place behind its last step."""
+    sends: Places
+    meets: Places
+    recvs: Places
+    slot_of_send: Places
+    """The number of the message that each of ``sends`` sends."""
+    slot_of_meet: Places
+    """The number of the collective of each of ``meets``."""
+    first_of_collective: Places
+    """By collective, the first of ``meets`` that is a member."""
+    slots: Places
+    """By step, the number of its message or collective."""
+    operation: Places
+    """By step, the operation that a wait waits for; -1 for other steps."""
+    asks: Places
+    """By step, the receive that takes the message."""
+    later: npt.NDArray[np.bool_]
+    """By step, whether it is an asynchronous operation, or a wait for one."""
+
+    @classmethod
+    def of(cls, steps: Steps) -> _Matched | None:
+        """None where the steps do not fit together."""
+        roles, keys, works = steps.roles, steps.keys, steps.works
+        lane, ends = np.repeat(np.arange(len(steps.lengths)), steps.lengths), np.cumsum(steps.lengths)
+        sends, meets = np.flatnonzero(roles == SEND), np.flatnonzero(roles == COLLECTIVE)
+        messages, slot_of_send = np.unique(keys[sends], return_inverse=True)
+        _, first, slot_of_meet = np.unique(keys[meets], return_index=True, return_inverse=True)
+        if works.dtype != np.int64 or len(messages) < len(sends):
+            return None
+        if not _agree(steps, slot_of_meet, lane, meets):
+            return None
+        operation = _operations(roles, works, lane)
+        slots = np.zeros(len(roles), np.int64)
+        slots[sends], slots[meets] = slot_of_send, slot_of_meet
+        recvs = np.flatnonzero(roles == RECV)
+        slots[recvs] = np.searchsorted(messages, keys[recvs])
+        waits = np.flatnonzero(operation >= 0)
+        slots[waits] = slots[operation[waits]]
+        asks = operation.copy()
+        asks[recvs] = recvs
+        return cls(
+            lane,
+            ends,
+            sends,
+            meets,
+            recvs,
+            slot_of_send,
+            slot_of_meet,
+            first,
+            slots,
+            operation,
+            asks,
+            works != ABSENT,
+        )
+
+    def does(self, roles: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+        """What each step does."""
+        does = np.zeros(len(roles), np.uint8)
+        does[self.sends], does[self.meets] = _SEND, np.where(self.later[self.meets], _CALL, _MEET)
+        does[self.recvs[~self.later[self.recvs]]] = _TAKE
+        waits = np.flatnonzero(self.operation >= 0)
+        does[waits] = np.where(roles[self.operation[waits]] == RECV, _TAKE, _JOIN)
+        return does
+
+
+def _program(steps: Steps, matched: _Matched, crossing: _Crossing) -> tuple[Places, _Program]:
+    """The steps that do something, and the program of all lanes that has them alone."""
+    roles, costs, overheads, sends = steps.roles, steps.costs, steps.overheads, matched.sends
+    does = matched.does(roles)
     own = np.where(roles == COMPUTE, costs, costs.dtype.type(0))
     flights = costs.copy()
     flights[sends[crossing.shared]] += overheads[sends[crossing.shared]]
@@ -105,61 +187,43 @@ def undisturbed(
     before[sends[~crossing.shared]] = overheads[sends[~crossing.shared]]
 
     runs = (does != _PASS) | (own != 0)
-    runs[recvs[overheads[recvs] != 0]] = True
+    runs[matched.recvs[overheads[matched.recvs] != 0]] = True
     run = np.flatnonzero(runs)
-    until = np.searchsorted(run, ends)
-    place = np.searchsorted(run, np.maximum(asks, 0))[run]
-    found = _Run(
-        _Program(
-            until.tolist(),
-            does[run].tolist(),
-            slots[run].tolist(),
-            place.tolist(),
-            np.where(does == _PASS, own, flights)[run].tolist(),
-            before[run].tolist(),
-            overheads[np.where(does == _TAKE, np.maximum(asks, 0), np.arange(count))[run]].tolist(),
-            np.bincount(slot_of_meet, minlength=len(collectives)).tolist(),
-            steps.groups[meets[first_of_collective]].tolist(),
-        ),
-        len(messages),
-        ordered=ordered,
-        shares=shares,
+    asked = np.maximum(matched.asks, 0)
+    members = np.bincount(matched.slot_of_meet, minlength=len(matched.first_of_collective))
+    program = _Program(
+        np.searchsorted(run, matched.ends).tolist(),
+        does[run].tolist(),
+        matched.slots[run].tolist(),
+        np.searchsorted(run, asked)[run].tolist(),
+        np.where(does == _PASS, own, flights)[run].tolist(),
+        before[run].tolist(),
+        overheads[np.where(does == _TAKE, asked, np.arange(len(roles)))[run]].tolist(),
+        members.tolist(),
+        steps.groups[matched.meets[matched.first_of_collective]].tolist(),
     )
-    if not found.is_complete():
-        return None
+    return run, program
 
-    clocks = np.array(found.clocks, costs.dtype)
-    following = np.searchsorted(run, np.arange(count))
-    run_starts = np.append(np.array(found.starts, costs.dtype), costs.dtype.type(0))
-    starts = np.where(following < until[lane], run_starts[following], clocks[lane])
+
+def _until(
+    steps: Steps, matched: _Matched, found: _Run, starts: Numbers, clocks: Numbers
+) -> tuple[Numbers, Numbers]:
+    """By step, how long it lasts, and when what it started is over."""
+    costs, overheads, roles = steps.costs, steps.overheads, steps.roles
     arrivals, concluded = np.array(found.arrivals, costs.dtype), np.array(found.concluded, costs.dtype)
-    begun = np.array(found.begun, costs.dtype)
-    disturbed = float("inf")
-    if sharing is not None:
-        disturbed = crossing.first_disturbed(
-            sharing,
-            starts[sends],
-            costs[sends] + overheads[sends],
-            overheads[sends],
-            meets[first_of_collective],
-            begun,
-            costs,
-        )
-        if disturbed < float("inf") and found.queued:
-            return None
     next_starts = np.append(starts[1:], costs.dtype.type(0))
-    last = ends[steps.lengths > 0] - 1
-    next_starts[last] = clocks[steps.lengths > 0]
+    next_starts[matched.ends[steps.lengths > 0] - 1] = clocks[steps.lengths > 0]
     durations = np.where(roles == COMPUTE, costs, next_starts - starts)
-    asynchronous = np.flatnonzero(later & np.isin(roles, (RECV, COLLECTIVE)))
     over = starts + durations
-    over[recvs] = np.maximum(arrivals[slots[recvs]], starts[recvs]) + overheads[recvs]
-    over[meets] = np.maximum(concluded[slot_of_meet], starts[meets])
+    recvs, meets, sends = matched.recvs, matched.meets, matched.sends
+    over[recvs] = np.maximum(arrivals[matched.slots[recvs]], starts[recvs]) + overheads[recvs]
+    over[meets] = np.maximum(concluded[matched.slot_of_meet], starts[meets])
+    asynchronous = np.flatnonzero(matched.later & np.isin(roles, (RECV, COLLECTIVE)))
     durations[asynchronous] = (over - starts)[asynchronous]
-    at = sends[later[sends]]
+    at = sends[matched.later[sends]]
     durations[at] = (starts[at] + overheads[at]) - starts[at]
-    over[sends] = arrivals[slot_of_send]
-    return Undisturbed(Times(starts, durations, clocks), over, operation, disturbed)
+    over[sends] = arrivals[matched.slot_of_send]
+    return durations, over
 
 
 def _agree(steps: Steps, slot: Places, lane: Places, meets: Places) -> bool:
@@ -320,7 +384,7 @@ class _Crossing(NamedTuple):
     """The different routes, each with the seconds behind its links."""
 
     @classmethod
-    def of(cls, sharing: Sharing | None, sends: Places) -> "_Crossing":
+    def of(cls, sharing: Sharing | None, sends: Places) -> _Crossing:
         """Those of the ``sends``."""
         if sharing is None or not len(sends):
             return cls(np.zeros(len(sends), np.bool_), np.zeros(len(sends), np.int64), ())

@@ -10,6 +10,7 @@ import io
 import sys
 import token
 import tokenize
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,7 +37,27 @@ class Density(NamedTuple):
 
 def density_of(file: Path) -> Density:
     """That of a module."""
+    count, lines = _tokens(file.read_text())
+    return Density(count, len(lines))
+
+
+def long_functions(file: Path, most: int) -> list[str]:
+    """The functions of a module with more than so many lines of code, as "name: lines"."""
     text = file.read_text()
+    starts = [number for number, line in enumerate(text.splitlines()) if line.lstrip().startswith(("def ", "async def "))]
+    if all(end - start <= most for start, end in pairwise([*starts, text.count("\n")])):     # most are: parsing takes long
+        return []
+    spans = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    spans = [node for node in spans if (node.end_lineno or 0) - node.lineno >= most]
+    if not spans:
+        return []
+    _, lines = _tokens(text)
+    counted = {node.name: len(lines.intersection(range(node.lineno, (node.end_lineno or 0) + 1))) for node in spans}
+    return [f"{name}: {count}" for name, count in counted.items() if count > most]
+
+
+def _tokens(text: str) -> tuple[int, set[int]]:
+    """The number of tokens, and the lines that have one."""
     strings = _lone_strings(ast.parse(text))
     lines: set[int] = set()
     count = 0
@@ -45,7 +66,7 @@ def density_of(file: Path) -> Density:
             continue
         count += 1
         lines.update(range(each.start[0], each.end[0] + 1))
-    return Density(count, len(lines))
+    return count, lines
 
 
 def _lone_strings(tree: ast.AST) -> set[tuple[int, int]]:

@@ -14,6 +14,7 @@ from inspect import cleandoc
 from pathlib import Path
 
 import pytest
+from density import long_functions
 
 import parallelism
 import pipeline_parallelism
@@ -67,6 +68,11 @@ def test_modules_are_short():
     lengths = [len(file.read_text().splitlines()) for package in PACKAGES for file in modules(package)]
     assert max(lengths) <= 540
     assert statistics.median(lengths) <= 150
+
+
+def test_functions_are_short():
+    files = [file for package in PACKAGES for file in modules(package)]
+    assert {file: found for file in files if (found := long_functions(file, 60))} == {}
 
 
 @pytest.mark.parametrize(("old", "new"), MOVED.items())
