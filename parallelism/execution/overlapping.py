@@ -4,12 +4,14 @@ What overlap says of the ops alone is in `parallelism.ir.passes.overlapping`.
 """
 
 from collections import defaultdict
+from dataclasses import replace
 
 from parallelism.execution.device_program import runs_again
 from parallelism.ir import Function
 from parallelism.ir.core.regions import inside
 from parallelism.ir.operators.contractions import PRODUCTS
 from parallelism.ir.passes import chained
+from parallelism.ir.passes.delayed_products import with_delays
 from parallelism.ir.passes.fusion import ELEMENTWISE, EPILOGUES
 from parallelism.ir.passes.gradients import UPDATE
 from parallelism.ir.passes.overlapping import ASYNCHRONOUS, Order, overlapped
@@ -40,6 +42,8 @@ def beside_products(program: Function, *, products: bool = True) -> Order:
     collective is waited for at once.  So Megatron-LM does since 2021 (Korthikanti et al., *Reducing Activation
     Recomputation in Large Transformer Models*, 2022, arXiv:2205.05198, sections 4.2.2 and 6.2).
     """
+    numbers = with_delays(program) if products else tuple(range(len(program.ops)))
+    program = replace(program, ops=tuple(program.ops[number] for number in numbers))
     starts: dict[int, list[int]] = defaultdict(list)
     """By number of an op: the collectives that start before it."""
     layer = _Products(program, products=products)
@@ -56,7 +60,7 @@ def beside_products(program: Function, *, products: bool = True) -> Order:
             ordered.append(each)
         if number < len(program.ops) and number not in started:
             ordered.append(number)
-    return Order(tuple(ordered), tuple(calls))
+    return Order(tuple(ordered), tuple(calls)).numbered(numbers)
 
 
 class _Products:

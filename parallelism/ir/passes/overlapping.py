@@ -5,6 +5,8 @@ the ops of the program alone (`parallelism.transforms.Overlap` says it in words)
 do not matter.  Where a device waits for a collective follows from the order (`parallelism.ir.passes.waiting`).
 """
 
+from __future__ import annotations
+
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,6 +16,7 @@ from typing import NamedTuple, Protocol
 
 from parallelism.ir.core import Function, Op
 from parallelism.ir.core.regions import inside
+from parallelism.ir.passes.delayed_products import with_delays
 from parallelism.ir.passes.gradients import UPDATE
 from parallelism.ir.passes.waiting import UNDER_WAY
 
@@ -60,6 +63,11 @@ class Order(NamedTuple):
     at_once: bool = False
     """Whether each call is waited for as soon as it has started."""
 
+    def numbered(self, numbers: Sequence[int]) -> Order:
+        """The order in the numbers that the ops have in another program."""
+        ops = tuple(numbers[number] for number in self.ops)
+        return self._replace(ops=ops, early=frozenset(numbers[number] for number in self.early))
+
     def of(self, function: Function) -> Function:
         """The function with its ops in this order, in which it computes the same."""
         return replace(function, ops=tuple(function.ops[number] for number in self.ops))
@@ -75,7 +83,9 @@ def overlapped(program: Function, overlap: Sizes) -> Order:
 
     The ops of all programs differ in shapes and places only.
     """
-    return _Ordering(program, overlap).order()
+    numbers = with_delays(program)
+    order = _Ordering(replace(program, ops=tuple(program.ops[number] for number in numbers)), overlap).order()
+    return order.numbered(numbers)
 
 
 class _Ordering:
