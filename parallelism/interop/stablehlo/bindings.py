@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import inspect
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import cache
@@ -18,10 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from parallelism.dtypes import is_integer
+from parallelism.interop.complex_numbers import numbers_in, type_of_parts
 from parallelism.interop.errors import InteropError
-from parallelism.interop.stablehlo.harmless import check_harmless
+from parallelism.interop.stablehlo.harmless import Ended, by_child, check_harmless
 from parallelism.interop.stablehlo.module import OPEN, Block, Module, Node, OtherType, Type
-from parallelism.interop.stablehlo.shardings import list_groups
+from parallelism.interop.stablehlo.shardings import list_groups, with_axes_split
 from parallelism.ir.core import DTYPES, Expression, TensorType
 from parallelism.mesh import Mesh
 
@@ -64,7 +63,7 @@ def read_module(content: str | bytes, *, trusted: bool = False) -> Module:
             content = text_of(content)
         module = _parsed(ir, content, trusted)
         try:
-            return list_groups(_Reading(ir).module(module))
+            return list_groups(with_axes_split(_Reading(ir).module(module)))
         except RecursionError:
             raise InteropError("its attributes are nested too deep") from None
         except (RuntimeError, UnicodeDecodeError) as error:  # what the bindings raise for bytes in strings
@@ -96,36 +95,23 @@ def _parsed(ir: Any, content: str | bytes, trusted: bool) -> Any:
         raise InteropError(f"the text cannot be parsed: {error}") from None
 
 
-_CHILD = """import sys; from jax.interpreters import mlir; from jaxlib.mlir import ir, dialects
-content = sys.stdin.buffer.read()
-with mlir.make_ir_context() as context, ir.Location.unknown():
-    try:
-        with context.attach_diagnostic_handler(lambda _: True):
-            module = dialects.stablehlo.deserialize_portable_artifact(context, content)
-    except (ValueError, ir.MLIRError):
-        module = ir.Module.parse(content)
-    sys.stdout.buffer.write(module.operation.get_asm(binary=True, enable_debug_info=True))
-"""
 MOST_SECONDS = 120
 
 
 def text_of(content: bytes) -> str:
     """The text of a portable artifact, or of a module in the bytecode of MLIR, which XLA writes.
 
-    A child process reads it: the reader of bytes that are broken may abort or never end.
+    A child process reads it, one for all: the reader of bytes that are broken may abort or never end.
     """
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", _CHILD], input=content, capture_output=True, timeout=MOST_SECONDS
-        )
-    except subprocess.TimeoutExpired:
-        raise InteropError(f"the portable artifact was not read in {MOST_SECONDS} s") from None
-    if done.returncode:
-        last = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:] or [
-            f"exit code {done.returncode}"
-        ]
-        raise InteropError(f"the portable artifact cannot be read: {last[0]}")
-    return done.stdout.decode("utf-8", "replace")
+        is_read, found = by_child(b"a", content, MOST_SECONDS)
+    except Ended:
+        raise InteropError(
+            f"the portable artifact cannot be read: its reader ended, or took more than {MOST_SECONDS} s"
+        ) from None
+    if not is_read:
+        raise InteropError(f"the portable artifact cannot be read: {found.decode('utf-8', 'replace')}")
+    return found.decode("utf-8", "replace")
 
 
 class _Reading:
@@ -206,7 +192,7 @@ class _Reading:
             try:
                 found[name] = self.attribute(operation.attributes[name])
             except TypeError:  # the bindings have no class for arrays of complex numbers
-                found[name] = None
+                found[name] = _complex_numbers(operation)
         return found
 
     def attribute(self, attribute: Any) -> Any:
@@ -240,6 +226,13 @@ class _Reading:
             return np.array(attribute).astype(type.dtype).reshape(shape)
         except TypeError:  # the bindings have no buffers of narrow floats and narrow integers
             return _spelled(str(attribute), type.dtype).reshape(shape)
+
+
+def _complex_numbers(operation: Any) -> Any:
+    """The numbers of a complex constant; None if its text does not have them."""
+    results = list(operation.results)
+    type = type_of_parts(str(results[0].type)) if len(results) == 1 else None
+    return None if type is None else numbers_in(str(operation), [int(n) for n in type.shape])
 
 
 def _spelled(text: str, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:

@@ -302,7 +302,7 @@ def _next_after(reader: Reader, node: Node, x: list[Any]) -> Any:
     )  # a sum of large numbers is nan
 
 
-@meaning("stablehlo.constant")
+@meaning("stablehlo.constant", "sdy.constant")
 def _constant(reader: Reader, node: Node, x: list[Any]) -> Any:
     type = node.type()
     array = node.attributes["value"]

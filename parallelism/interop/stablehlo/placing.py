@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from parallelism.interop.errors import InteropError
 from parallelism.interop.partitioned import Partitioned, Parts
 from parallelism.interop.stablehlo.collectives import COLLECTIVES, groups_of
 from parallelism.interop.stablehlo.module import Module, Node
@@ -30,10 +31,17 @@ from parallelism.sharding import TensorSharding
 CALLS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute", "group_collective")
 
 
+def _count(module: Module, name: str) -> int:
+    """A number of devices that a module names, or 1."""
+    found = module.attributes.get(name, 1)
+    if not isinstance(found, int) or found < 1:
+        raise InteropError(f"{name} must be a number from 1 on, got {str(found)[:80]}")
+    return found
+
+
 def devices_of(module: Module, mesh: Mesh | None) -> Devices | None:
     """The devices that a module is for; None if it is for one and names no mesh."""
-    replicas = int(module.attributes.get("mhlo.num_replicas", 1))
-    partitions = int(module.attributes.get("mhlo.num_partitions", 1))
+    replicas, partitions = (_count(module, f"mhlo.num_{name}") for name in ("replicas", "partitions"))
     own = mesh or sdy_mesh(module)
     if own is not None:
         return Devices(own, 1, own.size)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from parallelism.interop.complex_numbers import Pair
 from parallelism.interop.errors import InteropError
 from parallelism.interop.folding import recorded, whole
 from parallelism.interop.partitioned import Partitioned, uses_rank
@@ -143,7 +144,7 @@ def program_of(
         reader = Reader(with_manual_regions(module), builder, most_ops, placed)
         results = reader.function(reader.module.main, [Traced(builder, inputs[number]) for number in kept])
         targets = result_layouts(main, stated)
-        if len(targets) != len(results):
+        if len(targets) != len(results) or any(isinstance(x, Pair) for x in results):
             raise main.unsupported("a result is no tensor of numbers")
         results = [laid(reader, x, layout) for x, layout in zip(results, targets, strict=True)]
         outputs = [recorded(whole(x)).value for x in results]

@@ -8,13 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from parallelism.interop.complex_numbers import (
+    ARITHMETIC,
+    COMPARISONS,
+    MOVING,
+    Pair,
+    fourier,
+    is_sum,
+    pair,
+    product,
+    type_of_parts,
+)
 from parallelism.interop.errors import InteropError
 from parallelism.interop.folding import recorded, whole
 from parallelism.interop.meanings import Meanings
-from parallelism.interop.stablehlo.module import Block, Module, Node
+from parallelism.interop.stablehlo.module import Block, Module, Node, OtherType
 from parallelism.ir.core import Builder, Function, IRError, TensorType
 from parallelism.ir.tracing import Traced, recording
 from parallelism.mesh import Mesh
@@ -103,7 +116,7 @@ class Reader:
 
     def results(self, node: Node, operands: list[Any], values: dict[int, Any]) -> list[Any]:
         """The results of one node."""
-        means = MEANINGS.get(node.kind)
+        means = _of_pairs if _is_complex(node, operands) else MEANINGS.get(node.kind)
         if means is None:
             raise node.unsupported("this op is not supported")
         if len(self.builder.ops) > self.most_ops:
@@ -176,6 +189,59 @@ class Reader:
         return self.defined.get(node.operands[number])
 
 
+def _is_complex(node: Node, operands: Sequence[Any]) -> bool:
+    """Whether a node takes or gives complex numbers, and is no call."""
+    if node.kind in CALLING:
+        return False
+    given = any(isinstance(x, Pair) for x in operands)
+    return given or any(isinstance(type, OtherType) and type_of_parts(type.text) for type in node.types)
+
+
+def _of_pairs(reader: Reader, node: Node, x: list[Any]) -> Any:
+    """What a node makes of complex numbers."""
+    types = [type_of_parts(type.text) if isinstance(type, OtherType) else type for type in node.types]
+    kind, of_parts = (
+        node.kind,
+        replace(node, types=tuple(types[i] or own for i, own in enumerate(node.types))),
+    )
+    if kind in ARITHMETIC:
+        return ARITHMETIC[kind](*x)
+    if kind == "stablehlo.complex":
+        return Pair(*x)
+    if (
+        kind == "stablehlo.compare"
+        and (how := COMPARISONS.get(_word(node, "comparison_direction"))) is not None
+    ):
+        return how(*x)
+    if kind == "stablehlo.fft":
+        lengths = [int(n) for n in np.reshape(node.attributes["fft_length"], -1)]
+        return fourier(x[0], _word(node, "fft_type"), lengths)
+    if kind == "stablehlo.constant" and isinstance(array := node.attributes["value"], np.ndarray):
+        dtype = of_parts.type().dtype
+        return Pair(*(np.array(each, dtype) for each in (array.real, array.imag)))
+    means = MEANINGS.get(kind)
+    if means is not None and kind in ("stablehlo.convert", "stablehlo.dot_general"):
+        if kind == "stablehlo.convert":
+            given = [pair(x[0]).real, pair(x[0]).imag]
+            parts = [means(reader, of_parts, [each]) for each in given]
+            return Pair(*parts) if isinstance(node.types[0], OtherType) else parts[0]
+        return product(x[0], x[1], lambda a, b: means(reader, of_parts, [a, b]))
+    sums = kind == "stablehlo.reduce" and is_sum([each.kind for each in node.body.nodes])
+    if means is None or not (sums or kind in MOVING):
+        raise node.unsupported("it is not supported for complex numbers")
+    real = means(reader, of_parts, [each.real if isinstance(each, Pair) else each for each in x])
+    imag = means(reader, of_parts, [each.imag if isinstance(each, Pair) else each for each in x])
+    if not isinstance(real, list | tuple):
+        return Pair(real, imag)
+    return [Pair(*parts) for parts in zip(real, imag, strict=True)]
+
+
+def _word(node: Node, attribute: str) -> str:
+    """The last word of an attribute: EQ of ``#stablehlo<comparison_direction EQ>``."""
+    return str(node.attributes.get(attribute, "")).rstrip(">").rpartition(" ")[2]
+
+
+CALLING = frozenset(("func.call", "func.return", "stablehlo.return"))
 _PHASES = {"rematted_computation": "recomputed", "transpose(": "backward", "jvp(": "forward"}
 
 

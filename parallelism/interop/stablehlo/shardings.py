@@ -7,7 +7,7 @@ along which all groups and all lists of devices lie.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, combinations, pairwise, permutations
 from math import prod
 from typing import Any, NamedTuple
@@ -90,10 +90,6 @@ def _sdy_layout(text: str) -> TensorSharding | None:
     found = re.search(r"\[(.*?)\]", text, re.S)
     if found is None:
         raise UnsupportedError(f"the sharding {text[:80]!r} is not understood")
-    if re.search(r":\(\d+\)\d+", text):
-        raise UnsupportedError(
-            f"sub-axes are not supported, as in {text[:80]!r}: split the axis of the mesh in two"
-        )
     dims = re.findall(r"\{([^}]*)\}", found[1])
     names = [tuple(re.findall(r'"((?:[^"\\]|\\.)*)"', dim)) for dim in dims]
     partial = re.search(r"unreduced=\{([^}]*)\}", text)
@@ -103,6 +99,76 @@ def _sdy_layout(text: str) -> TensorSharding | None:
     if dims and all("?" in dim for dim in dims) and not any(names) and not pending:
         return None
     return TensorSharding(*names, partial=pending) if pending else TensorSharding(*names)
+
+
+_SUB_AXIS = re.compile(r'"((?:[^"\\]|\\.)*)":\((\d+)\)(\d+)')
+"""``"x":(2)4`` is the part of 4 devices of the axis x behind parts of 2 in all."""
+
+
+def with_axes_split(module: Module) -> Module:
+    """The module, in which axes of meshes that shardings take apart are several axes: x of 8 devices becomes x_0 and x_1.
+
+    `UnsupportedError` for parts of an axis that overlap without one being inside of the other.
+    """
+    nodes = [*module.others, *module.nodes()]
+    texts = [text for node in nodes for text in _texts_in(node.attributes) if "#sdy" in text]
+    ends: dict[str, set[int]] = {}
+    for text in texts:
+        for name, before, size in _SUB_AXIS.findall(text):
+            ends.setdefault(name, set()).update({int(before), int(before) * int(size)})
+    if not ends:
+        return module
+    sizes = {name: int(size) for text in texts for name, size in re.findall(r'"([^"]*)"\s*=\s*(\d+)', text)}
+    parts = {name: _axis_parts(name, sizes.get(name, 0), found, set(sizes)) for name, found in ends.items()}
+    for node in nodes:
+        for key, value in node.attributes.items():
+            node.attributes[key] = _with_texts(value, lambda text: _in_parts(text, parts))
+    return module
+
+
+def _axis_parts(name: str, size: int, ends: Iterable[int], taken: set[str]) -> list[tuple[str, int, int]]:
+    """The parts of an axis, the outermost first: a name, the devices of the parts before it, and with its own."""
+    cuts = sorted({1, size, *ends})
+    steps = [*pairwise(cuts)]
+    if cuts[-1] != size or any(before < 1 or after % before for before, after in steps):
+        raise UnsupportedError(
+            f"the sub-axes of {name!r}, which has {size} devices, do not lie in each other"
+        )
+    names = [f"{name}_{i}" for i in range(len(steps))]
+    while not taken.isdisjoint(names):
+        names = [f"{each}_" for each in names]
+    return [(each, before, after) for each, (before, after) in zip(names, steps, strict=True)]
+
+
+def _in_parts(text: str, parts: Mapping[str, list[tuple[str, int, int]]]) -> str:
+    """A text of Shardy with the parts of axes in the place of the axes: in meshes, in shardings and in lists of axes."""
+    if "#sdy" not in text:
+        return text
+
+    def of(found: re.Match[str]) -> str:
+        name, size, before, length = found[1], found[2], int(found[3] or 1), int(found[4] or 0)
+        if name not in parts:
+            return found[0]
+        if size is not None:
+            return ", ".join(f'"{each}"={after // first}' for each, first, after in parts[name])
+        last = before * length if length else parts[name][-1][2]
+        return ", ".join(
+            f'"{each}"' for each, first, after in parts[name] if before <= first and after <= last
+        )
+
+    return re.sub(r'"((?:[^"\\]|\\.)*)"(?:(\s*=\s*\d+)|:\((\d+)\)(\d+))?', of, text)
+
+
+def _with_texts(attribute: Any, change: Callable[[str], str]) -> Any:
+    """An attribute with the texts in it changed."""
+    match attribute:
+        case str():
+            return change(attribute)
+        case dict():
+            return {key: _with_texts(value, change) for key, value in attribute.items()}
+        case tuple():
+            return tuple(_with_texts(value, change) for value in attribute)
+    return attribute
 
 
 def list_groups(module: Module) -> Module:

@@ -64,7 +64,7 @@ MISTAKES = {
     "another stage": (lambda rank, stages, microbatches: [f"{k % stages}F{rank}" for k in range(microbatches)],
                       "the stage and the microbatch are exchanged"),
     "steady part from 0": (lambda *sizes: one_f_one_b(*sizes, steady_from=0),
-                           "the part with a backward and a forward in turn begins with microbatch 0 again"),
+                           "the part with a backward and a forward in turn begins at microbatch 0 again"),
     "warm-up without limit": (lambda rank, stages, microbatches: [f"F{k}" for k in range(stages - rank)] + one_f_one_b(
         rank, stages, microbatches)[min(stages - rank, microbatches):],
         "the warm-up of stage 0 is too long for so few microbatches"),

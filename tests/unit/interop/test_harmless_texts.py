@@ -7,10 +7,13 @@ import re
 
 import pytest
 
-pytest.importorskip("jax")
+jax = pytest.importorskip("jax")
 
-from parallelism.interop import InteropError, from_stablehlo
-from parallelism.interop.stablehlo import harmless
+from jax_examples import EXAMPLES  # noqa: E402
+
+from parallelism.interop import InteropError, from_stablehlo  # noqa: E402
+from parallelism.interop.stablehlo import harmless  # noqa: E402
+from parallelism.interop.stablehlo.bindings import artifact  # noqa: E402
 
 
 def with_attribute(text, before=""):
@@ -141,3 +144,87 @@ def test_a_text_with_words_exchanged_gives_a_program_or_one_short_error(count):
         except InteropError as error:
             longest = max(longest, len(str(error)))
     assert read < count and 0 < longest < 1000
+
+
+SEEDS = (
+    SEED,
+    """module {
+      sdy.mesh @mesh = <["a"=2, "b"=4]>
+      func.func @main(%x: tensor<8x4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"a"}, {}]>}) -> tensor<8x4xf32> {
+        %c = stablehlo.constant dense<[1.5, -2.0, 0.25, 3.0]> : tensor<4xbf16>
+        %0 = stablehlo.convert %c : (tensor<4xbf16>) -> tensor<4xf32>
+        %1 = stablehlo.broadcast_in_dim %0, dims = [1] : (tensor<4xf32>) -> tensor<8x4xf32>
+        %2 = stablehlo.add %x, %1 {sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{"a", "b"}, {}]>]>} : tensor<8x4xf32>
+        return %2 : tensor<8x4xf32>
+      }
+    }""",
+    """module {
+      func.func @main(%x: tensor<?x3xf32>, %i: tensor<i32>) -> tensor<?x3xf32> {
+        %0 = stablehlo.get_dimension_size %x, dim = 0 : (tensor<?x3xf32>) -> tensor<i32>
+        %1 = stablehlo.reshape %0 : (tensor<i32>) -> tensor<1xi32>
+        %c = stablehlo.constant dense<3> : tensor<1xi32>
+        %2 = stablehlo.concatenate %1, %c, dim = 0 : (tensor<1xi32>, tensor<1xi32>) -> tensor<2xi32>
+        %f = stablehlo.convert %i : (tensor<i32>) -> tensor<f32>
+        %3 = stablehlo.dynamic_broadcast_in_dim %f, %2, dims = [] : (tensor<f32>, tensor<2xi32>) -> tensor<?x3xf32>
+        %4 = stablehlo.multiply %x, %3 : tensor<?x3xf32>
+        return %4 : tensor<?x3xf32>
+      }
+    }""")
+
+
+def bytes_changed(content, rng):
+    """Bytes set, left out or put in, or the end cut off."""
+    content = bytearray(content)
+    for _ in range(rng.randint(1, 4)):
+        place = rng.randrange(len(content))
+        match rng.choice(("set", "set", "bit", "cut", "put", "end")):
+            case "set":
+                content[place] = rng.randrange(256)
+            case "bit":
+                content[place] ^= 1 << rng.randrange(8)
+            case "cut":
+                del content[place:place + rng.randint(1, 4)]
+            case "put":
+                content.insert(place, rng.randrange(256))
+            case "end" if rng.random() < 0.2:
+                del content[max(place, 4):]
+    return bytes(content)
+
+
+def artifacts():
+    """The last text, and functions of JAX, as portable artifacts."""
+    yield artifact(SEEDS[2])
+    for name in ("transformer block", "convolutions", "scatters", "sorting by two keys", "branches", "scan"):
+        function, arguments = EXAMPLES[name]
+        yield artifact(jax.jit(function).lower(*arguments).as_text())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize(("kind", "count"), [("text", 5500), ("artifact", 1500)])
+def test_a_module_with_bytes_changed_gives_a_program_or_one_short_error(kind, count):
+    files = [text.encode() for text in SEEDS] if kind == "text" else [*artifacts()]
+    rng, read, longest = random.Random(count), 0, 0
+    for _ in range(count):
+        try:
+            from_stablehlo(bytes_changed(rng.choice(files), rng), most_ops=2000)
+            read += 1
+        except InteropError as error:
+            longest = max(longest, len(str(error)))
+    assert 0 < read < count and 0 < longest < 1000
+
+
+@pytest.mark.slow
+def test_one_child_reads_many_artifacts_and_another_one_follows_where_it_ended(monkeypatch):
+    made, started = harmless._Child, []
+    monkeypatch.setattr(harmless, "_Child", lambda: started.append(made()) or started[-1])
+    harmless._children.clear()
+    content = artifact(SEEDS[2])
+    programs = [from_stablehlo(content) for _ in range(3)]
+    assert len(started) == 1 and programs[0] == programs[2]
+    started[0].process.kill()
+    started[0].process.wait()
+    assert from_stablehlo(content) == programs[0] and len(started) == 2
+    with pytest.raises(InteropError, match="portable artifact cannot be read"):
+        from_stablehlo(content[:-9])
+    started[1].end()

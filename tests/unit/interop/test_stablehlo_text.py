@@ -11,8 +11,8 @@ pytest.importorskip("jax")
 
 from numpy.testing import assert_array_equal
 
-from parallelism import ir
-from parallelism.interop import InteropError, UnsupportedError, from_stablehlo
+from parallelism import TensorSharding, ir
+from parallelism.interop import InteropError, UnsupportedError, from_stablehlo, mesh_of
 from parallelism.interop.stablehlo.bindings import artifact
 
 DOUBLED = """
@@ -74,6 +74,43 @@ def test_groups_that_are_named_by_axes_of_a_mesh_are_those_of_the_axes():
         from_stablehlo(text.replace("mesh = @mesh", "mesh = @other"))
 
 
+def test_a_module_whose_number_of_devices_is_none_is_one_error():
+    text = DOUBLED.replace("module @doubled {", 'module @doubled attributes {mhlo.num_partitions = "four"} {')
+    with pytest.raises(InteropError, match=r"mhlo\.num_partitions must be a number from 1 on, got four"):
+        from_stablehlo(text)
+
+
+def of_sub_axes(first='"x":(1)2', second='"x":(2)2', size=4):
+    return f"""module {{
+      sdy.mesh @m = <["x"={size}, "y"=2, "x_0"=1]>
+      func.func @main(%a: tensor<8x4xf32> {{sdy.sharding = #sdy.sharding<@m, [{{{first}, "y"}}, {{{second}}}]>}})
+          -> tensor<8x4xf32> {{
+        %c = sdy.constant dense<2.0> : tensor<8x4xf32>
+        %0 = stablehlo.multiply %a, %c : tensor<8x4xf32>
+        %1 = sdy.sharding_constraint %0 <@m, [{{"x"}}, {{"y"}}]> : tensor<8x4xf32>
+        return %1 : tensor<8x4xf32>
+      }}
+    }}"""
+
+
+def test_an_axis_that_is_taken_apart_is_several_axes():
+    program = from_stablehlo(of_sub_axes())
+    assert mesh_of(of_sub_axes()).shape == {"x_0_": 2, "x_1_": 2, "y": 2, "x_0": 1}
+    assert program.inputs[0].layout == TensorSharding(("x_0_", "y"), "x_1_")
+    assert program.outputs[0].layout == TensorSharding(("x_0_", "x_1_"), "y")
+    assert [op.kind for op in program.ops] == ["constant", "multiply", "reshard"]
+    x = np.arange(32, dtype=np.float32).reshape(8, 4)
+    assert_array_equal(ir.interpret(program, [x]).outputs[0], 2 * x)
+    three = from_stablehlo(of_sub_axes('"x":(2)2', '"x":(8)3', 24))
+    assert three.inputs[0].layout == TensorSharding(("x_1_", "y"), "x_3_")
+    assert three.outputs[0].layout == TensorSharding(("x_0_", "x_1_", "x_2_", "x_3_"), "y")
+
+
+def test_parts_of_an_axis_that_overlap_are_refused():
+    with pytest.raises(UnsupportedError, match="the sub-axes of 'x', which has 6 devices, do not lie in each other"):
+        from_stablehlo(of_sub_axes('"x":(1)2', '"x":(3)2', 6))
+
+
 def test_what_xla_adds_when_it_compiles_is_read():
     """A fusion, a copy, and memory read in another shape: the first has the rows of (3, 2), the columns of (2, 3)."""
     text = in_main("""  %0 = "mhlo.fusion"(%x) <{fusion_kind = #mhlo<fusion_kind kLoop>}> ({
@@ -102,7 +139,8 @@ def test_what_xla_adds_when_it_compiles_is_read():
      "  return %0 : tensor<4xf32>",
      UnsupportedError, r"stablehlo.custom_call at line 2, column \d+: the custom call 'lapack_sgetrf' is not"),
     ("  %0 = stablehlo.fft %x, type = RFFT, length = [4] : (tensor<4xf32>) -> tensor<3xcomplex<f32>>\n"
-     "  return %x : tensor<4xf32>", UnsupportedError, r"stablehlo.fft at line 2, column \d+: this op is not supported"),
+     "  %1 = stablehlo.tanh %0 : tensor<3xcomplex<f32>>\n  return %x : tensor<4xf32>", UnsupportedError,
+     r"stablehlo.tanh at line 3, column \d+: it is not supported for complex numbers"),
     ('  %s = stablehlo.constant dense<[1, 2]> : tensor<2xui64>\n'
      '  %0:2 = "stablehlo.rng_bit_generator"(%s) <{rng_algorithm = '
      "#stablehlo<rng_algorithm DEFAULT>}> : (tensor<2xui64>) -> (tensor<2xui64>, tensor<4xui32>)\n"
