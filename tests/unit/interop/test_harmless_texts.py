@@ -146,6 +146,13 @@ def test_a_text_with_words_exchanged_gives_a_program_or_one_short_error(count):
     assert read < count and 0 < longest < 1000
 
 
+def test_a_name_that_is_no_text_is_one_error():
+    text = 'module attributes {a.b = {"na\\D0me" = 1 : i32}} { func.func @main() { return } }'
+    with pytest.raises(InteropError, match="a string of the module is not UTF-8"):
+        harmless.check_harmless(text)
+    harmless.check_harmless(text.replace("D0", "C3\\A9"))
+
+
 SEEDS = (
     SEED,
     """module {
