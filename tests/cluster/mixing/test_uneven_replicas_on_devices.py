@@ -14,7 +14,7 @@ ROWS = 12
 
 
 @pytest.mark.parametrize(("text", "mesh", "rule", "backend"), [
-    ("dp pp 1f1b:3,shares=1|3", {"dp": 2, "pp": 2}, SGD(0.1), "process"),
+    pytest.param("dp pp 1f1b:3,shares=1|3", {"dp": 2, "pp": 2}, SGD(0.1), "process", marks=pytest.mark.slow),
     pytest.param("dp pp 1f1b:1,shares=1|2|1|2", {"dp": 4, "pp": 1}, Adam(0.01), "thread", marks=pytest.mark.slow),
     pytest.param("dp tp sp zero=1 pp@block.1 1f1b:2,shares=1|2", {"dp": 2, "pp": 2, "tp": 2}, Adam(0.01), "process",
                  marks=pytest.mark.slow),

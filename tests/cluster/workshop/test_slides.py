@@ -55,6 +55,7 @@ def test_pages_are_turned_and_numbered(opened):
     assert opened.problems == []
 
 
+@pytest.mark.slow
 def test_a_swipe_turns_one_page_and_nothing_is_cut_on_a_phone(opened):
     opened.open(WORKSHOP / "slides.html", 400, 800)
     first = page(opened)

@@ -56,7 +56,7 @@ MADE = replace(
         "attention_gradient": Kernel(rates=(AttentionRate(64, True, 0.3, 900.0), AttentionRate(128, True, 0.5, 700.0))),
     })
 """What the fake GPU computes with, and the fit must find."""
-FEW = MODELS[:1]
+FEW = QUICK_MODELS[:1]
 
 
 def silent(words: str) -> None:

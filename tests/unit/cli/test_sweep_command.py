@@ -55,6 +55,7 @@ def test_a_sweep_has_the_plan_of_each_cell_and_what_it_costs(capsys: pytest.Capt
     assert found["cheapest"] == cheapest and found["fastest"] == min(found["sweep"], key=lambda each: each["days"])
 
 
+@pytest.mark.slow
 def test_the_table_has_80_columns_and_its_figures_those_of_the_json(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, err = said(capsys, "plan", *SMALL, *ON, "--tokens", "1B", "--price", "2")
     assert (status, err) == (0, "") and max(map(len, out.splitlines())) <= 80

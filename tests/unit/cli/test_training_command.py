@@ -183,6 +183,7 @@ def test_adapters_are_told_and_hold_little(capsys: pytest.CaptureFixture[str]) -
     assert [a["weights"] - b["weights"] for a, b in zip(held, narrow, strict=True)] == [products - scales] * 2
 
 
+@pytest.mark.slow
 def test_packed_documents_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, err = said(capsys, "gpt", *MODEL, *SPLIT, *ON, "--document-lengths", "2", "--document-variation", "0.5")
     assert (status, err) == (0, "")

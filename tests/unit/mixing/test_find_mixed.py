@@ -23,7 +23,7 @@ ASKED = {"batch": 8, "recompute": "none"}
 
 @pytest.fixture(scope="module")
 def found():
-    return find_mixed(SPEC, hardware=both(), simulations=2, microbatch=1, zero=1, **ASKED)
+    return find_mixed(SPEC, hardware=both(), simulations=2, pp=2, microbatch=1, zero=1, **ASKED)
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +133,7 @@ def test_faster_stages_have_more_blocks_and_memory_bounds_them(found):
 
 def test_each_part_alone_has_the_plan_that_a_search_on_it_finds(found):
     for alone, part in zip(found.alone, (SLOW, FAST), strict=True):
-        plans = find_plan(SPEC, hardware=part, devices=4, simulations=2, microbatch=1, zero=1, **ASKED)
+        plans = find_plan(SPEC, hardware=part, devices=4, simulations=2, pp=2, microbatch=1, zero=1, **ASKED)
         assert (alone.plan.seconds, alone.plan.settings) == (plans.best.seconds, plans.best.settings)
     assert found.fastest_alone.name == "fast"
     assert found.best is min((found.found[0], found.alone[1].plan), key=lambda plan: plan.seconds)
