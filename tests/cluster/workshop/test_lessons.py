@@ -90,8 +90,9 @@ def test_a_notebook_runs_from_top_to_bottom(source, solved, tmp_path):
     assert all(("PASSED" if solved else "NOT YET") in answer for answer in answers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "exercises", "without"), [
-    pytest.param(4, 3, WITHOUT, marks=pytest.mark.slow, id="on threads"), pytest.param(6, 4, "", marks=pytest.mark.slow, id="as it is")])
+    pytest.param(4, 3, WITHOUT, id="on threads"), pytest.param(6, 4, "", id="as it is")])
 def test_a_notebook_and_lesson_py_are_all_that_a_student_needs(number, exercises, without, tmp_path):
     """In a folder with these two files alone: a lesson runs, its score is kept there, and it is reset.
 
