@@ -128,7 +128,8 @@ def check(cluster, operation, values, grad):
     run = run_step(cluster, operation, values, grad)
     expected = [attention(*values, operation.mask), *gradients(values, grad, operation.mask)]
     for one, other in zip(joined(run, operation), expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-10 * np.abs(other).max(initial=0))
+        # Of a sequence with one key the gradients of scores are 0, but for rounding.
+        np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-10 * max(1e-2, np.abs(other).max(initial=0)))
     assert run.trace.bytes_received() == sum(plan.bytes_received) + sum(plan.backward_bytes_received)
     return run
 
