@@ -188,6 +188,7 @@ def checked_settings(fixed: Mapping[str, Any], model: TrainedModel) -> dict[str,
     return {name: _values(SETTINGS[name], value, model) for name, value in fixed.items() if value is not None}
 
 
+@short_errors
 def check_names(fixed: Iterable[str]) -> None:
     """``ValueError`` for a setting that there is not."""
     for name in fixed:

@@ -71,6 +71,7 @@ class SharedChannels:
         """The transfer of the messages from one rank to another."""
         self._of_call: dict[Any, int] = {}
         """The transfer of a call, by `_key`."""
+        self._routes: dict[int, Route | None] = {}
         for number, ends in enumerate(messages_of(templates)):
             self._add_messages(number, ends)
         self._add_collectives()
@@ -193,10 +194,6 @@ class SharedChannels:
                 return device, transfer, channel
 
     # -- routes --------------------------------------------------------------------------------------------------------
-
-    @cached_property
-    def _routes(self) -> dict[int, Route | None]:
-        return {}
 
     def _route(self, number: int) -> Route | None:
         """The links of a transfer, one channel of each set, with the parts of all of its equals there."""

@@ -18,6 +18,7 @@ import numpy as np
 
 from parallelism.ir.recording.numpy_calls import of_one_dtype
 from parallelism.ir.tracing import Traced
+from parallelism.ir.tracing.memory_order import is_by_rows, place_of
 
 _NAMES = ("array", "asarray", "asanyarray", "ascontiguousarray")
 _NUMPY = f"{Path(np.__file__).parent}{os.sep}"
@@ -78,7 +79,29 @@ def _converted(
     if dtype is not None and np.dtype(dtype) != found.dtype:
         return found.astype(dtype)
     copies = copy is True or (copy is None and name == "array")
-    return found.copy() if copies and not is_new else found
+    if copies and not is_new:
+        return found.copy()
+    if name == "ascontiguousarray" and found._order is not None:
+        return _by_rows(found)
+    return found
+
+
+def _by_rows(x: Any) -> Any:
+    """The array itself if it lies by rows, or else a copy; where that is not known, one whose change is refused."""
+    is_view = is_by_rows(place_of(x))
+    if is_view:
+        return x
+    result = x.copy()
+    result._order = None
+    return result if is_view is False else result.lies_in(x, _copied, is_view=_unknown)
+
+
+def _copied(x: Any) -> Any:
+    return x.copy()
+
+
+def _unknown() -> None:
+    """Whether the result of `_by_rows` is a view."""
 
 
 def _joined(parts: Any) -> Any:

@@ -82,7 +82,10 @@ def _mean(
         there: Any = np.broadcast_to(lift(where), x.shape)
         given = np.mean(np.zeros(1, x.dtype), dtype=dtype).dtype
         total = np.sum(x, axis=axis, dtype=given, keepdims=keepdims, where=there)
-        return total / np.sum(there, axis=axis, keepdims=keepdims).astype(given)
+        count: Any = np.sum(there, axis=axis, keepdims=keepdims)
+        return (total / count).astype(
+            given
+        )  # as NumPy, which divides in float64 where an integer is asked for
     own = x.dtype if dtype is None and _is_half(x.dtype) else None
     if own is not None:  # NumPy sums these in float32, too
         dtype = np.float32

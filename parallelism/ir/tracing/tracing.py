@@ -130,8 +130,11 @@ class Traced(Writable, np.lib.mixins.NDArrayOperatorsMixin):
         if method == "at":
             return CALLS["at"](ufunc, *inputs)
         if method == "accumulate" and ufunc in ACCUMULATIONS:
-            result = _own(ACCUMULATIONS[ufunc](inputs[0], **{"axis": 0, **options}), inputs)
-            return computed(result, ufunc.accumulate, inputs, options)
+            axis = options.pop("axis", 0)
+            if isinstance(axis, tuple) and len(axis) == 1:  # NumPy takes it, too
+                (axis,) = axis
+            result = _own(ACCUMULATIONS[ufunc](inputs[0], axis=axis, **options), inputs)
+            return computed(result, ufunc.accumulate, inputs, {"axis": axis, **options})
         axis = options.get("axis", 0)
         options = {key: value for key, value in options.items() if value is not None}
         if method == "reduce" and ufunc in _REDUCTIONS:

@@ -29,15 +29,8 @@ def test_random_programs_make_what_numpy_makes():
     check(0, DAILY)
 
 
-# Defects that are not mended yet: `mean` with ``dtype=`` and ``where=`` has another dtype (seeds 2130, 3317), an axis of an
-# `einsum` is out of bounds (two programs), and `ascontiguousarray` of columns is no copy (3634).
-KNOWN_DEFECTS = {4, 5, 6, 7, 8}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("part", [
-    pytest.param(part, marks=[pytest.mark.xfail(reason="a known defect")] * (part in KNOWN_DEFECTS))
-    for part in range(-(-MANY // PART))])
+@pytest.mark.parametrize("part", range(-(-MANY // PART)))
 def test_many_random_programs_make_what_numpy_makes(part):
     check(DAILY + part * PART, DAILY + min((part + 1) * PART, MANY))
 
@@ -58,6 +51,20 @@ def in_columns(x):
     y += 1
     flat[0] = 50
     return y, flat, raveled, row
+
+
+def contiguous(x):
+    y = x.T * 2                                 # does not lie by rows
+    turned, columns, rows = np.ascontiguousarray(y), np.ascontiguousarray(x[:, :2]), np.ascontiguousarray(x[:1])
+    turned += 3
+    columns *= 2
+    rows -= 1                                   # the only one that is a view
+    y += 1
+    return x, y, turned, columns, rows
+
+
+def rows_at_once(x):
+    return np.maximum.accumulate(x, axis=(1,)), x.mean(axis=0, dtype=np.int64, where=x > 0)
 
 
 def by_steps(x):
@@ -146,8 +153,8 @@ def into(x):
     return s, y
 
 
-NAMED = [transposed_and_reshaped, in_columns, by_steps, in_the_order_of, of_nobody_else, of_a_product, without_dims,
-         at_a_number, on_the_diagonal, dtypes, sums, of_16_bits, of_bools, into]
+NAMED = [transposed_and_reshaped, in_columns, contiguous, rows_at_once, by_steps, in_the_order_of, of_nobody_else,
+         of_a_product, without_dims, at_a_number, on_the_diagonal, dtypes, sums, of_16_bits, of_bools, into]
 
 
 @pytest.mark.sampled(3)
