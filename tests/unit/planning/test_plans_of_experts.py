@@ -92,12 +92,13 @@ def test_many_rows_from_pieces_are_the_simulated_ones(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("cp", "exchange", "recompute"), [
-    (2, "a2a", "none"), (2, "a2a", "selective"), (4, "a2a", "full"), (4, "a2a+p2p", "selective")])
-def test_gradients_of_latent_attention_are_summed_where_its_backward_leaves_them(cp: int, exchange: str,
-                                                                                 recompute: str) -> None:
+@pytest.mark.parametrize(("cp", "exchange", "recompute", "over"), [
+    (2, "a2a", "none", "ep"), (2, "a2a", "none", "ep+cp"), (2, "a2a", "selective", "ep+cp"), (4, "a2a", "full", "ep"),
+    (4, "a2a+p2p", "selective", "ep+cp")])
+def test_gradients_of_latent_attention_are_summed_where_its_backward_leaves_them(cp: int, exchange: str, recompute: str,
+                                                                                 over: str) -> None:
     fixed = {"pp": 1, "cp": cp, "ep": 1, "tp": 1, "exchange": exchange, "recompute": recompute, "microbatch": 2, "zero": 1,
-             "schedule": "1f1b", "experts_over": "ep+cp", "order": "pp dp ep cp tp", "tp_overlap": False, "sp": False}
+             "schedule": "1f1b", "experts_over": over, "order": "pp dp ep cp tp", "tp_overlap": False, "sp": False}
     check(spec(**MODELS["deepseek"]), 8, 16, fixed, 1, 0)
 
 
