@@ -26,7 +26,7 @@ from parallelism.interop import (  # noqa: E402
     to_onnx,
     to_stablehlo,
 )
-from parallelism.interop.stablehlo.exporting import CALLS, called  # noqa: E402
+from parallelism.interop.written.stablehlo_modules import CALLS, called  # noqa: E402
 from parallelism.layouts import annotate, partition  # noqa: E402
 from parallelism.transforms import Strategy, TensorParallel  # noqa: E402
 from vcluster.__main__ import main  # noqa: E402

@@ -10,7 +10,7 @@ import numpy as np
 from parallelism.execution import Executable
 from parallelism.interop.errors import UnsupportedError
 from parallelism.interop.stablehlo import bindings
-from parallelism.interop.stablehlo.composite_calls import COMPOSITES, Call
+from parallelism.interop.written.composite_calls import COMPOSITES, Call
 from parallelism.ir.core import Function, Op, TensorType, Value
 from parallelism.layouts.localization import step_of
 from parallelism.mesh import Mesh
