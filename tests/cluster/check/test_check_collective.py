@@ -464,7 +464,7 @@ MISTAKES = {
     "root ignored": ("broadcast", lambda device, x, root=0: from_root(device, x), "right but for a root other than 0"),
     "broadcast to one": ("broadcast", lambda device, x: (exchange(device, x, *neighbours(device)) if device.rank == 1
                                                          else (exchange(device, x, *neighbours(device)), x)[1]),
-                         "does not come so far"),
+                         "that of the root never reaches them"),
     "places mirrored": ("all_gather", lambda device, x: gathered(device, x, place=lambda rank, step: rank + step),
                         "the pieces are put on the wrong side of the own one"),
     "own place": ("all_gather", lambda device, x: gathered(device, x, place=lambda rank, step: rank - step + 1),

@@ -44,7 +44,7 @@ def test_it_is_searched_told_and_simulated(setting):
         assert plan.peak_bytes == max(trace.peaks().values())
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.slow
 def test_it_is_explained_and_scaled_down_it_runs(setting):
     only = find_plan(SPEC, tp=2, dp=2, microbatch=4, **{setting.name: True}, **FIXED)
     assert str(setting.transform(None, {setting.name: True})) in str(only.best.strategy)

@@ -156,7 +156,7 @@ def test_sampled_tokens_are_the_same_on_any_mesh():
             assert_array_equal(models.generate(spec, parameters, PROMPTS, NEW, cluster, **options, **more), alone)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "bfloat16"])
 def test_a_cache_of_few_bits_gives_the_same_tokens_on_a_mesh(dtype):
     spec = SERVED["deepseek-v3"]

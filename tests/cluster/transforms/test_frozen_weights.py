@@ -44,7 +44,7 @@ def test_a_step_in_mixed_precision_has_no_main_copies_of_frozen_weights(cluster_
     assert {str(after[value.name].dtype) for value in parts.weights} == {"bfloat16"}
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.slow
 @pytest.mark.parametrize("text", [
     "tensor dp=2 tp=2 sp", "block pp=2 1f1b:2 dp=2 zero=1 recompute=block.*", "mx dp=2 zero=3", "tensor ring=2 tp=2",
     "block dp=2 zero=3 overlap pp=1 1f1b:2", "tensor,history:4 dp=2 tp=2 sp", "tensor,history:4 pp=2 1f1b:2 dp=2 zero=1"])

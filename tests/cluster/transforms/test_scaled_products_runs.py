@@ -198,6 +198,7 @@ def test_bytes_of_weights(recipe, scales):
     assert bytes_of_weights(f"{FLOAT8},recipe:{recipe},gathers:f8") - plain == OF_BLOCKS * (1 + scales - 2)
 
 
+@pytest.mark.slow
 def test_bytes_that_zero_gathers():
     def gathered(words):
         trace = simulate(Strategy.parse(words)(train_step(LARGE.function(2), SGD(0.1))), "b200-node", mesh=Mesh(dp=2))

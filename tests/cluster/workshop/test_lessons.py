@@ -47,7 +47,7 @@ def execute(block, names):
     exec(compile(block.text, f"<{block.kind}>", "exec"), names)
 
 
-@pytest.mark.sampled(10, 2)
+@pytest.mark.sampled(10, 5)
 @pytest.mark.parametrize("source", LESSONS, ids=lambda source: source.name)
 def test_a_solved_lesson_passes_and_each_wrong_answer_gets_its_sentence(source, capsys):
     names = {"__name__": "__main__"}

@@ -84,7 +84,7 @@ def test_the_first_plan_is_the_best_of_all_that_there_are(hardware, fixed):
     assert all(plan.bound_seconds <= plan.seconds * (1 + 1e-12) for plan in plans.found)
 
 
-@pytest.mark.parametrize("kind", [Stages, Replicas])
+@pytest.mark.parametrize("kind", [pytest.param(Stages, marks=pytest.mark.slow), Replicas])
 def test_rows_are_simulations_of_the_program_in_seconds_and_memory(found, replicated, kind):
     plans = found if kind is Stages else replicated
     assert isinstance(plans, MixedPlans) and plans.simulated >= 1
@@ -116,6 +116,7 @@ def test_the_devices_of_a_stage_share_a_slow_link_between_sites_evenly():
     assert best.seconds == pytest.approx(shared.makespan_seconds, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_faster_stages_have_more_blocks_and_memory_bounds_them(found):
     plan = next(each for each in found.found if isinstance(each.arrangement, Stages))
     of_parts = dict(zip(plan.hardware.labels, plan.arrangement.of_parts(plan.hardware), strict=True))
@@ -131,6 +132,7 @@ def test_faster_stages_have_more_blocks_and_memory_bounds_them(found):
     assert "no plan fits over both parts" in str(none) and "slow alone: no plan fits" in none.text()
 
 
+@pytest.mark.slow
 def test_each_part_alone_has_the_plan_that_a_search_on_it_finds(found):
     for alone, part in zip(found.alone, (SLOW, FAST), strict=True):
         plans = find_plan(SPEC, hardware=part, devices=4, simulations=2, pp=2, microbatch=1, zero=1, **ASKED)
@@ -140,7 +142,8 @@ def test_each_part_alone_has_the_plan_that_a_search_on_it_finds(found):
     assert found.verdict.startswith("fast alone: ") and "; both: " in found.verdict
 
 
-def test_it_says_all_of_this_as_text_and_as_plain_values(found):
+def test_it_says_all_of_this_as_text_and_as_plain_values(replicated):
+    found = replicated
     best, text, values = found.found[0], str(found), found.json(2)
     assert best.split == f"{best.settings_text}: {best.parts_text}"
     assert best.parts_text in text and best.settings_text in text and found.counted[:20] in text

@@ -142,6 +142,7 @@ def test_ctrl_c_leaves_the_plans_that_were_timed(plans: Plans, monkeypatch: pyte
     assert found.bounds.tolist() == sorted(plans.bounds) and found[0].seconds == found.bounds[0]
 
 
+@pytest.mark.slow
 def test_why_an_axis_is_not_inside_of_a_node() -> None:
     pair = Hardware.of("dgx-h100")
     hardware = replace(pair, links=tuple(replace(link, extents=(2,)) for link in pair.links))
