@@ -221,19 +221,20 @@ class PlanCosts:
         return self.steps.has_equal_replicas(pattern, s["tp"], s["dp"], s["ep"])
 
     def _pattern_of_ends(self, row: int, *, in_stages: bool) -> Pattern:
-        s = self.settings(row)
-        # The events at the end are the same in stages 1 and 2 of ZeRO.
+        s, sequences = self.settings(row), self._of_sequences(self.settings(row))
+        # The events at the end are the same in stages 1 and 2 of ZeRO.  Where all_to_alls deal heads, which gradients of
+        # latent attention are left to be summed at the end depends on whether a backward finds its queries or makes them.
         return Pattern(
             in_stages,
             False,
             s["tp"] > 1,
             s["sp"],
             s["cp"],
-            "none",
+            s["recompute"] if sequences.deals_heads else "none",
             min(s["zero"], 1),
             registered=self._registered(s),
             experts=self._of_experts(s),
-            sequences=self._of_sequences(s),
+            sequences=sequences,
             instances=s["instances"],
         )
 

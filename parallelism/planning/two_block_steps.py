@@ -269,7 +269,7 @@ class TwoBlockSteps:
         others = self.model.first_alike
         first = [0, *(block - others for block in accumulate(self._counts(labels)[:-1]))]
         ends = EndPieces(stages.stages, first, replicas)
-        updated = pattern._replace(in_stages=False)
+        updated = pattern._replace(in_stages=False, recompute="none")
         step = self._updated_step(updated, replicated=replicated)
         names = {value.name for value in step.parts.parameters}  # scales of earlier steps are among them
         updates = self._updates(

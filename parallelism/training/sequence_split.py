@@ -74,6 +74,11 @@ class SequenceSplit(NamedTuple):
                 "keys and values"
             )
 
+    @property
+    def deals_heads(self) -> bool:
+        """Whether all_to_alls deal heads to the devices."""
+        return self.exchange.startswith("a2a")
+
     def axes(self, size: int) -> dict[str, int]:
         """The axes of so many devices, outermost first."""
         return {"cp": size // self.heads, HEADS_AXIS: self.heads}

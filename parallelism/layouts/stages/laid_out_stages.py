@@ -178,15 +178,21 @@ def _of(function: Function) -> LayoutByName:
 def _ending(function: Function, wanted: Sequence[TensorSharding], kept: Sequence[str] = ()) -> Function:
     """The function with its first outputs resharded to the wanted layouts.  One value may be two of these outputs.
 
-    A resharded value whose name is in ``kept`` is also returned in its old layout.
+    A value is resharded as soon as it is there, so that it can be added up or sent, and its part is not held until the
+    end.  A resharded value whose name is in ``kept`` is also returned in its old layout.
     """
-    ops, outputs = list(function.ops), list(function.outputs)
+    outputs = list(function.outputs)
     names = {value.name for value in function.values}
+    behind: dict[Value, list[Op]] = {}
     for place, layout in enumerate(wanted):
         value = outputs[place]
         if value.layout != layout:
             outputs[place] = Value(free_name(f"{value.name}.{place}", names), value.type, layout)
-            ops.append(Op("reshard", (value,), (("layout", layout_text(layout)),), (outputs[place],)))
+            op = Op("reshard", (value,), (("layout", layout_text(layout)),), (outputs[place],))
+            behind.setdefault(value, []).append(op)
             if value.name in kept and value not in outputs:
                 outputs.append(value)
+    ops = [op for value in function.inputs for op in behind.get(value, ())]
+    for op in function.ops:
+        ops += [op, *(each for value in op.outputs for each in behind.get(value, ()))]
     return replace(function, ops=tuple(ops), outputs=tuple(outputs))

@@ -507,6 +507,22 @@ def test_layouts_agree_on_both_sides_of_every_boundary():
     assert [op.kind for op in last.backward.ops].count("reshard") == 1
 
 
+def test_a_gradient_that_lies_otherwise_than_its_weight_is_gathered_right_behind_its_product():
+    """Not at the end of the backward: it is added up as soon as it is there, and a block has what is done for it."""
+    weights = {"0": tensor(3, 4, dtype="f32"), "1": tensor(4, 6, dtype="f32"), "2": tensor(6, 4, dtype="f32")}
+    stages = partition(ir.record(chain, tensor(B, 3, dtype="f32"), tensor(B, 4, dtype="f32"), weights), ["last"])
+    up = stages.functions[0].forward.ops[3].outputs[0].name
+    function = annotate(stages.function, {up: TensorSharding(None, "cp"), "w.1": TensorSharding(None, None)})
+    sums = dict.fromkeys(("w.0", "w.1", "w.2"), np.dtype("f8"))
+    first = laid_out_stages(replace(stages, function=function), Mesh(cp=2), sums, pending=True).functions[0]
+    for function in (first.backward, first.backward_weights):
+        (place,) = (place for place, op in enumerate(function.ops) if op.kind == "reshard")
+        product, gather = function.ops[place - 1:place + 1]
+        assert gather.inputs == product.outputs and product.outputs[0].layout == TensorSharding(None, "cp")
+        assert gather.outputs[0] == function.outputs[1] and gather.outputs[0].layout == TensorSharding(None, None)
+        assert function.ops[-1].outputs[0] == function.outputs[0]
+
+
 def test_a_gradient_may_be_of_some_outputs_by_name():
     def both(x, w):
         return np.sum(x * w), x * w * w, x
