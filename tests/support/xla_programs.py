@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from functools import cache
 from pathlib import Path
 
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
@@ -24,15 +25,21 @@ from jaxlib import xla_client
 jax.config.update("jax_enable_x64", True)
 
 
-def run(text, arrays):
-    """The results of a module, whole; it says for how many devices it is."""
+@cache
+def compiled(text):
+    """A module for as many devices as it says, and these."""
     count = int(text.split("mhlo.num_partitions = ")[1].split(" ")[0]) if "mhlo.num_partitions" in text else 1
     devices = jax.devices()[:count]
     client = devices[0].client
     options = compiler.get_compile_options(1, count, np.array([devices]))
     build = options.executable_build_options
     build.use_spmd_partitioning = build.use_shardy_partitioner = True
-    found = client.compile_and_load(text.encode(), xla_client.DeviceList(tuple(devices)), options)
+    return client.compile_and_load(text.encode(), xla_client.DeviceList(tuple(devices)), options), devices
+
+
+def run(text, arrays):
+    """The results of a module, whole."""
+    found, devices = compiled(text)
     taken = found.get_parameter_shardings()
     given = [jax.device_put(x, GSPMDSharding(devices, sharding) if taken else devices[0])
              for x, sharding in zip(arrays, taken or arrays, strict=True)]

@@ -39,7 +39,7 @@ from parallelism.transforms import (
     train_step,
 )
 from parallelism.transforms.training import given_weights
-from vcluster.cli.command_line import WrongWords, accessing, mesh_of, nearest
+from vcluster.cli.command_line import Arguments, WrongWords, accessing, mesh_of, nearest
 from vcluster.cli.megatron_words import is_model, named_model
 from vcluster.runs.drawn import drawn
 
@@ -50,6 +50,37 @@ ONE_DEVICE = Mesh(devices=1)
 OPTIMIZERS = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
 RATE = 1e-3
 """The learning rate of an optimizer that is named without one."""
+PLACED: Arguments = {
+    "--mesh": {
+        "metavar": "AXES",
+        "help": "the devices, outermost axis first, as dp=2,tp=2 (default: one device)",
+    },
+    "--size": {
+        "action": "append",
+        "default": [],
+        "metavar": "B=64",
+        "help": "the value of a symbol in the shapes; may be repeated",
+    },
+    "--strategy": {
+        "metavar": "WORDS",
+        "help": "split the program over the devices that it names, as 'dp=2 tp=2 sp zero=1'",
+    },
+    "--optimizer": {
+        "metavar": "NAME",
+        "help": "make a training step of a loss: sgd, adam or adamw, with a learning rate as "
+        "adam:0.001; it trains the inputs named as the first one, p for p.w",
+    },
+    "--frozen": {
+        "metavar": "NAMES",
+        "help": "with --optimizer: inputs that are weights and are not trained, or what their names begin with, "
+        "as p.table,p.encoder",
+    },
+    "--gradient": {
+        "action": "store_true",
+        "help": "take the program with the gradients of its result by its floating-point inputs",
+    },
+}
+"""The words that place a program on devices, or change it before."""
 
 
 def right(make: Callable[..., Any], /, *args: Any, **options: Any) -> Any:

@@ -43,7 +43,7 @@ from vcluster.cli.partitioned import (
     results_told,
     told as program_told,
 )
-from vcluster.cli.program_files import ONE_DEVICE, Given, arrays_in, given, right, trained_run
+from vcluster.cli.program_files import ONE_DEVICE, PLACED, Given, arrays_in, given, right, trained_run
 from vcluster.cli.training import simulated_training
 from vcluster.cli.written_files import CHAKRA, keep
 from vcluster.mpi import BACKENDS, usual_backend
@@ -409,34 +409,7 @@ def _parsed(
                 "help": "a program: text as `print(function)` writes it, StableHLO or ONNX, told apart by content; show "
                 "takes the name of a model and its config.json, too",
             },
-            "--mesh": {
-                "metavar": "AXES",
-                "help": "the devices, outermost axis first, as dp=2,tp=2 (default: one device)",
-            },
-            "--size": {
-                "action": "append",
-                "default": [],
-                "metavar": "B=64",
-                "help": "the value of a symbol in the shapes; may be repeated",
-            },
-            "--strategy": {
-                "metavar": "WORDS",
-                "help": "split the program over the devices that it names, as 'dp=2 tp=2 sp zero=1'",
-            },
-            "--optimizer": {
-                "metavar": "NAME",
-                "help": "make a training step of a loss: sgd, adam or adamw, with a learning rate as "
-                "adam:0.001; it trains the inputs named as the first one, p for p.w",
-            },
-            "--frozen": {
-                "metavar": "NAMES",
-                "help": "with --optimizer: inputs that are weights and are not trained, or what their names begin with, "
-                "as p.table,p.encoder",
-            },
-            "--gradient": {
-                "action": "store_true",
-                "help": "take the program with the gradients of its result by its floating-point inputs",
-            },
+            **PLACED,
             **own,
         },
         prog=f"{program} {command}",

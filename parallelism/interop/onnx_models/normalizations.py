@@ -64,9 +64,10 @@ def normalized(a: Any, axes: tuple[int, ...], epsilon: float) -> tuple[Any, Any,
 
 @meaning("InstanceNormalization")
 def _instance_norm(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
-    ndim = len(x[0].shape)
-    result = normalized(x[0], tuple(range(2, ndim)), node.get("epsilon", 1e-5))[0]
-    return ew("add", ew("multiply", result, along(x[1], ndim)), along(x[2], ndim))
+    ndim, dtype = len(x[0].shape), x[0].dtype
+    a, scale, shift = x if dtype.itemsize > 2 else (convert(each, np.dtype(np.float32)) for each in x)
+    result = normalized(a, tuple(range(2, ndim)), node.get("epsilon", 1e-5))[0]
+    return convert(ew("add", ew("multiply", result, along(scale, ndim)), along(shift, ndim)), dtype)
 
 
 @meaning("LayerNormalization")

@@ -12,7 +12,7 @@ from parallelism.interop.errors import UnsupportedError
 from parallelism.interop.stablehlo import bindings
 from parallelism.interop.written.composite_calls import COMPOSITES, Call
 from parallelism.ir.core import Function, Op, TensorType, Value
-from parallelism.layouts.localization import step_of
+from parallelism.layouts.localization import Localized, step_of
 from parallelism.mesh import Mesh
 from parallelism.sharding import TensorSharding
 
@@ -210,17 +210,32 @@ def to_stablehlo(function: Function | Executable, mesh: Mesh | None = None) -> s
     the first row of a part, there is a ``stablehlo.case`` over the place of the device.
 
     `UnsupportedError` for an operator that has no counterpart, for symbols, and for devices whose programs have other
-    ops or other shapes: StableHLO has one program for all.  So a pipeline has no module; each function of its stages,
-    as ``stages.functions[0].forward``, has one.
+    ops or other shapes: StableHLO has one program for all.  `stages_to_stablehlo` writes a pipeline.
     """
+    return _written(*_parts(function, mesh))
+
+
+def localized_to_stablehlo(programs: Localized) -> str:
+    """As `to_stablehlo` of an `Executable`.
+
+    Terms of a pending sum are whole tensors: an input or output that has a sum pending over axes has these axes as first
+    dims, with a term for each place.
+    """
+    return _written(*_of_devices(programs))
+
+
+def _written(whole: Any, bodies: list[Function], mesh: Mesh | None, inputs: Any, outputs: Any) -> str:
+    """The text; see `_parts`."""
     jax = bindings.jax_library()
-    whole, bodies, mesh, inputs, outputs = _parts(function, mesh)
     if names := ", ".join(sorted({name for body in bodies for name in body.symbols})):
         raise UnsupportedError(f"extents must be numbers; give values to {names} with specialize")
     with jax.enable_x64(True):
-        given = [jax.ShapeDtypeStruct(tuple(map(int, value.type.shape)), value.type.dtype) for value in whole]
+        given = [
+            jax.ShapeDtypeStruct(_shape(value, layout, mesh), value.type.dtype)
+            for value, layout in zip(whole, inputs or [None] * len(whole), strict=True)
+        ]
         called = _callable(jax, bodies, mesh, inputs, outputs)
-        called.__name__ = function.name.lstrip("@").replace(".", "_")
+        called.__name__ = bodies[0].name.lstrip("@").replace(".", "_")
         low = jax.jit(called, keep_unused=True).trace(*given).lower(lowering_platforms=("cpu",))
         text = low.as_text()
         if mesh is not None:  # it was traced without devices
@@ -235,11 +250,15 @@ def _parts(function: Any, mesh: Mesh | None) -> tuple[Any, list[Function], Mesh 
     if not isinstance(function, Executable):
         raise UnsupportedError(
             "a Function or an Executable can be written as StableHLO, got "
-            f"{type(function).__name__}; of a pipeline, write the functions of each stage"
+            f"{type(function).__name__}; of a pipeline, stages_to_stablehlo writes a module for each class of its stages"
         )
     programs: Any = function.programs
     if programs.inputs is None:
         raise UnsupportedError("a program of one device without layouts of its inputs cannot be written")
+    return _of_devices(programs)
+
+
+def _of_devices(programs: Any) -> tuple[Any, list[Function], Mesh, Any, Any]:
     bodies = [programs.program(rank) for rank in range(programs.mesh.size)]
     for rank, body in enumerate(bodies):
         if _skeleton(body) != _skeleton(bodies[0]):
@@ -248,6 +267,12 @@ def _parts(function: Any, mesh: Mesh | None) -> tuple[Any, list[Function], Mesh 
                 "one program for all devices"
             )
     return programs.function.inputs, bodies, programs.mesh, programs.inputs, programs.outputs
+
+
+def _shape(value: Value, layout: TensorSharding | None, mesh: Mesh | None) -> tuple[int, ...]:
+    """The shape of an argument: with a dim for each axis over which a sum is pending in it."""
+    terms = layout.partial if layout is not None and mesh is not None else ()
+    return (*(mesh.shape[axis] for axis in terms if mesh is not None), *map(int, value.type.shape))
 
 
 def _skeleton(function: Function) -> Any:
@@ -267,10 +292,12 @@ def _callable(jax: Any, bodies: list[Function], mesh: Mesh | None, inputs: Any, 
     if inputs is not None:
 
         def specs(layouts: Sequence[TensorSharding]) -> Any:
-            return tuple(spec(*(dim.axes or None for dim in layout.dims)) for layout in layouts)
+            return tuple(
+                spec(*layout.partial, *(dim.axes or None for dim in layout.dims)) for layout in layouts
+            )
 
         inner = jax.shard_map(
-            lambda *arrays: _run_device(jax, bodies, mesh, arrays),
+            lambda *arrays: _with_terms(jax, bodies, mesh, inputs, outputs, arrays),
             mesh=abstract,
             in_specs=specs(inputs),
             out_specs=specs(outputs),
@@ -296,6 +323,15 @@ def _run(jax: Any, function: Function, arrays: Sequence[Any], laid: Callable[[An
         made = called(jax, op, [values[value.name] for value in op.inputs])
         values.update((value.name, laid(x, value)) for value, x in zip(op.outputs, made, strict=True))
     return tuple(values[value.name] for value in function.outputs)
+
+
+def _with_terms(
+    jax: Any, bodies: list[Function], mesh: Mesh, inputs: Any, outputs: Any, arrays: Sequence[Any]
+) -> tuple[Any, ...]:
+    """`_run_device`; a term of a pending sum is the only one in its first dims."""
+    own = [x[(0,) * len(layout.partial)] for x, layout in zip(arrays, inputs, strict=True)]
+    made = zip(_run_device(jax, bodies, mesh, own), outputs, strict=True)
+    return tuple(jax.numpy.expand_dims(x, range(len(layout.partial))) for x, layout in made)
 
 
 def _run_device(jax: Any, bodies: list[Function], mesh: Mesh, arrays: Sequence[Any]) -> Any:

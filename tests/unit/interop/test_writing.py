@@ -140,7 +140,7 @@ def test_a_pipeline_has_no_module_but_each_function_of_a_stage_has_one():
     program = ir.record(loss, ir.TensorType("f32", (ir.symbol("B"), 3)), types)
     stages = partition(program, ["down"])
     pipelined = PipelinedProgram(stages, Pipeline(2, 1, "1f1b"))
-    with pytest.raises(UnsupportedError, match="got PipelinedProgram; of a pipeline, write the functions of each"):
+    with pytest.raises(UnsupportedError, match="got PipelinedProgram; of a pipeline, stages_to_stablehlo writes"):
         to_stablehlo(pipelined)
     with pytest.raises(UnsupportedError, match="a Function can be written as ONNX, got PipelinedProgram"):
         to_onnx(pipelined)
