@@ -239,7 +239,7 @@ class PlanCosts:
         )
 
     def _recompute_of_ends(self, settings: Mapping[str, Any]) -> str:
-        """What runs again, as far as it says which gradients are summed at the end: of latent attention whose heads are dealt."""
+        """What runs again, where it says which gradients are summed at the end: in attention whose heads are dealt."""
         return settings["recompute"] if self._of_sequences(settings).deals_heads else "none"
 
     def devices(
