@@ -25,7 +25,7 @@ from parallelism.interop.onnx_models.graph import (
     Reference,
     with_nodes_in_order,
 )
-from parallelism.interop.onnx_models.origins import line_of, region_of
+from parallelism.interop.onnx_models.origins import is_detached, line_of, region_of
 from parallelism.ir.core import TensorType, symbol
 
 OLDEST = 7
@@ -192,6 +192,7 @@ class Model:
             node,
             region_of(node),
             line_of(node),
+            is_detached(node),
         )
 
     def _attribute(self, attribute: Any, node: Any) -> Any:
