@@ -158,12 +158,28 @@ def joined(parts: Sequence[Array], dim: int) -> Result:
         return Result((len(parts),), first.dtype, lambda out: np.stack(parts, out=out))
     shape = list(first.shape)
     shape[dim] = sum(part.shape[dim] for part in parts)
-    return Result(tuple(shape), first.dtype, lambda out: np.concatenate(parts, dim, out))
+    if len(parts) != 2:
+        return Result(tuple(shape), first.dtype, lambda out: np.concatenate(parts, dim, out))
+    second = parts[1]
+    before = (slice(None),) * (dim % first.ndim)
+    places = (*before, slice(first.shape[dim])), (*before, slice(first.shape[dim], None))
+
+    def fill(out: Array) -> None:
+        out[places[0]] = first  # half the time of `numpy.concatenate`
+        out[places[1]] = second
+
+    return Result(tuple(shape), first.dtype, fill)
 
 
 def reduced(parts: Sequence[Array], reduction: "Reduction | None") -> Result:
     """All parts, combined in their order."""
-    fill = _cannot if reduction is None else partial(reduction.reduce, parts)
+    fill: Callable[[Array], object] = _cannot
+    if reduction is not None:
+        fill = partial(reduction.reduce, parts)
+        if len(parts) == 2 and reduction.ufunc in (np.add, np.multiply) and reduction.name != "mean":
+            # What `reduce` does, without a Python function, and in two thirds of the time that a ufunc takes with
+            # ``out=``.  Maxima and minima refuse it by position.
+            fill = partial(reduction.ufunc, *parts)
     return Result(parts[0].shape, parts[0].dtype, fill)
 
 

@@ -35,7 +35,7 @@ from parallelism.planning.settings import SETTINGS, always
 from parallelism.planning.space import Choices
 from parallelism.planning.stage_costs import StageCosts, StageSeconds
 from parallelism.planning.symbolic_events import Unpriceable
-from parallelism.planning.two_block_steps import ExpertPattern, Pattern, two_block_steps
+from parallelism.planning.two_block_steps import ExpertPattern, Pattern, Uneven, two_block_steps
 from parallelism.timeline import Pricing
 from parallelism.training.sequence_split import SequenceSplit
 
@@ -206,45 +206,53 @@ class PlanCosts:
         """How sequences are dealt: the same where nothing is to deal."""
         return (settings["cp"] > 1 and split_of_sequences(self.task.model, settings)) or SequenceSplit()
 
-    def ends(self, row: int, *, in_stages: bool) -> StageCosts:
-        """The costs of the end of a step of a plan, and of what is held during it."""
+    def ends(self, row: int, *, in_stages: bool, smaller: frozenset[Uneven] = frozenset()) -> StageCosts:
+        """The costs of the end of a step of a plan, and of what is held during it; of ``smaller`` a device has no larger
+        part."""
         s, pattern = self.settings(row), self._pattern_of_ends(row, in_stages=in_stages)
-        key = "ends", pattern, s["tp"], s["dp"], s["ep"]
+        key = "ends", pattern, s["tp"], s["dp"], s["ep"], smaller
         if key not in self._costs:
-            self._costs[key] = StageCosts(self.steps.ends(pattern, s["tp"], s["dp"], s["ep"]))
+            events = self.steps.ends(pattern, s["tp"], s["dp"], s["ep"], smaller=smaller)
+            self._costs[key] = StageCosts(events)
         return self._costs[key]
 
-    def has_equal_replicas(self, row: int) -> bool:
-        """Whether all devices at a position do the same at the end: ZeRO splits what they update into equal parts."""
+    def uneven(self, row: int) -> list[Uneven]:
+        """What the devices at a position have parts of unequal sizes of, where ZeRO splits what they update."""
         s = self.settings(row)
         pattern = self._pattern_of_ends(row, in_stages=self.shape(row).stages > 1)
-        return self.steps.has_equal_replicas(pattern, s["tp"], s["dp"], s["ep"])
+        return self.steps.uneven(pattern, s["tp"], s["dp"], s["ep"])
 
     def _pattern_of_ends(self, row: int, *, in_stages: bool) -> Pattern:
-        s, sequences = self.settings(row), self._of_sequences(self.settings(row))
-        # The events at the end are the same in stages 1 and 2 of ZeRO.  Where all_to_alls deal heads, which gradients of
-        # latent attention are left to be summed at the end depends on whether a backward finds its queries or makes them.
+        s = self.settings(row)
         return Pattern(
             in_stages,
             False,
             s["tp"] > 1,
             s["sp"],
             s["cp"],
-            s["recompute"] if sequences.deals_heads else "none",
-            min(s["zero"], 1),
+            self._recompute_of_ends(s),
+            min(s["zero"], 1),  # the events at the end are the same in stages 1 and 2
             registered=self._registered(s),
             experts=self._of_experts(s),
-            sequences=sequences,
+            sequences=self._of_sequences(s),
             instances=s["instances"],
         )
 
-    def devices(self, row: int) -> list[tuple[StageCosts, int, int]]:
-        """Of the devices that differ: the costs of their end, their place, and their blocks.  See `number_of`."""
+    def _recompute_of_ends(self, settings: Mapping[str, Any]) -> str:
+        """What runs again, where it says which gradients are summed at the end: in attention whose heads are dealt."""
+        return settings["recompute"] if self._of_sequences(settings).deals_heads else "none"
+
+    def devices(
+        self, row: int, smaller: frozenset[Uneven] = frozenset()
+    ) -> list[tuple[StageCosts, int, int]]:
+        """Of the devices that differ: the costs of their end, their place, and their blocks.  See `number_of`; of
+        ``smaller`` they have no larger parts."""
         shape = self.shape(row)
-        several = self.ends(row, in_stages=shape.stages > 1)
+        several = self.ends(row, in_stages=shape.stages > 1, smaller=smaller)
         if shape.is_v_shaped:
             blocks = shape.blocks_of(FIRST) * shape.chunks
-            first = self.ends(row, in_stages=False), ONLY, self.alike(blocks, ONLY)
+            alone = self.ends(row, in_stages=False, smaller=smaller)
+            first = alone, ONLY, self.alike(blocks, ONLY)
             return [first, (several, MIDDLE, blocks)]
         return [(several, place, self.alike(blocks, place)) for place, blocks in self._places(shape)[0]]
 
@@ -313,6 +321,7 @@ class PlanCosts:
             self.microbatches(row) * s["microbatch"],
             self._of_sequences(s),
             self._registered(s),
+            self._recompute_of_ends(s),
         )
         if key not in self._of_devices:
             self._of_devices[key] = [
@@ -493,7 +502,8 @@ class PlanCosts:
         """The end of a plan's step."""
         s, shape, *_, others = self._of(row)
         layout, around = self.layout(row), self.layout_of_ends(row)
-        key = shape.is_v_shaped, shape[1], shape[3:], id(layout), others, s["sp"], s["zero"]
+        by = s["sp"], s["zero"], self._recompute_of_ends(s)
+        key = shape.is_v_shaped, shape[1], shape[3:], id(layout), others, by
         if key not in self._ends:
             devices, last = self.devices(row), shape.ranks - 1
             pairs = [self.seconds_of(end, around).end(place, blocks) for end, place, blocks in devices]

@@ -15,9 +15,9 @@ from parallelism.operation import ROOT, is_installed, is_ours
 
 WORKER = f"{ROOT}{os.sep}vcluster{os.sep}processes{os.sep}worker.py"
 _POP_TOP = bytes([opcode.opmap["POP_TOP"]])
-_sites: "dict[int, dict[int, CallSite]]" = {}
+known_sites: "dict[int, dict[int, CallSite]]" = {}
 """By the id of the code, and the place in it: to hash code takes longer.  Those of code that is gone are forgotten."""
-_NONE: "dict[int, CallSite]" = {}
+NO_SITES: "dict[int, CallSite]" = {}
 _known: "dict[int, ref[CodeType]]" = {}
 """By its id, the code that has sites.  A device gets new code in every run, so it is not kept."""
 _ours: dict[int, CodeType] = {}
@@ -53,7 +53,7 @@ def call_site(skip: int = 0) -> CallSite:
     while True:
         code = frame.f_code
         if id(code) not in _ours:
-            found = _sites.get(id(code), _NONE).get(frame.f_lasti)
+            found = known_sites.get(id(code), NO_SITES).get(frame.f_lasti)
             if found is not None:
                 return found
             filename = code.co_filename
@@ -68,14 +68,14 @@ def call_site(skip: int = 0) -> CallSite:
     drops = not is_installed(filename) and _is_dropped(code, place)
     site = CallSite(f"{filename}:{frame.f_lineno}", not is_ours(filename), drops)
     if id(code) not in _known:
-        _sites[id(code)], _known[id(code)] = {}, ref(code, partial(_forget, id(code)))
-    _sites[id(code)][place] = site
+        known_sites[id(code)], _known[id(code)] = {}, ref(code, partial(_forget, id(code)))
+    known_sites[id(code)][place] = site
     return site
 
 
 def _forget(number: int, code: "ref[CodeType]") -> None:
     """Forgets the sites of code that had this id."""
-    _sites.pop(number, None)
+    known_sites.pop(number, None)
     _known.pop(number, None)
 
 

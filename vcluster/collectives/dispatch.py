@@ -18,9 +18,11 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from functools import partial, reduce
+from sys import _getframe
 from typing import Any
 
 import numpy as np
+from numpy import ndarray as _ndarray
 
 from parallelism.algorithms import MPI, kind_of, registry
 from parallelism.arrays import Array
@@ -46,6 +48,7 @@ from parallelism.dtypes import NUMERIC_KINDS, is_numeric
 from parallelism.mesh import Axes, Mesh
 from parallelism.operation import Groups, ReduceOp
 from vcluster.code import call_site
+from vcluster.code.call_sites import NO_SITES, known_sites
 from vcluster.collectives.general import General
 from vcluster.collectives.group import (
     DESCRIPTION_BYTES,
@@ -56,6 +59,7 @@ from vcluster.collectives.group import (
     Ranks,
     may_be_prepared,
 )
+from vcluster.collectives.kept_calls import KeptCalls, RepeatedCalls
 from vcluster.collectives.last_arriver import LastArriver
 from vcluster.collectives.prepared import Prepared, PreparedCall, PreparedZeroCopy
 from vcluster.collectives.thresholds import FEWEST_MEMBERS, INLINE_BYTES
@@ -63,9 +67,6 @@ from vcluster.collectives.ways import IN_SHARED_MEMORY, Ways
 from vcluster.collectives.zero_copy import is_contiguous
 from vcluster.messages import Endpoint, Pending, Steps, Wait, from_form, issue, pack, zeros_like
 from vcluster.tracing import Recorder, Row
-
-MOST_CALLS = 4096
-"""The number of checked calls that a device keeps, each in about 6 KB."""
 
 Members = tuple[Ranks | None, tuple[str, ...] | None, tuple[int, ...]]
 Outcome = tuple[Any, Callable[[], Traffic]]
@@ -84,31 +85,6 @@ def choose_prepared(calls: Calls) -> type[Prepared] | None:
         return LastArriver if members >= FEWEST_MEMBERS else Prepared
     all_large = all(call.nbytes > INLINE_BYTES for call in givers)
     return PreparedZeroCopy if all_large and is_contiguous(givers[0]) else None
-
-
-class KeptCalls(dict[Any, CheckedCall]):
-    """Keeps at most `MOST_CALLS` calls by their keys.  Any one is dropped for a new one: if it were the oldest, a loop
-    over a few more calls than are kept would find none of them."""
-
-    def __init__(self) -> None:
-        self._keys: list[Any] = []
-        self._places: Any = None
-
-    def keep(self, key: Any, checked: CheckedCall) -> None:
-        if len(self) < MOST_CALLS:
-            self._keys.append(key)
-        else:
-            from random import Random  # few programs make so many calls that they load it
-
-            self._places = self._places or Random(0)
-            place = self._places.randrange(MOST_CALLS)
-            del self[self._keys[place]]
-            self._keys[place] = key
-        self[key] = checked
-
-    def clear(self) -> None:
-        super().clear()
-        self._keys.clear()
 
 
 class Collectives:
@@ -133,6 +109,7 @@ class Collectives:
         self._version = registry.version()
         """The version of the tables of kinds and algorithms by which the kept calls were checked."""
         self._checked: KeptCalls = KeptCalls()
+        self._repeated = RepeatedCalls()
         self._misguessed: set[str] = set()
         """The kinds of which members called something else when a call was made for the first time."""
 
@@ -146,7 +123,7 @@ class Collectives:
         for group in self._groups.values():
             group.give_back()
         self._groups.clear()
-        self._checked.clear()
+        self._forget_calls()
         self._misguessed.clear()
         self.endpoint.forget_groups()
 
@@ -155,7 +132,11 @@ class Collectives:
         self.dropped.clear()
         if self._version != registry.version():
             self._version = registry.version()
-            self._checked.clear()
+            self._forget_calls()
+
+    def _forget_calls(self) -> None:
+        self._checked.clear()
+        self._repeated.clear()
 
     def wait_for_all(self) -> None:
         """Finish the asynchronous calls that were not waited for."""
@@ -164,6 +145,32 @@ class Collectives:
         self.endpoint.tasks.wait_for_threads()
 
     # -- one call -----------------------------------------------------------------------------------------------------
+
+    def repeated(
+        self,
+        kind: str,
+        x: Any,
+        axes: Axes,
+        out: Any,
+        dim: int = 0,
+        root: int = 0,
+        op: ReduceOp | None = None,
+    ) -> Any:
+        """`run` with the common arguments alone: a call that was prepared is found without a look at the rare ones."""
+        checked: CheckedCall | None = None
+        try:
+            if type(x) is _ndarray:
+                checked = self._repeated.get((kind, x.dtype, x.shape, axes, dim, root, op))
+            elif x is None:
+                gets = (out.dtype, out.shape) if type(out) is _ndarray else out
+                checked = self._repeated.get((kind, None, gets, axes, dim, root, op))
+        except TypeError:  # a list somewhere
+            pass
+        if checked is not None:
+            prepared = checked.prepared
+            if prepared is not None and not self._lanes:
+                return self._run_prepared(checked, prepared, x, out)
+        return self.run(kind, x, axes, out=out, dim=dim, root=root, op=op)
 
     def run(
         self,
@@ -212,6 +219,8 @@ class Collectives:
             if checked.calls:
                 self._prepare(checked)
             if checked.prepared is not None and not async_op and not self._lanes:
+                if algorithm is None and concat_dim == 0 and pairs is None and name is None:
+                    self._repeated.keep(checked, kind, x, axes, out, dim, root, op)
                 return self._run_prepared(checked, checked.prepared, x, out)
             return self._run_checked(checked, x, checked.array_of(x), out, name or kind, async_op)
         members, axis_names, factors = self._members(kind, axes, groups)
@@ -266,7 +275,7 @@ class Collectives:
         checked = CheckedCall(call, reducing, self._mesh.size, name=name or kind)
         if key is not None:
             self._checked.keep(key, checked)
-            if not async_op and self._guesses(checked):
+            if not async_op and self._guesses(checked) and checked.prepared is not None:
                 try:
                     return self._run_prepared(
                         checked, checked.prepared, x if type(x) is np.ndarray else array, out
@@ -296,29 +305,40 @@ class Collectives:
         checked.guessed = checked.prepared is not None
         return checked.guessed
 
-    def _run_prepared(self, checked: CheckedCall, prepared: PreparedCall | None, x: Any, out: Any) -> Any:
+    def _run_prepared(self, checked: CheckedCall, prepared: PreparedCall, x: Any, out: Any) -> Any:
         """Run a call by the fast path, if its arrays allow it and the other members call the same as the last time."""
         recorder, template = self.recorder, checked.template
-        assert prepared is not None and template is not None
-        with recorder as start:
+        frame = _getframe(3)  # most often the kernel's, and known
+        site = known_sites.get(id(frame.f_code), NO_SITES).get(frame.f_lasti) or call_site(2)
+        location, _, drops_result = site
+        if drops_result and out is None and checked.warns:
+            self.dropped.setdefault(location, checked.name)
+        start = recorder.enter(checked.name, location)
+        try:
             if self._threads.many or not prepared.prepare(x, out):
-                return self._run_checked(checked, x, checked.array_of(x), out, template[1], False)
-            site = call_site(2)
-            if out is None and site.drops_result and checked.warns:
-                self.dropped.setdefault(site.location, template[1])
-            recorder.begins(template[1], site.location)
-            if not prepared.run():
-                checked.prepared, checked.surprised = (
-                    None,
-                    not checked.guessed,
-                )  # prepare when the new call is repeated
-                if checked.guessed:
-                    self._misguessed.add(checked.call.kind)
-                steps = partial(self._steps, checked, x, x, out, posted=prepared)
-                return self._drive(checked, steps, template[1], False, out)
-            result = prepared.finish(out)
-            recorder.add_repeated(template, site.location, start)
-            return result
+                template = None
+                result = self._run_checked(checked, x, checked.array_of(x), out, checked.name, False)
+            elif prepared.run():
+                result = prepared.finish(out)
+            else:
+                template = None
+                result = self._go_on(checked, prepared, x, out)
+        except BaseException as error:
+            recorder.leave(type(error), error)
+            raise
+        recorder.leave_repeated(template, location, start)
+        return result
+
+    def _go_on(self, checked: CheckedCall, prepared: PreparedCall, x: Any, out: Any) -> Any:
+        """Another member calls something else than the last time: the general way goes on with what was posted."""
+        checked.prepared, checked.surprised = (
+            None,
+            not checked.guessed,
+        )  # prepare when the new call is repeated
+        if checked.guessed:
+            self._misguessed.add(checked.call.kind)
+        steps = partial(self._steps, checked, x, x, out, posted=prepared)
+        return self._drive(checked, steps, checked.name, False, out)
 
     def _run_checked(
         self, checked: CheckedCall, x: Any, array: Array | None, out: Any, name: str, async_op: bool

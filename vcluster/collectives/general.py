@@ -50,8 +50,13 @@ def write(endpoint: Endpoint, kind: str, result: Any, out: Array | None) -> Any:
 
 def new_array(endpoint: Endpoint, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """An uninitialised array for a result."""
+    return maker_of(endpoint, shape, dtype)()
+
+
+def maker_of(endpoint: Endpoint, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Callable[[], Array]:
+    """What makes uninitialised arrays for results of one shape, as `new_array` does."""
     is_large = dtype.itemsize * prod(shape) >= SHARED_RESULT_BYTES
-    return endpoint.heap.empty(shape, dtype) if is_large else np.empty(shape, dtype)
+    return partial(endpoint.heap.empty if is_large else np.empty, shape, dtype)
 
 
 def deliver(array: Any, out: Array | None) -> Any:

@@ -17,7 +17,7 @@ import numpy as np
 from parallelism.arrays import Array
 from parallelism.collectives import Reduction, Result
 from parallelism.operation import Lane
-from vcluster.collectives.general import deliver, empty_result, gets_scalar, new_array, own_result, write
+from vcluster.collectives.general import deliver, empty_result, gets_scalar, maker_of, own_result, write
 from vcluster.collectives.group import Calls, Group
 from vcluster.collectives.zero_copy import NOTHING, ZeroCopy, show
 from vcluster.memory import LINE, STORES_IN_ORDER
@@ -30,9 +30,11 @@ class PreparedCall:
     __slots__ = (
         "_call",
         "_endpoint",
+        "_fills",
         "_gets_scalar",
         "_group",
         "_lane",
+        "_new_result",
         "_results",
         "_text",
         "sequence",
@@ -63,6 +65,8 @@ class PreparedCall:
         self._prepare_results(calls, reduction)
         result = self._results[0]
         self._gets_scalar = result is not None and result.shape == () and gets_scalar(calls, group.position)
+        self._fills = [each if each is None else each.fill for each in self._results]
+        self._new_result = None if result is None else maker_of(endpoint, result.shape, result.dtype)
 
     def _prepare_results(self, calls: Calls, reduction: Reduction | None) -> None:
         raise NotImplementedError
@@ -95,20 +99,30 @@ class PreparedCall:
 
     def finish(self, out: Array | None) -> Any:
         """The result, in ``out`` if it is given."""
-        result = self._results[self.sequence & 1]
-        if result is None:
+        fill = self._fills[self.sequence & 1]
+        if fill is None or self._new_result is None:
             return None
-        is_new = out is None
-        if out is None:
-            out = new_array(self._endpoint, result.shape, result.dtype)
-        result.fill(out)
-        return out[()] if is_new and self._gets_scalar else out
+        if out is not None:
+            fill(out)
+            return out
+        new = self._new_result()
+        fill(new)
+        return new[()] if self._gets_scalar else new
 
 
 class Prepared(PreparedCall):
     """A small call of one member: the payloads lie in the slots, and each member makes its own result."""
 
-    __slots__ = ("_buffers", "_others", "_payloads", "_signature", "_tokens")
+    __slots__ = (
+        "_buffers",
+        "_others",
+        "_own_tokens",
+        "_payloads",
+        "_posted",
+        "_signals",
+        "_signature",
+        "_tokens",
+    )
 
     def __init__(
         self,
@@ -119,7 +133,8 @@ class Prepared(PreparedCall):
         lane: Lane,
         text: object,
     ) -> None:
-        self._buffers = group.own.buffers
+        self._buffers, self._own_tokens, self._posted = group.own.buffers, group.own.tokens, group.own.posted
+        self._signals = endpoint.signals
         self._others = [
             *range(group.position + 1, group.size),
             *range(group.position),
@@ -153,23 +168,23 @@ class Prepared(PreparedCall):
 
     def run(self) -> bool:
         """Meet the other members; False if one of them calls something else than the last time."""
-        group, signals = self._group, self._endpoint.signals
+        group = self._group
         sequence = self.sequence = group.sequence
         group.sequence = sequence + 1
         parity = sequence & 1
         if not STORES_IN_ORDER:
-            signals.fence()
-        group.own.tokens[parity][0] = self._signature + sequence
-        group.own.posted[0] = sequence + 1
+            self._signals.fence()
+        self._own_tokens[parity][0] = self._signature + sequence
+        self._posted[0] = sequence + 1
         if group.size <= 2:
-            signals.wake(group.others)
+            self._signals.wake(group.others)
         else:
             group.wake_if_last(sequence + 1, 0)
         for token, signature in self._tokens[parity]:
             if token[0] != signature + sequence and not self._wait(token, signature + sequence):
                 return False
         if not STORES_IN_ORDER:
-            signals.fence()
+            self._signals.fence()
         return True
 
     def _wait(self, token: memoryview, expected: int) -> bool:

@@ -213,7 +213,7 @@ class VirtualDevice(FixedPlace):
         Over 4 devices that hold [0 1], [10 11], [20 21], [30 31], every device gets [60 64].
         """
         if not options:  # a call with a dict of options takes three times as long
-            return self.collectives.run("all_reduce", x, axes, op=op, out=out)
+            return self.collectives.repeated("all_reduce", x, axes, out, 0, 0, op)
         return self.collectives.run(
             "all_reduce", x, axes, op=op, out=out, **checked_options("all_reduce", options)
         )
@@ -228,14 +228,21 @@ class VirtualDevice(FixedPlace):
         Over 3 devices that hold [0], [1 1], [2], every device gets [0 1 1 2].
         """
         if not options:  # a call with a dict of options takes three times as long
-            return self.collectives.run("all_gather", x, axes, dim=dim, out=out)
+            return self.collectives.repeated("all_gather", x, axes, out, dim)
         return self.collectives.run(
             "all_gather", x, axes, dim=dim, out=out, **checked_options("all_gather", options)
         )
 
     @typed_as(ArrayCalls.reduce_scatter)
     def reduce_scatter(
-        self, x: Any, axes: Axes = None, *, dim: int = 0, op: ReduceOp = "sum", **options: Any
+        self,
+        x: Any,
+        axes: Axes = None,
+        *,
+        dim: int = 0,
+        op: ReduceOp = "sum",
+        out: Any = None,
+        **options: Any,
     ) -> Any:
         """Reduce the ``x`` of all members. Each member gets its piece of the result along ``dim``.
 
@@ -244,8 +251,10 @@ class VirtualDevice(FixedPlace):
 
         Over 2 devices that hold [1 2 3], [10 20 30], rank 0 gets [11 22], rank 1 [33].
         """
+        if not options:  # a call with a dict of options takes three times as long
+            return self.collectives.repeated("reduce_scatter", x, axes, out, dim, 0, op)
         checked = checked_options("reduce_scatter", options)
-        return self.collectives.run("reduce_scatter", x, axes, dim=dim, op=op, **checked)
+        return self.collectives.run("reduce_scatter", x, axes, dim=dim, op=op, out=out, **checked)
 
     @typed_as(ArrayCalls.all_to_all)
     def all_to_all(
@@ -284,7 +293,7 @@ class VirtualDevice(FixedPlace):
         **Communication**: S received by each rank but the root.
         """
         if not options:  # a call with a dict of options takes three times as long
-            return self.collectives.run("broadcast", x, axes, root=root, out=out)
+            return self.collectives.repeated("broadcast", x, axes, out, 0, root)
         return self.collectives.run(
             "broadcast", x, axes, root=root, out=out, **checked_options("broadcast", options)
         )
@@ -350,7 +359,7 @@ class VirtualDevice(FixedPlace):
     def barrier(self, axes: Axes = None, **options: Any) -> Any:
         """Return when all members have called it.  **Communication**: no bytes."""
         if not options:  # a call with a dict of options takes three times as long
-            return self.collectives.run("barrier", None, axes)
+            return self.collectives.repeated("barrier", None, axes, None)
         return self.collectives.run("barrier", None, axes, **checked_options("barrier", options))
 
     def all_gather_object(self, obj: Any, axes: Axes = None) -> list[Any]:

@@ -13,6 +13,8 @@ from typing import Any, cast
 import numpy as np
 
 from parallelism.dtypes import is_numeric
+from parallelism.mesh import Axes
+from parallelism.operation import ReduceOp
 from parallelism.operation.trees import leaves, rebuild
 from vcluster.collectives import Collectives
 from vcluster.device import VirtualDevice
@@ -175,6 +177,18 @@ class _PlantedCollectives(_Around):
         faults = self._plan.begin(called)
         self._plan.release()
         return self._inner.run(kind, self._plan.flipped(faults, called, x), *args, name=name, **options)
+
+    def repeated(
+        self,
+        kind: str,
+        x: Any,
+        axes: Axes,
+        out: Any,
+        dim: int = 0,
+        root: int = 0,
+        op: ReduceOp | None = None,
+    ) -> Any:
+        return self.run(kind, x, axes, out=out, dim=dim, root=root, op=op)
 
 
 class _PlantedChannel(VirtualChannel):

@@ -12,10 +12,10 @@ the machine is.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from threading import get_ident
+from time import perf_counter_ns, thread_time_ns
 from typing import TYPE_CHECKING, Any
 
 from vcluster.code import ClusterError
@@ -67,6 +67,9 @@ if TYPE_CHECKING:
 )
 _SHORTEST_COMPUTE_NS = 2000
 """Nanoseconds below which compute between two calls gets no event of its own. It is added to the next event."""
+_OLDEST_CPU_MARK_NS = 25_000
+"""Between calls that follow each other at once, the CPU time is read again after so many nanoseconds.  Reading it is a
+system call, which takes a sixth of a small collective."""
 _MOST_LABELS = 4096
 
 ENTRIES = 5
@@ -118,15 +121,17 @@ class Recorder:
         self.stopped = True
         self.note: Callable[[str, str], object] | None = None
         """Called with each call's name and line, so that they are known if the process dies."""
-        self._wall_zero = self._wall_mark = self._cpu_mark = 0
+        self._wall_zero = self._wall_mark = self._cpu_mark = self._cpu_read = 0
 
     def _clear(self) -> None:
         self._entries: list[Any] = []
         self._uncounted: list[tuple[Row, Callable[[], Traffic]]] = []
         """The events of collectives whose traffic is not counted yet."""
         self._label: Labels | None = None
-        self._noted: tuple[str, str] = "", ""
+        self._noted_name = self._noted_location = ""
         self._work = self._depth = 0
+        self._follows = False
+        """Whether the last call followed the one before it at once."""
 
     def start(self) -> None:
         """Begin an empty record. Its clocks start here."""
@@ -135,8 +140,8 @@ class Recorder:
         self._first, self._shared = get_ident(), self._threads.many
         self._thread = 0 if self._shared else self._first
         self.stopped = False
-        self._wall_zero = self._wall_mark = time.perf_counter_ns()
-        self._cpu_mark = time.thread_time_ns()
+        self._wall_zero = self._wall_mark = self._cpu_read = perf_counter_ns()
+        self._cpu_mark = thread_time_ns()
 
     def stop(self) -> Record:
         """End the record and return it."""
@@ -154,7 +159,7 @@ class Recorder:
 
     def now(self) -> float:
         """Wall seconds since the start of the record."""
-        return (time.perf_counter_ns() - self._wall_zero) / 1e9
+        return (perf_counter_ns() - self._wall_zero) / 1e9
 
     def add(self, kind: str, name: str, location: str | None = None, **values: Any) -> Row:
         """Append an event. `fill` may complete the returned row later."""
@@ -198,10 +203,10 @@ class Recorder:
 
     def begins(self, name: str, location: str) -> None:
         """Note that a call begins at a line. Consecutive repetitions of one call are noted once."""
-        noted_name, noted_location = self._noted
-        if self.note is not None and (location is not noted_location or name is not noted_name):
+        is_noted = location is self._noted_location and name is self._noted_name
+        if self.note is not None and name and not is_noted:
             self.note(name, location)
-            self._noted = name, location
+            self._noted_name, self._noted_location = name, location
 
     @property
     def count(self) -> int:
@@ -247,7 +252,7 @@ class Recorder:
         if not self.stopped:
             self._uncounted.append((row, count_traffic))
         row[_WALL_START] = (start_ns - self._wall_zero) / 1e9
-        row[_WALL_DURATION] = (time.perf_counter_ns() - start_ns) / 1e9
+        row[_WALL_DURATION] = (perf_counter_ns() - start_ns) / 1e9
 
     def _count_traffic(self) -> None:
         for row, count_traffic in self._uncounted:
@@ -276,7 +281,7 @@ class Recorder:
     def add_repeated(self, template: Template, location: str | None, start_ns: int) -> None:
         """The event of a call that ends now, and was like an earlier one.  The caller says that it `begins`."""
         if not self.stopped:
-            self._entries.extend((template, location, start_ns, time.perf_counter_ns(), 0.0))
+            self._entries.extend((template, location, start_ns, perf_counter_ns(), 0.0))
 
     def add_untimed(self, kind: str, name: str, values: dict[str, Any], location: str | None = None) -> None:
         """Append an event whose times are among its ``values``, or not known.  The values may be completed later."""
@@ -296,21 +301,24 @@ class Recorder:
         self._work += 1
         return self._work
 
-    def enter(self) -> int:
+    def enter(self, name: str = "", location: str = "") -> int:
         """Note that a call of the library begins, and turn the compute before it into an event.
 
-        Returns the wall time in nanoseconds.
+        ``name`` and ``location`` are those of the call, if it `begins` now.  Returns the wall time in nanoseconds.
         """
         if get_ident() != self._thread and not self._comes_in():
-            return time.perf_counter_ns()
+            self.begins(name, location)
+            return perf_counter_ns()
         self._depth += 1
         try:
-            now = time.perf_counter_ns()
-            if self._depth == 1 and (
-                now - self._wall_mark >= _SHORTEST_COMPUTE_NS or self._label is not None
-            ):
-                self._flush_compute()
-                now = time.perf_counter_ns()
+            now = perf_counter_ns()
+            if self._depth == 1:
+                self._follows = now - self._wall_mark < _SHORTEST_COMPUTE_NS and self._label is None
+                if not self._follows:
+                    self._flush_compute()
+                    now = perf_counter_ns()
+            if name and (location is not self._noted_location or name is not self._noted_name):
+                self.begins(name, location)
         except RecursionError:
             self._depth -= 1
             raise
@@ -326,8 +334,32 @@ class Recorder:
             return
         self._depth -= 1
         if self._depth == 0:
-            self._cpu_mark = time.thread_time_ns()
-            self._wall_mark = time.perf_counter_ns()
+            self._mark(perf_counter_ns())
+
+    def leave_repeated(self, template: Template | None, location: str | None, start_ns: int) -> None:
+        """`add_repeated` (if there is a template) and `leave` in one, with one look at the clock."""
+        now = perf_counter_ns()
+        if template is not None and not self.stopped:
+            self._entries.extend((template, location, start_ns, now, 0.0))
+        if self._shared and not self._goes_out():
+            return
+        self._depth -= 1
+        if self._depth == 0:
+            if self._follows and now - self._cpu_read < _OLDEST_CPU_MARK_NS:  # `_mark`, inlined
+                self._wall_mark = now
+            else:
+                self._mark(now)
+
+    def _mark(self, now: int) -> None:
+        """The compute that the next call ends begins now.
+
+        Where calls follow each other at once, the CPU time is not read after each: `_flush_compute` knows that the
+        compute took no longer than the wall time, and this mark is at most `_OLDEST_CPU_MARK_NS` old.
+        """
+        if not self._follows or now - self._cpu_read >= _OLDEST_CPU_MARK_NS:
+            self._cpu_mark = thread_time_ns()
+            now = self._cpu_read = perf_counter_ns()
+        self._wall_mark = now
 
     __enter__ = enter  # ``with recorder as start:`` around a call
     __exit__ = leave
@@ -370,7 +402,7 @@ class Recorder:
         """The wall times of an event that began at ``start_ns`` and ends now."""
         return {
             "wall_start_seconds": (start_ns - self._wall_zero) / 1e9,
-            "wall_duration_seconds": (time.perf_counter_ns() - start_ns) / 1e9,
+            "wall_duration_seconds": (perf_counter_ns() - start_ns) / 1e9,
         }
 
     def compute(
@@ -386,12 +418,12 @@ class Recorder:
     @contextmanager
     def _compute_elsewhere(self, name: str, values: dict[str, Any]) -> Iterator[None]:
         """The work of another thread than the kernel's own, as one event."""
-        cpu, wall = time.thread_time_ns(), time.perf_counter_ns()
+        cpu, wall = thread_time_ns(), perf_counter_ns()
         try:
             yield
         finally:
-            spent = values.pop("seconds", (time.thread_time_ns() - cpu) / 1e9)
-            self._entries.extend((("compute", name, values), None, wall, time.perf_counter_ns(), spent))
+            spent = values.pop("seconds", (thread_time_ns() - cpu) / 1e9)
+            self._entries.extend((("compute", name, values), None, wall, perf_counter_ns(), spent))
 
     def _begin_block(self, labels: Labels) -> tuple[Labels | None, int]:
         self._flush_compute()
@@ -440,8 +472,8 @@ class Recorder:
     def _flush_compute(self, *, always: bool = False) -> None:
         if self._depth > 1 or self.stopped or get_ident() != self._first:
             return
-        cpu, wall = time.thread_time_ns(), time.perf_counter_ns()
-        spent = cpu - self._cpu_mark
+        cpu, wall = thread_time_ns(), perf_counter_ns()
+        spent = min(cpu - self._cpu_mark, wall - self._wall_mark)  # the mark may be older: see `_mark`
         begun = (
             self._label is None or self._label[0] is self._label[1]
         )  # a price stands where its block begins
@@ -452,4 +484,4 @@ class Recorder:
             what, later = self._label
             self._label = later, later
         self._entries.extend((what, None, self._wall_mark, wall, spent / 1e9))
-        self._cpu_mark, self._wall_mark = cpu, wall
+        self._cpu_mark, self._wall_mark, self._cpu_read = cpu, wall, wall

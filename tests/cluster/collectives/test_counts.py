@@ -105,8 +105,8 @@ def count_calls(device, elements, memory):
 
 # -- functions called --------------------------------------------------------------------------------------------------
 
-MOST_SMALL = 21
-"""Functions that a small collective calls when it is repeated: 16 to 19 as this is written."""
+MOST_SMALL = 17
+"""Functions that a small collective calls when it is repeated: 11 to 17 as this is written."""
 MOST_LARGE = {("private", 2): 115, ("private", 4): 140, ("shared", 2): 95, ("shared", 4): 105}
 """The same for large ones of eight pieces: 110, 134, 90 and 100."""
 
@@ -123,7 +123,7 @@ def test_a_small_repeated_collective_calls_few_functions_and_no_more_of_them_for
                 assert builtins["write"] == builtins["read"] == builtins["sleep"] == 0, what  # no pipe, no nap
                 counted.setdefault(what, set()).add(functions)
     for what, numbers in counted.items():
-        assert max(numbers) - min(numbers) <= 3, what  # of more than two the last to come does what serves all
+        assert max(numbers) - min(numbers) <= 4, what  # of more than two the last to come does what serves all
 
 
 @pytest.mark.sampled(4)
@@ -224,7 +224,7 @@ def test_a_new_shape_costs_one_slow_call(cluster_of, devices):
 
 # -- modules crossed ---------------------------------------------------------------------------------------------------
 
-MOST_MODULES = {"first": 10, "repeated": 9}
+MOST_MODULES = {"first": 11, "repeated": 9}
 PACKAGES = ("parallelism.", "vcluster.")
 
 

@@ -46,13 +46,13 @@ def test_a_repeated_call_enters_no_function_of_python(ours):
 
 def test_new_code_in_the_place_of_old_code_has_its_own_sites_and_leaves_none(ours):
     ours["deep"](2)     # from this line, whose code stays
-    before = dict(call_sites._sites), dict(call_sites._known)
+    before = dict(call_sites.known_sites), dict(call_sites._known)
     for number in range(20):
         names = dict(ours)
         code = compile("\n" * number + "first = deep(2)\nagain = deep(2)", f"user{number}.py", "exec")
         exec(code, names)
         assert [names[each].location for each in ("first", "again")] == [
             f"user{number}.py:{number + 1}", f"user{number}.py:{number + 2}"]
-        assert len(call_sites._sites[id(code)]) == 2
+        assert len(call_sites.known_sites[id(code)]) == 2
         del code
-        assert (call_sites._sites, call_sites._known) == before
+        assert (call_sites.known_sites, call_sites._known) == before

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from vcluster.collectives import dispatch
-from vcluster.collectives.dispatch import KeptCalls
+from vcluster.collectives import kept_calls
+from vcluster.collectives.kept_calls import KeptCalls
 
 
 @pytest.mark.parametrize(("different", "fewest_found"), [(100, 100), (107, 60), (150, 15)])
 def test_a_loop_over_more_calls_than_are_kept_finds_some_of_them(monkeypatch, different, fewest_found):
-    monkeypatch.setattr(dispatch, "MOST_CALLS", 100)
+    monkeypatch.setattr(kept_calls, "MOST_CALLS", 100)
     kept: KeptCalls = KeptCalls()
     found = []
     for _ in range(8):
@@ -25,7 +25,7 @@ def test_a_loop_over_more_calls_than_are_kept_finds_some_of_them(monkeypatch, di
 
 
 def test_cleared_calls_are_forgotten_whole(monkeypatch):
-    monkeypatch.setattr(dispatch, "MOST_CALLS", 3)
+    monkeypatch.setattr(kept_calls, "MOST_CALLS", 3)
     kept: KeptCalls = KeptCalls()
     for _ in range(2):
         for number in range(5):
