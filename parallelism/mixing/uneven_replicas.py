@@ -117,8 +117,9 @@ class UnevenReplicas:
         """The events of the devices at each position of each part."""
         class_of, events = np.zeros(self.mesh.size, np.int64), list[DeviceEvents]()
         for part, step in enumerate(self.of_parts):
-            for position in range(step.shape.ranks):
-                ranks = np.flatnonzero((self.part_of == part) & (step.positions == position))
+            here = self.part_of == part
+            for number in np.unique(step.class_of[here]):
+                ranks = np.flatnonzero(here & (step.class_of == number))
                 class_of[ranks] = len(events)
                 events.append(step.events(ranks, price and partial(price, ranks)))
         return Templates(self.mesh, events, class_of)

@@ -13,6 +13,7 @@ from parallelism.planning.orders import place_of
 from parallelism.planning.plan import Task
 from parallelism.planning.plan_costs import PlanCosts
 from parallelism.planning.stage_costs import StageCosts
+from parallelism.planning.two_block_steps import Uneven
 
 
 class UnevenStep(AssembledStep):
@@ -35,9 +36,10 @@ class UnevenStep(AssembledStep):
     def _costs_at(self, position: int) -> PlanCosts:
         return self.of_parts[self.part_of[position]]
 
-    def _end_at(self, position: int) -> tuple[StageCosts, int, int]:
+    def _end_at(self, position: int, smaller: frozenset[Uneven]) -> tuple[StageCosts, int, int]:
         costs, place = self._costs_at(position), place_of(position, self.shape.stages)
-        return costs.ends(0, in_stages=True), place, costs.alike(self.counts[position], place)
+        end = costs.ends(0, in_stages=True, smaller=smaller)
+        return end, place, costs.alike(self.counts[position], place)
 
     def _stage_at(self, number: int) -> AssembledStage:
         return self._uneven(self.part_of[number], self.counts[number], place_of(number, self.shape.stages))

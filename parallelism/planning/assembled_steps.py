@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import compress
 from math import prod
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,7 @@ from parallelism.execution.device_program import RECOMPUTED
 from parallelism.hardware import Software
 from parallelism.layouts.stages import Part
 from parallelism.memoized import memoized
+from parallelism.mesh.uneven import split_sizes
 from parallelism.models import TransformerSpec
 from parallelism.pipelining import Pipeline, free_tag, message_user
 from parallelism.planning.orders import place_of
@@ -39,6 +41,7 @@ from parallelism.planning.symbolic_events import (
     EventKind,
     Unpriceable,
 )
+from parallelism.planning.two_block_steps import Uneven
 from parallelism.simulation.device_events import DeviceEvents
 from parallelism.simulation.event_classes import Ints, Templates
 from parallelism.simulation.operations import PriceEvents, SimulatedOperation, simulated_operation
@@ -63,7 +66,8 @@ def figures_of(task: Task, settings: Mapping[str, Any]) -> Figures:
 class AssembledStep:
     """The step of a plan of a `TransformerSpec`.
 
-    `Unpriceable` for a plan that is not put together from pieces, and where replicas have parts of unequal sizes.
+    `Unpriceable` for a plan that is not put together from pieces, and where replicas have parts of unequal sizes of what a
+    collective takes.
     """
 
     pipeline_axis = AXIS
@@ -76,8 +80,6 @@ class AssembledStep:
         self.mesh, self.software = task.mesh(settings), Software.of(task.hardware)
         self.costs = PlanCosts(task, alone(settings))
         self.costs.prepare(0)
-        if not self.costs.has_equal_replicas(0):
-            raise Unpriceable("replicas have parts of unequal sizes")
         self.shape = self.costs.shape(0)
         schedule, _, microbatches, chunks, *_ = self.shape
         self.pipeline = Pipeline(self.shape.stages, microbatches, schedule, chunks, AXIS)
@@ -86,6 +88,9 @@ class AssembledStep:
         """The microbatches of a replica."""
         self.positions = np.array([self.mesh.index(rank)[AXIS] for rank in range(self.mesh.size)])
         """By rank, its position in the pipeline."""
+        self.smaller, of_replica = self._smaller()
+        self.class_of = self.positions * len(self.smaller) + of_replica
+        """By rank, the number of those that have the same events; some numbers may have no rank."""
         self._known: dict[Any, RepeatedEvents] = {}
         self._ends: dict[Any, DeviceEvents] = {}
         """The events of ends without messages, which several positions may have."""
@@ -98,19 +103,37 @@ class AssembledStep:
         return simulated_operation(run.step, run.mesh, run.batch, None, software=software)
 
     def templates(self, price: PriceEvents | None = None) -> Templates:
-        """The events of the devices at each position: see `parallelism.simulation.PipelinedStep`."""
+        """The events of the devices of each class: see `parallelism.simulation.PipelinedStep`."""
+        found, class_of = np.unique(self.class_of, return_inverse=True)
         events = [
             self.events(ranks, price and partial(price, ranks))
-            for ranks in (np.flatnonzero(self.positions == at) for at in range(self.shape.ranks))
+            for ranks in (np.flatnonzero(self.class_of == number) for number in found)
         ]
-        return Templates(self.mesh, events, self.positions)
+        return Templates(self.mesh, events, class_of)
+
+    def _smaller(self) -> tuple[list[frozenset[Uneven]], Ints]:
+        """What replicas have no larger part of, for each kind of replicas; and by rank the number of its kind."""
+        names, count = self.mesh.axes, self.mesh.size
+        coordinates = np.unravel_index(np.arange(count), tuple(self.mesh.shape.values()))
+        at = dict(zip(names, coordinates, strict=True))
+        uneven = self.costs.uneven(0)
+        has_smaller = np.zeros((len(uneven), count), np.bool_)
+        for number, (_, axes, whole) in enumerate(uneven):
+            own = [axis for axis in axes if axis in at]
+            shape = tuple(self.mesh.shape[axis] for axis in own)
+            sizes = np.array(split_sizes(whole, shape))
+            pieces = np.ravel_multi_index([at[axis] for axis in own], shape)
+            has_smaller[number] = sizes[pieces] < sizes.max()
+        kinds, of_replica = np.unique(has_smaller, axis=1, return_inverse=True)
+        smaller = [frozenset(compress(uneven, kind)) for kind in kinds.T.tolist()]
+        return smaller, np.ravel(of_replica)
 
     def events(self, ranks: Ints, price: Any) -> DeviceEvents:
-        """The events of each of these ranks, which are at one position."""
+        """The events of each of these ranks, which are of one class."""
         device = TypedDevice(self.mesh, int(ranks[0]), self._incoming)
-        position = int(self.positions[ranks[0]])
+        position, kind = divmod(int(self.class_of[ranks[0]]), len(self.smaller))
         schedule, last = self.pipeline.schedule, self.shape.stages - 1
-        costs, end = self._costs_at(position), self._end_at(position)
+        costs, end = self._costs_at(position), self._end_at(position, self.smaller[kind])
         with device.compute(f"@{costs.steps.name}", seconds=0.0):
             pass
         held = costs.held_by_category(0, *end)
@@ -149,9 +172,9 @@ class AssembledStep:
         """The costs of the stages at a position."""
         return self.costs
 
-    def _end_at(self, position: int) -> tuple[StageCosts, int, int]:
+    def _end_at(self, position: int, smaller: frozenset[Uneven]) -> tuple[StageCosts, int, int]:
         """The costs of the end of the devices at a position, their place, and their blocks: see `PlanCosts.devices`."""
-        return self.costs.devices(0)[int(self.costs.number_of(self.shape)[position])]
+        return self.costs.devices(0, smaller)[int(self.costs.number_of(self.shape)[position])]
 
     def _stage_at(self, number: int) -> AssembledStage:
         """A stage by its number."""
@@ -224,12 +247,14 @@ class AssembledStep:
     ) -> None:
         recorder = _Recorder(device, costs, {})
         events = list(events_of(costs, place, "end", blocks))
+        largest = self._end_at(position, frozenset())[0]
         joined: Counter[EventKind] = Counter()
         for event in events:
-            if costs.symbolic.kinds[event].joined:
-                joined[costs.symbolic.kinds[event]] += recorder.nbytes(event)
-        for event in events:
             kind: Any = costs.symbolic.kinds[event]
+            if kind.joined:  # its members give and get as much as that with the largest parts; of an all_reduce all are alike
+                joined[kind] += (costs if kind.name == "all_reduce" else largest).numbers(event)[0]
+        for event in events:
+            kind = costs.symbolic.kinds[event]
             if kind.what == MESSAGE:
                 other = self.shape.ranks - 1 if position == 0 else 0
                 array = TypedArray((recorder.nbytes(event) // as_dtype(kind.dtype).itemsize,), kind.dtype)
@@ -339,6 +364,8 @@ class _Recorder:
     def _compute(self, kind: EventKind, event: int) -> None:
         nbytes, flops, *more = self.costs.numbers(event)
         end = len(kind.others)
+        if not any((nbytes, flops, *more[:end])) and kind.seconds is None:
+            return  # an op on a part without elements
         self.device.compute(
             kind.name or COMPUTE,
             flops=float(flops),

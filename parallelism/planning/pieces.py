@@ -26,9 +26,9 @@ from parallelism.execution.endings import (
 from parallelism.execution.last_backward import gradients_of
 from parallelism.execution.overlapping import arranged
 from parallelism.ir import Expression, Function, TensorType, Value
-from parallelism.ir.core import symbol
+from parallelism.ir.core import Extent, symbol
 from parallelism.ir.core.derived import checked_op
-from parallelism.ir.core.extents import names_in, rounded_up
+from parallelism.ir.core.extents import divided, names_in, rounded_up
 from parallelism.ir.passes import Kinds, donations
 from parallelism.ir.passes.fusion import space_of
 from parallelism.ir.passes.joined_calls import joined
@@ -166,9 +166,14 @@ class Updates:
         }
 
     @cached_property
-    def splits_of_replicas(self) -> set[Split]:
-        """What is split over replicas."""
-        return {(extent, axes) for extent, axes in splits_of(self.laid_out) if {*axes} & {*self.replicas}}
+    def splits_of_replicas(self) -> set[tuple[Extent, tuple[str, ...], Extent]]:
+        """What is split over replicas, and the part of the first of them."""
+        devices = Devices.of(self.devices)
+        return {
+            (extent, axes, rounded_up(divided(extent, devices.along(axes))))
+            for extent, axes in splits_of(self.laid_out)
+            if {*axes} & {*self.replicas}
+        }
 
     @cached_property
     def several(self) -> set[Split]:

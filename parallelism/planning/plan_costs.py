@@ -35,7 +35,7 @@ from parallelism.planning.settings import SETTINGS, always
 from parallelism.planning.space import Choices
 from parallelism.planning.stage_costs import StageCosts, StageSeconds
 from parallelism.planning.symbolic_events import Unpriceable
-from parallelism.planning.two_block_steps import ExpertPattern, Pattern, two_block_steps
+from parallelism.planning.two_block_steps import ExpertPattern, Pattern, Uneven, two_block_steps
 from parallelism.timeline import Pricing
 from parallelism.training.sequence_split import SequenceSplit
 
@@ -206,19 +206,21 @@ class PlanCosts:
         """How sequences are dealt: the same where nothing is to deal."""
         return (settings["cp"] > 1 and split_of_sequences(self.task.model, settings)) or SequenceSplit()
 
-    def ends(self, row: int, *, in_stages: bool) -> StageCosts:
-        """The costs of the end of a step of a plan, and of what is held during it."""
+    def ends(self, row: int, *, in_stages: bool, smaller: frozenset[Uneven] = frozenset()) -> StageCosts:
+        """The costs of the end of a step of a plan, and of what is held during it; of ``smaller`` a device has no larger
+        part."""
         s, pattern = self.settings(row), self._pattern_of_ends(row, in_stages=in_stages)
-        key = "ends", pattern, s["tp"], s["dp"], s["ep"]
+        key = "ends", pattern, s["tp"], s["dp"], s["ep"], smaller
         if key not in self._costs:
-            self._costs[key] = StageCosts(self.steps.ends(pattern, s["tp"], s["dp"], s["ep"]))
+            events = self.steps.ends(pattern, s["tp"], s["dp"], s["ep"], smaller=smaller)
+            self._costs[key] = StageCosts(events)
         return self._costs[key]
 
-    def has_equal_replicas(self, row: int) -> bool:
-        """Whether all devices at a position do the same at the end: ZeRO splits what they update into equal parts."""
+    def uneven(self, row: int) -> list[Uneven]:
+        """What the devices at a position have parts of unequal sizes of, where ZeRO splits what they update."""
         s = self.settings(row)
         pattern = self._pattern_of_ends(row, in_stages=self.shape(row).stages > 1)
-        return self.steps.has_equal_replicas(pattern, s["tp"], s["dp"], s["ep"])
+        return self.steps.uneven(pattern, s["tp"], s["dp"], s["ep"])
 
     def _pattern_of_ends(self, row: int, *, in_stages: bool) -> Pattern:
         s, sequences = self.settings(row), self._of_sequences(self.settings(row))
@@ -238,13 +240,17 @@ class PlanCosts:
             instances=s["instances"],
         )
 
-    def devices(self, row: int) -> list[tuple[StageCosts, int, int]]:
-        """Of the devices that differ: the costs of their end, their place, and their blocks.  See `number_of`."""
+    def devices(
+        self, row: int, smaller: frozenset[Uneven] = frozenset()
+    ) -> list[tuple[StageCosts, int, int]]:
+        """Of the devices that differ: the costs of their end, their place, and their blocks.  See `number_of`; of
+        ``smaller`` they have no larger parts."""
         shape = self.shape(row)
-        several = self.ends(row, in_stages=shape.stages > 1)
+        several = self.ends(row, in_stages=shape.stages > 1, smaller=smaller)
         if shape.is_v_shaped:
             blocks = shape.blocks_of(FIRST) * shape.chunks
-            first = self.ends(row, in_stages=False), ONLY, self.alike(blocks, ONLY)
+            alone = self.ends(row, in_stages=False, smaller=smaller)
+            first = alone, ONLY, self.alike(blocks, ONLY)
             return [first, (several, MIDDLE, blocks)]
         return [(several, place, self.alike(blocks, place)) for place, blocks in self._places(shape)[0]]
 

@@ -316,10 +316,11 @@ class Formulas:
         self.factors = above / below
         """By term."""
 
-    def at(self, numbers: Mapping[str, int]) -> Exact:
-        """The values of all extents."""
+    def at(self, numbers: Mapping[str, int], given: Mapping[Any, int] | None = None) -> Exact:
+        """The values of all extents; some atoms have the values that are ``given``."""
         known: dict[Any, Any] = {name: np.longdouble(number) for name, number in numbers.items()}
         known |= {call: np.longdouble(specialized(extent, numbers)) for call, extent in self.calls.items()}
+        known |= {atom: np.longdouble(number) for atom, number in (given or {}).items()}
         values = np.array(
             [
                 prod((known[atom] ** power for atom, power in monomial), start=np.longdouble(1))

@@ -6,7 +6,7 @@ one between others is laid out with two blocks, unless backwards are split: a se
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -14,7 +14,10 @@ from itertools import accumulate, compress
 from math import prod
 from typing import Any, NamedTuple
 
-from parallelism.ir import Function
+import numpy as np
+
+from parallelism.ir import Expression, Function
+from parallelism.ir.core import Extent
 from parallelism.ir.core.extents import specialized
 from parallelism.memoized import memoized
 from parallelism.planning.dealing import EXPERTS_OVER
@@ -22,6 +25,7 @@ from parallelism.planning.orders import FIRST, LAST, MIDDLE, ONLY
 from parallelism.planning.pieces import EndPieces, StepPieces, Updates, inside_of
 from parallelism.planning.settings import transforms_of
 from parallelism.planning.symbolic_events import (
+    COLLECTIVE,
     SIZE,
     Event,
     Events,
@@ -84,6 +88,17 @@ class Known(NamedTuple):
     replicated: bool = False
 
 
+class Uneven(NamedTuple):
+    """An extent whose parts differ by one between replicas: the first have the larger ones."""
+
+    largest: Expression
+    """The larger part, which is rounded up: one atom."""
+    axes: tuple[str, ...]
+    """The axes over which it is split, outermost first."""
+    whole: int
+    """The extent as a number."""
+
+
 @lru_cache(maxsize=8)
 def two_block_steps(model: TrainedModel, *, fused: bool | str, overlapping: bool) -> TwoBlockSteps:
     """`TwoBlockSteps` with these arguments; those of another search for the same model are used again."""
@@ -98,19 +113,38 @@ class ConditionalEvents:
     events: SymbolicEvents
     splits: frozenset[Split]
     several: frozenset[Split] = frozenset()
-    replicas: frozenset[Split] = frozenset()
-    """Extents whose parts are equal on all replicas where they divide evenly."""
+    replicas: frozenset[tuple[Extent, tuple[str, ...], Any]] = frozenset()
+    """Extents whose parts are equal on all replicas where they divide evenly, the axes, and the largest part."""
 
     def __reduce__(self) -> tuple[type[ConditionalEvents], tuple[Any, ...]]:
         return ConditionalEvents, (self.events, self.splits, self.several, self.replicas)
 
-    def has_equal_replicas(self, **numbers: int) -> bool:
-        """Whether all replicas have equal parts."""
-        for extent, axes in self.replicas:
-            of: Any = specialized(extent, numbers)
-            if of % prod(numbers[axis] for axis in axes):
-                return False
-        return True
+    def uneven(self, **numbers: int) -> list[Uneven]:
+        """The extents whose parts differ between replicas, sorted; empty where all replicas have equal parts."""
+        found = []
+        for extent, axes, largest in self.replicas:
+            whole: Any = specialized(extent, numbers)
+            if whole % prod(numbers[axis] for axis in axes):
+                found.append(Uneven(largest, axes, whole))
+        return sorted(found, key=str)
+
+    def at_parts(self, smaller: Iterable[Uneven], **numbers: int) -> Events:
+        """The events of a device that has not the largest part of these extents.
+
+        `Unpriceable` where a collective has another size that is no part of a joined call and no all_reduce, all of whose
+        members have equal parts.
+        """
+        given = {}
+        for part, axes, whole in smaller:
+            ((((atom, _),), _),) = part.terms
+            given[atom] = whole // prod(numbers[axis] for axis in axes)
+        events = self.events
+        largest, values = events.formulas.at(numbers), events.formulas.at(numbers, given)
+        for event in np.flatnonzero(events.are(COLLECTIVE)).tolist():
+            kind, payload = events.kinds[event], events.index[event, 0]
+            if not (kind.joined or kind.name == "all_reduce") and values[payload] != largest[payload]:
+                raise Unpriceable(f"replicas have parts of unequal sizes in {kind.name}")
+        return Events(events, values)
 
     @memoized
     def known_at(self, numbers: tuple[tuple[str, int], ...]) -> Events:
@@ -139,7 +173,7 @@ class LaidOut:
     sections: Sections
     splits: frozenset[Split]
     several: frozenset[Split] = frozenset()
-    replicas: frozenset[Split] = frozenset()
+    replicas: frozenset[tuple[Extent, tuple[str, ...], Any]] = frozenset()
 
 
 class TwoBlockSteps:
@@ -172,13 +206,17 @@ class TwoBlockSteps:
         return self._actions(pattern).known_at(tuple(numbers.items()))
 
     @memoized
-    def ends(self, pattern: Pattern, tp: int, dp: int, ep: int = 1) -> Events:
-        """What a device holds during the step, and what it does at the end.  ``inputs`` are for one row of a device."""
-        return self._ends(pattern, dp > 1).at(**_numbers_of_ends(pattern, tp, dp, ep))
+    def ends(
+        self, pattern: Pattern, tp: int, dp: int, ep: int = 1, *, smaller: frozenset[Uneven] = frozenset()
+    ) -> Events:
+        """What a device holds during the step, and what it does at the end.  ``inputs`` are for one row of a device.  It
+        has the largest parts, but of ``smaller``."""
+        found, numbers = self._ends(pattern, dp > 1), _numbers_of_ends(pattern, tp, dp, ep)
+        return found.at_parts(smaller, **numbers) if smaller else found.at(**numbers)
 
-    def has_equal_replicas(self, pattern: Pattern, tp: int, dp: int, ep: int = 1) -> bool:
-        """Whether all replicas do the same at the end."""
-        return self._ends(pattern, dp > 1).has_equal_replicas(**_numbers_of_ends(pattern, tp, dp, ep))
+    def uneven(self, pattern: Pattern, tp: int, dp: int, ep: int = 1) -> list[Uneven]:
+        """What replicas have parts of unequal sizes of at the end."""
+        return self._ends(pattern, dp > 1).uneven(**_numbers_of_ends(pattern, tp, dp, ep))
 
     @cached_property
     def name(self) -> str:
@@ -278,8 +316,12 @@ class TwoBlockSteps:
             tuple([each for each in ends.pending if each[0] in names]),
             replicated=replicated,
         )
-        sets = updates.splits, updates.several, updates.splits_of_replicas
-        return LaidOut(dict(ends.sections(updates, labels)), *map(frozenset, sets))
+        return LaidOut(
+            dict(ends.sections(updates, labels)),
+            frozenset(updates.splits),
+            frozenset(updates.several),
+            frozenset(updates.splits_of_replicas),
+        )
 
     @memoized
     def _updates(

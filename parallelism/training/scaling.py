@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import ceil, lcm, prod
 
 from parallelism.mesh import Mesh
-from parallelism.models import TransformerSpec
+from parallelism.models import Experts, TransformerSpec
 from parallelism.pipelining.generators import SCHEDULES
 from parallelism.training.sequence_split import HEADS_AXIS
 from parallelism.training.training_run import TrainingRun
@@ -22,7 +22,8 @@ def scaled_down(run: TrainingRun, devices: int = MOST_DEVICES) -> TrainingRun:
     Axes of the mesh keep their order, and stay above one device if they were; the largest is halved until the devices
     are few enough.  The model keeps its kind (norms, positions, activation, dropout, groups of keys and values), but
     has one layer for each stage and widths that are small multiples of the tensor-parallel devices.  The schedule
-    keeps its kind; there are twice as many microbatches as ranks of the pipeline, or fewer if there were.
+    keeps its kind; there are twice as many microbatches as ranks of the pipeline, or fewer if there were.  Where some
+    layers have experts, all have: few layers might have none.
 
     ``ValueError`` for a model that is no `TransformerSpec`, and for a mesh that has more than so many devices even with
     two along each axis.
@@ -44,14 +45,16 @@ def scaled_down(run: TrainingRun, devices: int = MOST_DEVICES) -> TrainingRun:
     layers = pp * min(chunks, 2)
     groups = (tp if spec.groups < spec.heads else 2 * tp) * dealt
     copies = min(spec.key_value_copies, 2)  # as many as divide the devices, which are two at least
+    feed_forward = 12 * tp * dp
     small = replace(
         spec,
+        experts=spec.experts and _small(spec.experts, feed_forward),
         layers=layers,
         heads=2 * tp * dealt,
         key_value_heads=groups // copies,
         key_value_copies=copies,
         width=8 * lcm(tp * dealt, dp),
-        feed_forward=12 * tp * dp,
+        feed_forward=feed_forward,
         vocabulary=8 * tp * dp,
         sequence=4 * tp * cp,
         documents=spec.documents and 2 * tp * cp,  # two of them
@@ -72,6 +75,18 @@ def scaled_down(run: TrainingRun, devices: int = MOST_DEVICES) -> TrainingRun:
         transforms.append(replace(pipeline, microbatches=count, chunks=chunks, begin=begin))
     return TrainingRun(
         small, 2 * dp * count, Strategy(*transforms), mesh, run.optimizer, run.clip, run.loss_scale
+    )
+
+
+def _small(experts: Experts, width: int) -> Experts:
+    """As many experts, in every layer, of this width, also where the token takes them all."""
+    return replace(
+        experts,
+        width=experts.width and width,
+        shared_width=experts.shared_width and width,
+        dense_layers=0,
+        every=1,
+        layers=None,
     )
 
 

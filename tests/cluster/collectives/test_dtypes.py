@@ -22,6 +22,8 @@ DTYPES = [*map(np.dtype, "?bhiqBHIQefdgFDG"), np.dtype(">i4"), np.dtype(">f8"), 
 OPS = ("sum", "mean", "prod", "max", "min", "and", "or", "xor")
 SIZES = (1, INLINE_BYTES, INLINE_BYTES + 4, 1 << 20)
 """Bytes of what is given, and of what the reduction makes of it."""
+OF_QUEUES = (*SIZES[:3], 1 << 18)
+"""Through a queue arrays of any size go one way."""
 KINDS = {
     "all_reduce": {}, "reduce": {"root": 1}, "reduce_scatter": {}, "all_gather": {}, "gather": {"root": 1},
     "all_to_all": {}, "broadcast": {"root": 1}, "scatter": {"root": 1}, "all_scatter": {},
@@ -142,7 +144,7 @@ def test_a_result_with_a_dtype_of_its_own_lies_within_its_memory(cluster_of):
 @pytest.mark.parametrize(("backend", "transport"), RUNTIMES)
 def test_each_kind_op_and_dtype_gives_what_numpy_gives(cluster_of, backend, transport, kind):
     cluster = cluster_of(Mesh(devices=DEVICES), backend, transport, deadline_seconds=280)
-    assert_nothing_wrong(cluster.run(call_all, with_ops(kind), DTYPES))
+    assert_nothing_wrong(cluster.run(call_all, with_ops(kind), DTYPES, OF_QUEUES if transport == "queue" else SIZES))
     if cluster.backend == "mpi" and kind != "permute":
         dtypes = [dtype for dtype in DTYPES if kind not in REDUCING or dtype.char in OF_MPI]
         assert_nothing_wrong(cluster.run(call_all, with_ops(kind), dtypes, algorithm="mpi"))

@@ -15,7 +15,7 @@ from parallelism.planning.plan import Task
 from parallelism.planning.space import choices
 from parallelism.planning.symbolic_events import Unpriceable
 from parallelism.planning.trained import TrainedModel
-from parallelism.training import Figures, figures
+from parallelism.training import figures
 from parallelism.training.training_run import ADAM_W
 
 DENSE = models.TransformerSpec(layers=8, width=32, heads=8, vocabulary=64, sequence=16, dtype="bfloat16")
@@ -97,19 +97,30 @@ def test_gradients_of_the_only_microbatch_are_not_held_before_it() -> None:
     assert_as_whole(task_of(DENSE, "dgx-h100:1", 8, 16), PLAIN | {"pp": 1, "dp": 4, "tp": 2, "microbatch": 4, "zero": 1})
 
 
-@pytest.mark.slow
-def test_uneven_replicas_and_programs_are_simulated_as_a_whole() -> None:
-    uneven = task_of(DENSE, "dgx-h100:1", 6, 48), PLAIN | {"pp": 2, "dp": 3, "tp": 1, "microbatch": 4, "zero": 1}
-    with pytest.raises(Unpriceable, match="replicas have parts of unequal sizes"):
-        AssembledStep(*uneven)
-    assert told(figures_of(*uneven)) == told(figures(uneven[0].run(uneven[1]), uneven[0].hardware))
+@pytest.mark.parametrize(("spec", "devices", "settings"), [
+    pytest.param(DENSE, 6, {"pp": 2, "dp": 3, "tp": 1, "microbatch": 4}, id="replicas"),
+    pytest.param(SPARSE, 12, {"pp": 2, "dp": 3, "ep": 2, "tp": 1, "microbatch": 4}, id="experts", marks=pytest.mark.slow),
+    pytest.param(SPARSE, 48, {"pp": 2, "dp": 6, "ep": 4, "tp": 1, "microbatch": 1}, id="parts without elements",
+                 marks=pytest.mark.slow),
+    pytest.param(DENSE, 12, {"pp": 2, "dp": 3, "tp": 2, "sp": True, "microbatch": 4}, id="tp", marks=pytest.mark.slow),
+    pytest.param(DENSE, 48, {"pp": 2, "dp": 12, "tp": 2, "instances": 2, "microbatch": 1}, id="instances",
+                 marks=pytest.mark.slow),
+    pytest.param(DENSE, 48, {"pp": 2, "dp": 12, "cp": 2, "tp": 1, "microbatch": 1}, id="sequences", marks=pytest.mark.slow),
+])
+def test_replicas_may_have_parts_of_unequal_sizes(
+        spec: models.TransformerSpec, devices: int, settings: dict[str, Any]) -> None:
+    task, plan = task_of(spec, "dgx-h100:6", devices, 48), PLAIN | {"zero": 1} | settings
+    step = AssembledStep(task, plan)
+    of_positions = step.class_of.reshape(step.shape.ranks, -1)
+    assert len(step.smaller) == len(np.unique(of_positions[0])) > 1
+    assert_as_whole(task, plan)
+
+
+def test_programs_are_simulated_as_a_whole() -> None:
     program = TrainedModel.of(models.mlp((8, 16, 8), symbols("B")[0]), ADAM_W)
+    task = replace(task_of(DENSE, "dgx-h100:1", 6, 48), model=program)
     with pytest.raises(Unpriceable, match="a program may compute of the whole batch"):
-        AssembledStep(replace(uneven[0], model=program), uneven[1])
-
-
-def told(found: Figures) -> list[Any]:
-    return [getattr(found, name) for name in TOLD]
+        AssembledStep(task, PLAIN | {"pp": 2, "dp": 3, "tp": 1, "microbatch": 4})
 
 
 @pytest.mark.slow

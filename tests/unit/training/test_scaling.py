@@ -40,6 +40,18 @@ def test_the_strategy_stays_and_the_model_is_small(flags: dict[str, Any], device
     assert model.groups < model.heads and model.parameters < 2e5
 
 
+def test_a_model_whose_first_layers_have_no_experts_keeps_experts_to_split() -> None:
+    flags = MegatronFlags(expert_model_parallel_size=32, pipeline_model_parallel_size=16, global_batch_size=2048)
+    small = scaled_down(flags.run(1024, transformer("deepseek-v3")), 8)
+    model: Any = small.model
+    assert small.mesh == Mesh(pp=2, dp=2, ep=2) and model.layers == 2 and model.parameters < 3e6
+    experts = model.experts
+    assert (experts.count, experts.chosen, experts.dense_layers) == (256, 8, 0)
+    assert experts.width == experts.shared_width == model.feed_forward == 24
+    layouts = {value.name: value.layout for value in small.step.function.inputs if value.layout}
+    assert all(str(layouts[f"p.{layer}.expert_up"].dims[0].axes) == "('ep',)" for layer in range(2))
+
+
 def test_axes_keep_their_order_and_few_microbatches_stay_few() -> None:
     run = MegatronFlags().run(64, transformer("gpt2"))
     other = TrainingRun(run.model, 64, Strategy.parse("dp tp pp 1f1b:1"), Mesh(tp=4, dp=16, pp=1))
