@@ -223,22 +223,24 @@ class PlanCosts:
         return self.steps.uneven(pattern, s["tp"], s["dp"], s["ep"])
 
     def _pattern_of_ends(self, row: int, *, in_stages: bool) -> Pattern:
-        s, sequences = self.settings(row), self._of_sequences(self.settings(row))
-        # The events at the end are the same in stages 1 and 2 of ZeRO.  Where all_to_alls deal heads, which gradients of
-        # latent attention are left to be summed at the end depends on whether a backward finds its queries or makes them.
+        s = self.settings(row)
         return Pattern(
             in_stages,
             False,
             s["tp"] > 1,
             s["sp"],
             s["cp"],
-            s["recompute"] if sequences.deals_heads else "none",
-            min(s["zero"], 1),
+            self._recompute_of_ends(s),
+            min(s["zero"], 1),  # the events at the end are the same in stages 1 and 2
             registered=self._registered(s),
             experts=self._of_experts(s),
-            sequences=sequences,
+            sequences=self._of_sequences(s),
             instances=s["instances"],
         )
+
+    def _recompute_of_ends(self, settings: Mapping[str, Any]) -> str:
+        """What runs again, where it says which gradients are summed at the end: in attention whose heads are dealt."""
+        return settings["recompute"] if self._of_sequences(settings).deals_heads else "none"
 
     def devices(
         self, row: int, smaller: frozenset[Uneven] = frozenset()
@@ -319,6 +321,7 @@ class PlanCosts:
             self.microbatches(row) * s["microbatch"],
             self._of_sequences(s),
             self._registered(s),
+            self._recompute_of_ends(s),
         )
         if key not in self._of_devices:
             self._of_devices[key] = [
@@ -499,7 +502,8 @@ class PlanCosts:
         """The end of a plan's step."""
         s, shape, *_, others = self._of(row)
         layout, around = self.layout(row), self.layout_of_ends(row)
-        key = shape.is_v_shaped, shape[1], shape[3:], id(layout), others, s["sp"], s["zero"]
+        by = s["sp"], s["zero"], self._recompute_of_ends(s)
+        key = shape.is_v_shaped, shape[1], shape[3:], id(layout), others, by
         if key not in self._ends:
             devices, last = self.devices(row), shape.ranks - 1
             pairs = [self.seconds_of(end, around).end(place, blocks) for end, place, blocks in devices]

@@ -103,6 +103,22 @@ def test_gradients_of_latent_attention_are_summed_where_its_backward_leaves_them
 
 
 @pytest.mark.slow
+def test_plans_that_differ_in_what_runs_again_have_ends_of_their_own() -> None:
+    task = Task(TrainedModel.of(spec(attention=LATENT), ADAM_W), 16, Hardware.preset("dgx-h100:1").placed(range(8)), 8)
+    possible = choices(task.model, 8, 16, {
+        "pp": 2, "cp": [2, 4], "tp": 1, "exchange": ["a2a", "a2a+p2p"], "microbatch": 8, "zero": 1, "schedule": "1f1b",
+        "order": "pp dp ep cp tp"})
+    table = PlanCosts(task, possible)
+    rows = range(len(possible))
+    assert {(s["recompute"], s["exchange"]) for s in map(possible.settings, rows)} >= {
+        ("none", "a2a"), ("selective", "a2a"), ("full", "a2a"), ("none", "a2a+p2p"), ("full", "a2a+p2p")}
+    for row in rows:
+        table.prepare(row)
+    traces = [task.simulate(possible.settings(row), link_sharing=False) for row in rows]
+    assert table.seconds(rows) == pytest.approx([trace.makespan_seconds for trace in traces], rel=1e-9)
+
+
+@pytest.mark.slow
 def test_the_first_plan_is_the_best_of_all_that_are_simulated() -> None:
     plans = find_plan(spec(layers=2, **MIXTRAL), hardware="dgx-h100", devices=4, batch=4, pp=1, zero=0,
                       recompute="none", microbatch=1)
