@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from itertools import compress
 from math import prod
 from types import SimpleNamespace
@@ -86,7 +86,7 @@ class AssembledStep:
         rows = task.batch // (settings["dp"] * microbatches)
         self.parts: tuple[Part, ...] = tuple((number * rows, rows) for number in range(microbatches))
         """The microbatches of a replica."""
-        self.positions = np.array([self.mesh.index(rank)[AXIS] for rank in range(self.mesh.size)])
+        self.positions = self._coordinates[AXIS]
         """By rank, its position in the pipeline."""
         self.smaller, of_replica = self._smaller()
         self.class_of = self.positions * len(self.smaller) + of_replica
@@ -111,13 +111,16 @@ class AssembledStep:
         ]
         return Templates(self.mesh, events, class_of)
 
+    @cached_property
+    def _coordinates(self) -> dict[str, Ints]:
+        """By axis, the place of each rank along it."""
+        places = np.unravel_index(np.arange(self.mesh.size), tuple(self.mesh.shape.values()))
+        return dict(zip(self.mesh.axes, places, strict=True))
+
     def _smaller(self) -> tuple[list[frozenset[Uneven]], Ints]:
         """What replicas have no larger part of, for each kind of replicas; and by rank the number of its kind."""
-        names, count = self.mesh.axes, self.mesh.size
-        coordinates = np.unravel_index(np.arange(count), tuple(self.mesh.shape.values()))
-        at = dict(zip(names, coordinates, strict=True))
-        uneven = self.costs.uneven(0)
-        has_smaller = np.zeros((len(uneven), count), np.bool_)
+        at, uneven = self._coordinates, self.costs.uneven(0)
+        has_smaller = np.zeros((len(uneven), self.mesh.size), np.bool_)
         for number, (_, axes, whole) in enumerate(uneven):
             own = [axis for axis in axes if axis in at]
             shape = tuple(self.mesh.shape[axis] for axis in own)
