@@ -125,7 +125,7 @@ def test_a_refusal_of_the_exporter_names_the_operator_and_the_line(torch):
     here = Path(__file__).read_text().splitlines()
     lines = [1 + next(number for number, line in enumerate(here) if text in line)
              for text in ("the exporter makes another operator", "# depends on numbers")]
-    with pytest.raises(UnsupportedError, match=rf"^aten\._linalg_svd at .*test_from_torch\.py:{lines[0]}: PyTorch's exporter"):
+    with pytest.raises(UnsupportedError, match=rf"^aten\._linalg_svd at .*torch\.py:{lines[0]}: PyTorch's exporter"):
         from_torch(Values(), torch.zeros(2, 3, 4))
     with pytest.raises(UnsupportedError, match=rf"^Branch at .*test_from_torch\.py:{lines[1]}: .*data-dependent"):
         from_torch(Branch(), torch.zeros(2, 3))
