@@ -23,6 +23,11 @@ class Told(Line):
         return ""
 
 
+def origin_of(node: Any) -> tuple[str | None, Told | None, bool]:
+    """The region of a node, its line, and whether no gradient goes through it."""
+    return region_of(node), line_of(node), is_detached(node)
+
+
 def region_of(node: Any) -> str | None:
     """The path of the module that a node belongs to, as ``blocks.0.attention``; None if it is not told.
 
