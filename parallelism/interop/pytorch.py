@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from parallelism.dtypes import as_dtype, is_narrow
-from parallelism.interop.errors import UnsupportedError
 from parallelism.interop.onnx_models.files import Model
 from parallelism.interop.onnx_models.programs import Imported, imported
+from parallelism.interop.torch_refusals import refusal
 from parallelism.ir.core import Expression, TensorType
 
 ROWS = "B"
@@ -223,6 +223,7 @@ def _exported(
     shapes: Any = tuple([{d: symbols[name] for d, name in own.items()} for own in dims])
     try:
         program = torch.export.export(whole, given, dynamic_shapes=_as_taken(whole, shapes), strict=False)
+        _detach_ungraded(torch, program.graph_module)
         program = program.run_decompositions({torch.ops.aten.cross_entropy_loss.default: _cross_entropy})
         made = torch.onnx.export(
             program,
@@ -234,8 +235,7 @@ def _exported(
             input_names=list(names),
         )
     except Exception as error:  # the exporter raises many types
-        told = " ".join(str(error).split())
-        raise UnsupportedError(f"PyTorch cannot export it: {told}", type(whole).__name__) from error
+        raise refusal(error, type(whole).__name__) from error
     graph = made.model.graph
     state = {
         **dict(whole.named_parameters(remove_duplicate=False)),
@@ -253,6 +253,20 @@ def _exported(
         for d, name in own.items():
             value.type.tensor_type.shape.dim[d].dim_param = name
     return proto, arrays
+
+
+def _detach_ungraded(torch: Any, module: Any) -> None:
+    """Results of a part under ``torch.no_grad()`` are detached: the part is inlined, and that it was one is lost."""
+    graph = module.graph
+    for node in list(graph.nodes):
+        if node.target is not torch.ops.higher_order.wrap_with_set_grad_enabled or node.args[0]:
+            continue
+        for result in [user for user in node.users if "getitem" in str(user.target)]:
+            with graph.inserting_after(result):
+                detached = graph.call_function(torch.ops.aten.detach.default, (result,))
+            detached.meta.update(result.meta)
+            result.replace_all_uses_with(detached, delete_user_cb=lambda user, own=detached: user is not own)
+    module.recompile()
 
 
 def _cross_entropy(

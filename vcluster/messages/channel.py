@@ -131,15 +131,16 @@ class VirtualChannel:
         """Send an array on the fast path. False, and nothing is sent, if that is impossible now."""
         if self._owner.endpoint.tasks.lanes or type(tag) is not int:
             return False
-        recorder = self._owner.recorder
-        with recorder as start:
+        recorder, location = self._owner.recorder, call_site(2).location
+        start = recorder.enter("send", location)
+        try:
             template, blocks = prepared
-            if not self._mailbox.send_again(blocks, x, tag, self._capacity or 0):
-                return False
-            location = call_site(2).location
-            recorder.begins("send", location)
-            recorder.add_repeated(template, location, start)
-            return True
+            is_sent = self._mailbox.send_again(blocks, x, tag, self._capacity or 0)
+        except BaseException as error:
+            recorder.leave(type(error), error)
+            raise
+        recorder.leave_repeated(template if is_sent else None, location, start)
+        return is_sent
 
     def _note_signature(self, x: Any, encoded: Encoded, tag: int) -> None:
         """Note that a message was sent, and prepare reusable blocks if its signature was sent before."""
@@ -196,8 +197,10 @@ class VirtualChannel:
         Raises `ChannelClosedError` if the channel is empty and either end is closed.
         """
         recorder = self._owner.recorder
-        with recorder as start:
-            if self._repeats and type(tag) is int and not self._owner.endpoint.tasks.lanes:
+        if self._repeats and type(tag) is int and not self._owner.endpoint.tasks.lanes:
+            location, template = call_site(1).location, None
+            start = recorder.enter("recv", location)
+            try:
                 block = self._mailbox.take_again(tag)
                 if block is None and self._mailbox.is_empty:
                     lane = "recv", self._peer, tag
@@ -206,7 +209,14 @@ class VirtualChannel:
                     )
                     block = self._mailbox.take_again(tag)
                 if block is not None:
-                    return self._received_again(block, tag, out, start)
+                    out, template = self._received_again(block, tag, out)
+            except BaseException as error:
+                recorder.leave(type(error), error)
+                raise
+            recorder.leave_repeated(template, location, start)
+            if template is not None:
+                return out
+        with recorder as start:
             event = self._event("recv", tag, None, here(1))
             steps = self._receiving(checked_tag(tag), out, event, start)
             value = self._owner.endpoint.tasks.run(
@@ -215,8 +225,8 @@ class VirtualChannel:
             recorder.end_among_others(event, "recv")
             return value
 
-    def _received_again(self, block: Block, tag: int, out: Any, start: int) -> Any:
-        """Copy a message that lies in a reusable block."""
+    def _received_again(self, block: Block, tag: int, out: Any) -> tuple[Any, Template]:
+        """Copy a message that lies in a reusable block; the copy and the template of its event."""
         elements = block.elements
         try:
             if out is None:
@@ -234,10 +244,7 @@ class VirtualChannel:
             self._mailbox.read(block)
         if block.template is None or block.template[2]["tag"] != tag:
             block.template = message_template("recv", self._peer, tag, block.nbytes)
-        location = call_site(2).location
-        self._owner.recorder.begins("recv", location)
-        self._owner.recorder.add_repeated(block.template, location, start)
-        return out
+        return out, block.template
 
     def irecv(
         self, *, tag: int = 0, shape: Sequence[int] | None = None, dtype: DTypeLike | None = None

@@ -187,7 +187,8 @@ class Mailbox:
         block.elements[...] = x
         self._announce(block.offset)
         untaken.append((block.header, loan))
-        self._count_sent(x.nbytes)
+        self.sent += 1
+        self.bytes_sent += block.nbytes
         return True
 
     # -- in -----------------------------------------------------------------------------------------------------------

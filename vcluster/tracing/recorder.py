@@ -85,6 +85,10 @@ Record = tuple[int, list[Any]]
 """The record of one device in one run: the wall time of its start in nanoseconds, and the entries."""
 
 
+def _note_nowhere(name: str, location: str) -> None:
+    """The note of a recorder whose calls nobody looks at."""
+
+
 class _Block:
     """A context manager for `Recorder.compute`. A class is faster than a generator."""
 
@@ -119,7 +123,7 @@ class Recorder:
         self._uncounted_templates: list[tuple[Template, Callable[[], Traffic]]] = []
         """The templates of collectives whose traffic is not counted yet; they outlive a record."""
         self.stopped = True
-        self.note: Callable[[str, str], object] | None = None
+        self.note: Callable[[str, str], object] = _note_nowhere
         """Called with each call's name and line, so that they are known if the process dies."""
         self._wall_zero = self._wall_mark = self._cpu_mark = self._cpu_read = 0
 
@@ -203,10 +207,9 @@ class Recorder:
 
     def begins(self, name: str, location: str) -> None:
         """Note that a call begins at a line. Consecutive repetitions of one call are noted once."""
-        is_noted = location is self._noted_location and name is self._noted_name
-        if self.note is not None and name and not is_noted:
-            self.note(name, location)
+        if name and (location is not self._noted_location or name is not self._noted_name):
             self._noted_name, self._noted_location = name, location
+            self.note(name, location)
 
     @property
     def count(self) -> int:
@@ -317,8 +320,9 @@ class Recorder:
                 if not self._follows:
                     self._flush_compute()
                     now = perf_counter_ns()
-            if name and (location is not self._noted_location or name is not self._noted_name):
-                self.begins(name, location)
+            if name and (location is not self._noted_location or name is not self._noted_name):  # `begins`
+                self._noted_name, self._noted_location = name, location
+                self.note(name, location)
         except RecursionError:
             self._depth -= 1
             raise

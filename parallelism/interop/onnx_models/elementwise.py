@@ -107,7 +107,8 @@ for _theirs, _ours in _SAME.items():
 def _identity(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     """A dropout of a trained model keeps everything."""
     if node.kind == "Identity":
-        return x[0]
+        detached = node.is_detached and is_floating(x[0].dtype) and known(x[0]) is None
+        return emit("stop_gradient", whole(x[0])) if detached else x[0]
     training = len(x) > 2 and x[2] is not None and known(x[2])
     trains = training is None or (training is not False and bool(np.any(training)))
     if trains and (len(x) < 2 or x[1] is None or known(x[1]) is None or bool(np.any(known(x[1])))):

@@ -25,7 +25,7 @@ from parallelism.interop.onnx_models.graph import (
     Reference,
     with_nodes_in_order,
 )
-from parallelism.interop.onnx_models.origins import line_of, region_of
+from parallelism.interop.onnx_models.origins import origin_of
 from parallelism.ir.core import TensorType, symbol
 
 OLDEST = 7
@@ -190,8 +190,7 @@ class Model:
             tuple(node.output),
             attributes,
             node,
-            region_of(node),
-            line_of(node),
+            *origin_of(node),
         )
 
     def _attribute(self, attribute: Any, node: Any) -> Any:

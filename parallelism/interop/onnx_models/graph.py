@@ -36,6 +36,8 @@ class GraphNode:
     region: str | None = None
     """The path of the module of PyTorch that it comes from."""
     line: Line | None = None
+    is_detached: bool = False
+    """Whether no gradient goes through it."""
 
     @property
     def label(self) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 from parallelism.ir.core.lines import Line
 
 SCOPES, STACK = "pkg.torch.onnx.name_scopes", "pkg.torch.onnx.stack_trace"
+NODE, DETACHED = "pkg.torch.onnx.fx_node", "torch.ops.aten.detach."
 MOST_CHARACTERS = 20_000
 _PATH = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*")
 _FRAME = re.compile(r'File "([^"\n]*)", line (\d{1,9})')
@@ -20,6 +21,11 @@ class Told(Line):
     @property
     def text(self) -> str:
         return ""
+
+
+def origin_of(node: Any) -> tuple[str | None, Told | None, bool]:
+    """The region of a node, its line, and whether no gradient goes through it."""
+    return region_of(node), line_of(node), is_detached(node)
 
 
 def region_of(node: Any) -> str | None:
@@ -39,8 +45,19 @@ def region_of(node: Any) -> str | None:
 
 def line_of(node: Any) -> Told | None:
     """The innermost line outside of PyTorch from which a node was recorded; None if it is not told."""
-    frames = [found for found in _FRAME.findall(_told(node, STACK)) if not _OF_TORCH.search(found[0])]
-    return Told(frames[-1][0], int(frames[-1][1])) if frames else None
+    found = innermost(_told(node, STACK))
+    return Told(*found) if found else None
+
+
+def is_detached(node: Any) -> bool:
+    """Whether a node is ``tensor.detach()`` in PyTorch, behind which no gradient goes."""
+    return node.op_type == "Identity" and DETACHED in _told(node, NODE)
+
+
+def innermost(stack: str) -> tuple[str, int] | None:
+    """The file and the line of the innermost frame of a stack outside of PyTorch."""
+    frames = [found for found in _FRAME.findall(stack) if not _OF_TORCH.search(found[0])]
+    return (frames[-1][0], int(frames[-1][1])) if frames else None
 
 
 def _told(node: Any, key: str) -> str:

@@ -19,7 +19,8 @@ from parallelism.dtypes import is_integer
 from parallelism.interop.complex_numbers import numbers_in, type_of_parts
 from parallelism.interop.errors import InteropError
 from parallelism.interop.stablehlo.harmless import Ended, by_child, check_harmless
-from parallelism.interop.stablehlo.module import OPEN, Block, Module, Node, OtherType, Type
+from parallelism.interop.stablehlo.module import OPEN, STOPS_GRADIENT, Block, Module, Node, OtherType, Type
+from parallelism.interop.stablehlo.own_derivatives import warn_of_own_derivatives
 from parallelism.interop.stablehlo.shardings import list_groups, with_axes_split
 from parallelism.ir.core import DTYPES, Expression, TensorType
 from parallelism.mesh import Mesh
@@ -317,7 +318,10 @@ def lowered(function: Callable[..., Any], types: Sequence[Any], mesh: Mesh | Non
     if scope.has_symbols:
         return _exported(jax, jitted, types, given, _argument_names(jax, function, given))
     with _placed(jax, mesh):
-        low = jitted.trace(*given).lower(lowering_platforms=("cpu",))
+        traced = jitted.trace(*given)
+        warn_of_own_derivatives(traced.jaxpr)
+        rules = _libraries()[1].LoweringParameters(override_lowering_rules=(_stopping_rule(),))
+        low = traced.lower(lowering_platforms=("cpu",), _private_parameters=rules)
     names = _argument_names(jax, function, given)
     infos = jax.tree.leaves(low.args_info)
     arguments = [(name, TensorType(info.dtype, info.shape)) for name, info in zip(names, infos, strict=True)]
@@ -325,6 +329,20 @@ def lowered(function: Callable[..., Any], types: Sequence[Any], mesh: Mesh | Non
     return Lowered(
         low.as_text(debug_info=True), arguments, sorted(range(len(names)) if kept is None else kept)
     )
+
+
+@cache
+def _stopping_rule() -> Any:
+    """How ``jax.lax.stop_gradient`` is lowered here: to a barrier with a mark.  By itself JAX writes nothing of it."""
+    jax, _, ir, stablehlo = _libraries()
+
+    def lowered_to(_: Any, x: Any) -> Any:
+        barrier = stablehlo.OptimizationBarrierOp([x])
+        barrier.operation.attributes[STOPS_GRADIENT] = ir.UnitAttr.get()
+        return list(barrier.operation.results)
+
+    (equation,) = jax.make_jaxpr(jax.lax.stop_gradient)(1.0).eqns
+    return equation.primitive, lowered_to
 
 
 def _placed(jax: Any, mesh: Mesh | None) -> Any:
@@ -375,7 +393,9 @@ def _exported(jax: Any, jitted: Any, types: Any, given: Any, names: Sequence[str
     from jax import export
 
     try:
-        found = export.export(jitted, platforms=("cpu",))(*given)
+        warn_of_own_derivatives(jitted.trace(*given).jaxpr)
+        rules = (_stopping_rule(),)
+        found = export.export(jitted, platforms=("cpu",), _override_lowering_rules=rules)(*given)
     except jax.errors.JAXTypeError:
         raise
     except Exception as error:  # JAX has no common type for what it cannot say with symbols

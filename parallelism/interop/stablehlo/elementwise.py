@@ -20,8 +20,17 @@ from parallelism.dtypes import (
     limits_of,
 )
 from parallelism.interop.arrays import divided, integer_power, number, rounded_once
-from parallelism.interop.folding import Spread, convert, elementwise as ew, filled, known, same_everywhere
-from parallelism.interop.stablehlo.module import Node
+from parallelism.interop.folding import (
+    Spread,
+    convert,
+    elementwise as ew,
+    emit,
+    filled,
+    known,
+    same_everywhere,
+    whole,
+)
+from parallelism.interop.stablehlo.module import STOPS_GRADIENT, Node
 from parallelism.interop.stablehlo.reading import Reader, meaning
 
 _SAME = {
@@ -315,4 +324,6 @@ def _constant(reader: Reader, node: Node, x: list[Any]) -> Any:
 
 @meaning("stablehlo.optimization_barrier", "mhlo.optimization_barrier", "mhlo.copy")
 def _barrier(reader: Reader, node: Node, x: list[Any]) -> Any:
+    if STOPS_GRADIENT in node.attributes:
+        return [emit("stop_gradient", whole(each)) if is_floating(each.dtype) else each for each in x]
     return x

@@ -11,6 +11,8 @@ from parallelism.ir.core import TensorType, symbol
 
 OPEN = symbol("open_extent")
 """Stands in types for an extent that the module leaves open."""
+STOPS_GRADIENT = "vcluster.stops_gradient"
+"""An attribute of the barriers that stand for ``jax.lax.stop_gradient``, of which JAX writes nothing."""
 
 
 @dataclass(frozen=True)

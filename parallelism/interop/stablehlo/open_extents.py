@@ -11,6 +11,7 @@ import numpy as np
 
 from parallelism.interop.arrays import broadcast_dims, iota, padded, reshaped, sliced
 from parallelism.interop.folding import known, spread
+from parallelism.interop.stablehlo.equal_extents import EqualExtents, Place
 from parallelism.interop.stablehlo.module import OPEN, Module, Node
 from parallelism.interop.stablehlo.reading import MEANINGS, Reader, meaning
 from parallelism.interop.stablehlo.shapes import numbers
@@ -23,17 +24,26 @@ SIZE, CALL, ASSERTION = "stablehlo.get_dimension_size", "func.call", "shape_asse
 def named(module: Module, types: list[TensorType], names: list[str]) -> list[TensorType]:
     """The types of the arguments of a module's main function, with symbols for the extents that are open.
 
-    JAX names them (``jax.global_constant``), and asserts which are equal; others are named after their argument and dim.
+    JAX names them (``jax.global_constant``), and asserts which are equal; others are named after the first argument and
+    dim that is equal to them (`equal_extents`).
     """
-    told = _told_by_jax(module)
-    found = []
-    for number, (type, name) in enumerate(zip(types, names, strict=True)):
-        own = [
-            symbol(told.get((number, d)) or f"{_plain(name)}_{d}") if n == OPEN else n
-            for d, n in enumerate(type.shape)
-        ]
-        found.append(TensorType(type.dtype, own))
-    return found
+    if not any(OPEN in type.shape for type in types):
+        return types
+    told, same = _told_by_jax(module), EqualExtents(module)
+    arguments = {number: i for i, number in enumerate(module.main.body.arguments)}
+    known: dict[Place, Extent] = {}
+    for place in [(i, d) for i, type in enumerate(types) for d, n in enumerate(type.shape) if n == OPEN]:
+        first = same.first((module.main.body.arguments[place[0]], place[1]))
+        if isinstance(first, int):
+            known[place] = first
+            continue
+        told_first = arguments[first[0]], first[1]
+        name = told.get(place) or told.get(told_first) or f"{_plain(names[told_first[0]])}_{told_first[1]}"
+        known[place] = symbol(name)
+    return [
+        TensorType(type.dtype, [known.get((i, d), n) for d, n in enumerate(type.shape)])
+        for i, type in enumerate(types)
+    ]
 
 
 def _plain(name: str) -> str:

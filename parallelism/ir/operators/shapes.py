@@ -314,9 +314,9 @@ def _joined_rule(*chunks: TensorType, axis: int, group: int) -> Rule:
 def _joined(*chunks: Any, axis: int, group: int) -> Any:
     """The parts of each chunk, one of each member of a group, next to those of the other chunks of the same member."""
     first = chunks[0]
-    before, after = first.shape[:axis], first.shape[axis + 1 :]
-    parts = [chunk.reshape(*before, group, -1, *after) for chunk in chunks]
-    return np.concatenate(parts, axis + 1).reshape(*before, -1, *after)
+    before, extent, after = first.shape[:axis], first.shape[axis], first.shape[axis + 1 :]
+    parts = [chunk.reshape(*before, group, extent // group, *after) for chunk in chunks]
+    return np.concatenate(parts, axis + 1).reshape(*before, len(chunks) * extent, *after)
 
 
 def _nothing(inputs: Any, outputs: Any) -> int:

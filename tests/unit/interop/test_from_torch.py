@@ -113,6 +113,24 @@ def test_a_refusal_names_the_line_of_the_module(torch):
         from_torch(Determinant(), torch.eye(65).repeat(2, 1, 1))
 
 
+def test_a_refusal_of_the_exporter_names_the_operator_and_the_line(torch):
+    class Values(torch.nn.Module):
+        def forward(self, x):
+            return torch.linalg.svd(x)[1]       # the exporter makes another operator of it first
+
+    class Branch(torch.nn.Module):
+        def forward(self, x):
+            return x if x.sum() > 0 else -x     # depends on numbers
+
+    here = Path(__file__).read_text().splitlines()
+    lines = [1 + next(number for number, line in enumerate(here) if text in line)
+             for text in ("the exporter makes another operator", "# depends on numbers")]
+    with pytest.raises(UnsupportedError, match=rf"^aten\._linalg_svd at .*torch\.py:{lines[0]}: PyTorch's exporter"):
+        from_torch(Values(), torch.zeros(2, 3, 4))
+    with pytest.raises(UnsupportedError, match=rf"^Branch at .*test_from_torch\.py:{lines[1]}: .*data-dependent"):
+        from_torch(Branch(), torch.zeros(2, 3))
+
+
 def test_parameters_without_gradients_are_frozen(torch):
     torch.manual_seed(0)
     module = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.GELU(), torch.nn.Linear(7, 3))

@@ -140,3 +140,34 @@ def test_an_extent_that_depends_on_numbers_is_refused():
 def test_what_jax_cannot_say_with_symbols_is_one_error():
     with pytest.raises(InteropError, match=r"JAX cannot export it with these symbols: Cannot divide evenly .*B"):
         from_jax(lambda x: x.reshape(3, -1), f32(B, 2))
+
+
+def test_open_extents_that_must_be_equal_are_one_symbol_or_a_number():
+    """Operands of one shape, and of a product, say so; the first argument has the name."""
+    program = from_stablehlo('''func.func @main(%x: tensor<?x4xf32>, %w: tensor<?x3xf32>, %y: tensor<?x?xf32>,
+                                                %z: tensor<?x?xf32>) -> (tensor<?xf32>, tensor<?x?xf32>) {
+      %0 = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (tensor<?x4xf32>, tensor<?x3xf32>) -> tensor<?x3xf32>
+      %1 = stablehlo.add %0, %y : (tensor<?x3xf32>, tensor<?x?xf32>) -> tensor<?x3xf32>
+      %2 = stablehlo.transpose %z, dims = [1, 0] : (tensor<?x?xf32>) -> tensor<?x?xf32>
+      %3 = stablehlo.dot_general %2, %1, contracting_dims = [1] x [0] : (tensor<?x?xf32>, tensor<?x3xf32>) -> tensor<?x?xf32>
+      %4 = stablehlo.constant dense<0.0> : tensor<f32>
+      %5 = stablehlo.reduce(%1 init: %4) applies stablehlo.add across dimensions = [1]
+          : (tensor<?x3xf32>, tensor<f32>) -> tensor<?xf32>
+      return %5, %3 : tensor<?xf32>, tensor<?x?xf32>
+    }''', names=["x", "w", "y", "z"])
+    rows, others = ir.symbol("x_0"), ir.symbol("z_1")
+    assert [value.type.shape for value in program.inputs] == [(rows, 4), (4, 3), (rows, 3), (rows, others)]
+    assert [value.type.shape for value in program.outputs] == [(rows,), (others, 3)]
+    rng = np.random.default_rng(0)
+    x, w, y, z = (rng.normal(size=shape).astype(np.float32) for shape in ((5, 4), (4, 3), (5, 3), (5, 2)))
+    found = ir.interpret(program, [x, w, y, z]).outputs
+    assert_allclose(found[0], (x @ w + y).sum(1), rtol=1e-5)
+    assert_allclose(found[1], z.T @ (x @ w + y), rtol=1e-5)
+
+
+def test_an_open_extent_behind_an_op_without_a_rule_stays_one_of_its_own():
+    program = from_stablehlo('''func.func @main(%x: tensor<?xf32>, %y: tensor<?xf32>) -> (tensor<?xf32>, tensor<?xf32>) {
+      %0 = stablehlo.reverse %x, dims = [0] : tensor<?xf32>
+      return %0, %y : tensor<?xf32>, tensor<?xf32>
+    }''', names=["x", "y"])
+    assert [str(value.type.shape[0]) for value in program.inputs] == ["x_0", "y_0"]

@@ -122,6 +122,18 @@ def test_a_gather_of_a_weight_stays_whole():
     assert cut.program().ops == whole.program().ops
 
 
+@pytest.mark.parametrize("width", [3, 0])
+def test_chunks_are_joined_by_the_members_of_a_group_also_where_they_are_empty(width):
+    a, b = f"tensor<1x4x{width}xf64>", f"tensor<1x8x{width}xf64>"
+    function = ir.parse(f'''func @joined(%x: {a}, %y: {a}) -> ({b}) {{
+      %z = "joined_chunks"(%x, %y) {{axis = 1, group = 2}} : ({a}, {a}) -> {b}
+      return %z
+    }}''')
+    x, y = (np.arange(first, first + 4 * width, dtype=float).reshape(1, 4, width) for first in (0, 100))
+    found, = ir.interpret(function, [x, y]).outputs
+    assert_array_equal(found, np.concatenate([x[:, :2], y[:, :2], x[:, 2:], y[:, 2:]], axis=1), strict=True)
+
+
 def test_the_transform_has_a_word_and_is_applied_once():
     assert str(TensorOverlap()) == "tp_overlap" and str(TensorOverlap("model")) == "tp_overlap:model"
     strategy, mesh = Strategy.parse_on_mesh("tp=2 sp tp_overlap")

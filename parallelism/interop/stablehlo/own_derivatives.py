@@ -1,0 +1,44 @@
+"""Functions of JAX with derivatives of their own, which a program of what they compute does not keep."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+NAMED = 3
+"""So many functions are named."""
+
+
+class OwnDerivativeWarning(UserWarning):
+    """A program from JAX computes what a ``jax.custom_vjp`` computes, and does not know its derivative."""
+
+
+def warn_of_own_derivatives(closed: Any) -> None:
+    """Gives `OwnDerivativeWarning` if a jaxpr calls a function with ``jax.custom_vjp`` that is not differentiated yet."""
+    names = list(dict.fromkeys(_called(closed)))
+    if names:
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        warnings.warn(
+            f"{', '.join(names[:NAMED])}{more}: the derivative that jax.custom_vjp gives is not in the program, which is "
+            "differentiated by what it computes; from_jax(jax.value_and_grad(f), ...) has JAX's",
+            OwnDerivativeWarning,
+            stacklevel=4,
+        )
+
+
+def _called(jaxpr: Any) -> Iterator[str]:
+    """The names of such functions."""
+    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        if equation.primitive.name.startswith("custom_vjp_call"):
+            yield _name(equation.params.get("call_jaxpr"))
+            continue
+        for value in equation.params.values():
+            for inner in value if isinstance(value, list | tuple) else [value]:
+                if hasattr(inner, "eqns") or hasattr(inner, "jaxpr"):
+                    yield from _called(inner)
+
+
+def _name(jaxpr: Any) -> str:
+    told = getattr(getattr(getattr(jaxpr, "jaxpr", jaxpr), "debug_info", None), "func_name", None)
+    return str(told or "a function")

@@ -1,0 +1,57 @@
+"""Why PyTorch cannot export a module: the operator and the line of the model, out of what its exporters raise."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from traceback import walk_tb
+
+from parallelism.interop.errors import UnsupportedError
+from parallelism.interop.onnx_models.origins import innermost
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_NODE = re.compile(r"Error when translating node %(\w+)")
+_OPERATOR = re.compile(r"op='([\w.]+)'")
+_RAISED_BY = "The following call raised this error:"
+
+
+def refusal(error: Exception, module: str) -> UnsupportedError:
+    """The error for what an exporter raised about a module."""
+    told = [_COLOUR.sub("", str(each)) for each in _chain(error)]
+    for text in told:
+        if found := _NODE.search(text):
+            operator = next((each[1] for text in told if (each := _OPERATOR.search(text))), found[1])
+            place = _place(_stack_of(error, found[1]))
+            return UnsupportedError("PyTorch's exporter to ONNX does not know this operator", operator, place)
+    for text in told:
+        if _RAISED_BY in text:
+            first = text.strip().split("\n\n")[0]
+            return UnsupportedError(
+                f"PyTorch cannot export it: {' '.join(first.split())}",
+                module,
+                _place(text[text.index(_RAISED_BY) :]),
+            )
+    return UnsupportedError(f"PyTorch cannot export it: {' '.join(told[0].split())}", module)
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and those that it came from."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _stack_of(error: Exception, name: str) -> str:
+    """The stack from which a node was recorded: the exporter had it in hand, under its name; empty if it had not."""
+    for each in _chain(error):
+        for frame, _ in walk_tb(each.__traceback__):
+            node = frame.f_locals.get("node")
+            if getattr(node, "name", "") == name:
+                return str(getattr(node, "meta", {}).get("stack_trace", ""))
+    return ""
+
+
+def _place(stack: str) -> str:
+    """File and line of the innermost line outside of PyTorch; empty if there is none."""
+    found = innermost(stack)
+    return f"{found[0]}:{found[1]}" if found else ""
