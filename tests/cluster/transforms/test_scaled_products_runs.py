@@ -70,7 +70,7 @@ def test_a_step_in_float8_runs_as_it_is_simulated_and_near_the_step_alone(cluste
         np.testing.assert_allclose(found, near, atol=0.05 if "nvfp4" in text else 0.02, err_msg=value.name)
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize(("text", "backend"), [("pp=2 1f1b:1", "process"), ("pp=2 gpipe:1 recompute=block.*", "thread")])
 def test_where_no_block_is_cut_every_bit_is_that_of_the_step_alone(cluster_of, text, backend, recipe):
@@ -101,7 +101,7 @@ MAXIMA_OF = ("dp=4", "tp=2", "tp=2 sp", "dp=2 zero=3", "dp=2 zero=2 overlap=1KB"
              "pp=2 1f1b:2 tp=2 sp", "dp=2 pp=2 zb_h1:2 zero=1", "fsdp=2 overlap pp=1 1f1b:2")
 
 
-@pytest.mark.slow_for(*MAXIMA_OF[1:7], *MAXIMA_OF[8:])
+@pytest.mark.slow
 @pytest.mark.parametrize("text", MAXIMA_OF)
 def test_maxima_are_the_largest_of_all_microbatches_and_devices_and_make_the_next_scales(cluster_of, text):
     strategy, mesh = Strategy.parse_on_mesh(in_float8(text, "delayed"))

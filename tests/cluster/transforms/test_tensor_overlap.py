@@ -50,7 +50,7 @@ def test_chunks_change_no_bit_and_no_byte(cluster_of, spec, rows, text, overlap,
 
 
 @pytest.mark.parametrize(("spec", "rows", "text"), [
-    (PLAIN, 2, "pp=1 1f1b:1 tp=2 sp"),
+    pytest.param(PLAIN, 2, "pp=1 1f1b:1 tp=2 sp", marks=pytest.mark.slow),
     pytest.param(GATED, 4, "pp=1 1f1b:2 tp=4 sp", marks=pytest.mark.slow),
     pytest.param({**GATED, "layers": 2}, 4, "pp=2 1f1b:2 tp=2 sp", marks=pytest.mark.slow),
     pytest.param({**GATED, "dtype": np.float32, "width": 64, "feed_forward": 128}, 4,

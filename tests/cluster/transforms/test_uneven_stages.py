@@ -83,7 +83,7 @@ def test_many_random_stages_train_as_one_device(cluster_of, case: Case, backend:
     check(cluster_of, case, backend)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [
     {"num_virtual_stages_per_pipeline_rank": 2}, {"pipeline_model_parallel_layout": "E|t|t*2|tttL"},
     {"decoder_first_pipeline_num_layers": 2, "num_virtual_stages_per_pipeline_rank": 2},

@@ -84,7 +84,8 @@ def test_the_first_plan_is_the_best_of_all_that_there_are(hardware, fixed):
     assert all(plan.bound_seconds <= plan.seconds * (1 + 1e-12) for plan in plans.found)
 
 
-@pytest.mark.parametrize("kind", [pytest.param(Stages, marks=pytest.mark.slow), Replicas])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [Stages, Replicas])
 def test_rows_are_simulations_of_the_program_in_seconds_and_memory(found, replicated, kind):
     plans = found if kind is Stages else replicated
     assert isinstance(plans, MixedPlans) and plans.simulated >= 1
@@ -142,6 +143,7 @@ def test_each_part_alone_has_the_plan_that_a_search_on_it_finds(found):
     assert found.verdict.startswith("fast alone: ") and "; both: " in found.verdict
 
 
+@pytest.mark.slow
 def test_it_says_all_of_this_as_text_and_as_plain_values(replicated):
     found = replicated
     best, text, values = found.found[0], str(found), found.json(2)
@@ -203,6 +205,7 @@ def test_a_step_lasts_at_least_as_long_as_its_messages_hold_the_link_between_sit
     assert held < best.bound_seconds <= best.seconds < 2.5 * held
 
 
+@pytest.mark.slow
 def test_a_faster_part_has_more_rows(replicated):
     best = replicated.found[0]
     (slow, fast), counts = best.arrangement.rows, best.arrangement.counts

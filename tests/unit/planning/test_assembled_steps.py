@@ -98,7 +98,7 @@ def test_gradients_of_the_only_microbatch_are_not_held_before_it() -> None:
 
 
 @pytest.mark.parametrize(("spec", "devices", "settings"), [
-    pytest.param(DENSE, 6, {"pp": 2, "dp": 3, "tp": 1, "microbatch": 4}, id="replicas"),
+    pytest.param(DENSE, 6, {"pp": 2, "dp": 3, "tp": 1, "microbatch": 4}, id="replicas", marks=pytest.mark.slow),
     pytest.param(SPARSE, 12, {"pp": 2, "dp": 3, "ep": 2, "tp": 1, "microbatch": 4}, id="experts", marks=pytest.mark.slow),
     pytest.param(SPARSE, 48, {"pp": 2, "dp": 6, "ep": 4, "tp": 1, "microbatch": 1}, id="parts without elements",
                  marks=pytest.mark.slow),

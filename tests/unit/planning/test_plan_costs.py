@@ -228,7 +228,7 @@ def test_a_plan_from_pieces_is_the_simulated_one_with_several_instances_of_the_o
     assert seconds[0] != seconds[1]
 
 
-@pytest.mark.sampled(16)
+@pytest.mark.slow
 @pytest.mark.parametrize("exchange", ["p2p", "a2a", "a2a+p2p"])
 @pytest.mark.parametrize(("stack", "settings"), [
     ("", {"pp": 1, "dp": 2, "microbatch": 2, "zero": 1, "recompute": "selective"}),

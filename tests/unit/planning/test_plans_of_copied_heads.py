@@ -49,6 +49,7 @@ def test_the_first_plan_with_copies_is_that_of_all_simulations() -> None:
     assert plans.best.seconds == pytest.approx(min(plan.simulate().makespan_seconds for plan in plans), rel=1e-9)
 
 
+@pytest.mark.slow
 def test_a_plan_with_copies_is_told_by_flags_that_make_the_same_run() -> None:
     plan = planned(simulations=0, tp=8, microbatch=1, recompute="none").best
     flags = MegatronFlags.of(plan.run)

@@ -42,6 +42,7 @@ def test_a_folded_simulation_is_the_full_one(hardware, sharing):
     assert len(folded.ranks) == 4 and max(folded.peaks().values()) == max(full.peaks().values())
 
 
+@pytest.mark.slow
 def test_devices_that_send_at_once_share_the_link_across_evenly():
     step = run()
     shared = simulate(step.step, both(rate=1e7), **step.placed).makespan_seconds
@@ -52,6 +53,7 @@ def test_devices_that_send_at_once_share_the_link_across_evenly():
         simulate(step.step, both(rate=1e7), fold=True, **step.placed)
 
 
+@pytest.mark.slow
 def test_each_rank_computes_as_fast_as_its_part():
     step = run("dp tp pp@block.1 1f1b:1", transformer(layers=2))
     seconds = {}
