@@ -52,13 +52,11 @@ def convert(program: str, words: Sequence[str]) -> int:
                 "help": "the file to write: .onnx, .stablehlo, or .mlir for our own text; for a step that is cut into "
                 "a pipeline a folder, for a module of each class of stages and pipeline.json",
             },
+            **PLACED,
             "--size": {
-                "action": "append",
-                "default": [],
-                "metavar": "B=64",
+                **PLACED["--size"],
                 "help": "the value of a symbol in the shapes; may be repeated; .onnx and .stablehlo need all",
             },
-            **PLACED,
         },
         prog=f"{program} convert",
         description="Writes a program in another format.",

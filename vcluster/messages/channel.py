@@ -196,34 +196,38 @@ class VirtualChannel:
 
         Raises `ChannelClosedError` if the channel is empty and either end is closed.
         """
-        recorder = self._owner.recorder
-        if self._repeats and type(tag) is int and not self._owner.endpoint.tasks.lanes:
-            location, template = call_site(1).location, None
-            start = recorder.enter("recv", location)
-            try:
-                block = self._mailbox.take_again(tag)
-                if block is None and self._mailbox.is_empty:
-                    lane = "recv", self._peer, tag
-                    self._owner.endpoint.tasks.run(
-                        lane, self._mailbox.coming(tag), Described("recv", self._peer, tag)
-                    )
-                    block = self._mailbox.take_again(tag)
-                if block is not None:
-                    out, template = self._received_again(block, tag, out)
-            except BaseException as error:
-                recorder.leave(type(error), error)
-                raise
-            recorder.leave_repeated(template, location, start)
-            if template is not None:
-                return out
-        with recorder as start:
-            event = self._event("recv", tag, None, here(1))
-            steps = self._receiving(checked_tag(tag), out, event, start)
-            value = self._owner.endpoint.tasks.run(
-                ("recv", self._peer, tag), steps, Described("recv", self._peer, tag)
+        recorder, location = self._owner.recorder, call_site(1).location
+        template: Template | None = None
+        start = recorder.enter("recv", location)
+        try:
+            block = self._block_that_comes(tag)
+            if block is not None:
+                value, template = self._received_again(block, tag, out)
+            else:
+                event = self._event("recv", tag, None, location)
+                steps = self._receiving(checked_tag(tag), out, event, start)
+                value = self._owner.endpoint.tasks.run(
+                    ("recv", self._peer, tag), steps, Described("recv", self._peer, tag)
+                )
+                recorder.end_among_others(event, "recv")
+        except BaseException as error:
+            recorder.leave(type(error), error)
+            raise
+        recorder.leave_repeated(template, location, start)
+        return value
+
+    def _block_that_comes(self, tag: int) -> Block | None:
+        """The reusable block of the next message, if the fast path can take it. Waits until a message comes."""
+        if not self._repeats or type(tag) is not int or self._owner.endpoint.tasks.lanes:
+            return None
+        block = self._mailbox.take_again(tag)
+        if block is None and self._mailbox.is_empty:
+            lane = "recv", self._peer, tag
+            self._owner.endpoint.tasks.run(
+                lane, self._mailbox.coming(tag), Described("recv", self._peer, tag)
             )
-            recorder.end_among_others(event, "recv")
-            return value
+            block = self._mailbox.take_again(tag)
+        return block
 
     def _received_again(self, block: Block, tag: int, out: Any) -> tuple[Any, Template]:
         """Copy a message that lies in a reusable block; the copy and the template of its event."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from parallelism.interop.complex_numbers import Pair
 from parallelism.interop.errors import InteropError
@@ -46,6 +46,9 @@ from parallelism.mesh import Mesh
 
 MOST_BYTES = 256 * 2**20
 LONGEST_PATH = 4096
+Program: TypeAlias = Function | Any
+"""A `Function`, or for a module with the program of one device a `Partitioned`.  Only the content of a module says which,
+so a type checker takes it for either: whoever plans a loss need not ask first."""
 
 
 def from_stablehlo(
@@ -54,7 +57,7 @@ def from_stablehlo(
     mesh: Mesh | None = None,
     names: Sequence[str] | None = None,
     most_ops: int = MOST_OPS,
-) -> Function | Partitioned:
+) -> Program:
     """The program of a StableHLO module: its text, its portable artifact, or the path of a file with either.
 
     The module is parsed and verified by the MLIR bindings of ``jaxlib``.  Calls are inlined, and loops with a fixed
@@ -75,7 +78,7 @@ def from_stablehlo(
 
 def from_jax(
     function: Callable[..., Any], *types: Any, mesh: Mesh | None = None, most_ops: int = MOST_OPS
-) -> Function | Partitioned:
+) -> Program:
     """The program of a function of JAX, for arguments like ``types``.
 
     Each of ``types`` is an array, a ``jax.ShapeDtypeStruct``, a `TensorType`, or a pytree of them.  Extents of a
