@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -52,27 +53,32 @@ def with_sums(function: Function, first: int, weights: Sequence[str], sums: Sums
     return replace(function, ops=tuple(ops), outputs=tuple(outputs))
 
 
-def sums_behind(function: Function, value: Value) -> tuple[Op, ...]:
-    """The ops that an update begins with: they bring an input, a term of a sum, into the layout of the sum.
+def sums_behind(function: Function, numbers: Sequence[int]) -> dict[int, tuple[Op, ...]]:
+    """The ops that an update begins with, by the numbers of inputs that are terms of a sum: they bring such an input into
+    the layout of the sum.  Inputs without a sum are left out.
 
     Of several sums the first is among them: those behind it, of norms under sequence parallelism over ``tp``, would wait
     for it.
     """
-    readers: dict[str, list[Op]] = {}
+    readers: dict[str, list[Op]] = defaultdict(list)
     for op in function.ops:
         for each in op.inputs:
-            readers.setdefault(each.name, []).append(op)
-    ops: list[Op] = []
+            readers[each.name].append(op)
     returned = {each.name for each in function.outputs}
-    while len(readers.get(value.name, ())) == 1 and value.name not in returned:
-        (op,) = readers[value.name]
-        if op.inputs != (value,) or op.kind not in (*ASYNCHRONOUS, "all_slice", "relayout"):
-            break
-        if op.kind in ASYNCHRONOUS and any(each.kind in ASYNCHRONOUS for each in ops):
-            break
-        ops.append(op)
-        (value,) = op.outputs
-    return tuple(ops) if any(op.kind in ASYNCHRONOUS for op in ops) else ()
+    found = {}
+    for number in numbers:
+        ops, value = list[Op](), function.inputs[number]
+        while value.name not in returned and len(readers[value.name]) == 1:
+            (op,) = readers[value.name]
+            if op.inputs != (value,) or op.kind not in (*ASYNCHRONOUS, "all_slice", "relayout"):
+                break
+            if op.kind in ASYNCHRONOUS and any(each.kind in ASYNCHRONOUS for each in ops):
+                break
+            ops.append(op)
+            (value,) = op.outputs
+        if any(op.kind in ASYNCHRONOUS for op in ops):
+            found[number] = tuple(ops)
+    return found
 
 
 def without_sums(function: Function, chains: Mapping[str, Sequence[Op]]) -> Function:
