@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from parallelism.execution.device_program import DeviceProgram
+from parallelism.execution.device_program import GRADIENTS, DeviceProgram
+from parallelism.execution.stage_code import StagePrograms
 from parallelism.ir import Function, Op, Value
 from parallelism.ir.passes.overlapping import ASYNCHRONOUS
 from parallelism.layouts.localization.local_program import free_name
@@ -40,6 +41,27 @@ class LastBackward:
     """The weights whose gradients it sums over replicas.  It leaves these sums under way."""
     program: Callable[[str, Part], DeviceProgram]
     """Its program, by the kind of the action (B or W) and the part of the batch."""
+
+
+class LastSums(NamedTuple):
+    """The last backward of a stage with the sums over replicas behind it."""
+
+    programs: StagePrograms
+    sums: Sums
+
+    @property
+    def alike(self) -> Hashable:
+        """A key: equal where functions differ in names alone."""
+        chains = [self.sums.get(name, ()) for name in self.programs.functions.trained]
+        alike = [tuple([(op.kind, op.attributes, op.outputs[0].type) for op in chain]) for chain in chains]
+        return self.programs.first, tuple(alike)
+
+    def function(self, kind: str, part: Part) -> tuple[Function, Mapping[str, str]]:
+        """What it computes, and the categories of its values without the sums over replicas."""
+        programs, first = self.programs, self.programs.first_gradient(kind)
+        function, categories = programs.local_function(kind, part)
+        known = dict(categories) | {value.name: GRADIENTS for value in function.outputs[first:]}
+        return with_sums(function, first, programs.functions.trained, self.sums), known
 
 
 def with_sums(function: Function, first: int, weights: Sequence[str], sums: Sums) -> Function:
