@@ -31,7 +31,7 @@ def test_two_parts_of_one_kind_are_that_kind():
         simulate(step.step, SLOW.resized(4), **step.placed))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("hardware", [both(), both(FAST, SLOW), both(rate=1e8, lanes=4)])
 @pytest.mark.parametrize("sharing", [True, False])
 def test_a_folded_simulation_is_the_full_one(hardware, sharing):
