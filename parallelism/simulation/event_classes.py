@@ -17,6 +17,7 @@ from parallelism.arrays import distinct
 from parallelism.collectives import CollectiveCall, MemberCall, Moved, moved_alike
 from parallelism.collectives.call import moved
 from parallelism.events import Columns, Table
+from parallelism.events.columns import combined
 from parallelism.mesh import Mesh
 from parallelism.simulation.device_events import Call, DeviceEvents, GroupKey, StepCall
 
@@ -64,7 +65,8 @@ class Templates:
         ]
         self._uneven: dict[int, dict[int, Moved]] = {}
         self._even: dict[int, Moved] = {}
-        self._moved: dict[tuple[int, GroupKey], Moved] = {}
+        self.first_alike = np.arange(len(self.looks))
+        """For each event, the first with the same traffic."""
         self._count()
 
     def _count(self) -> None:
@@ -72,32 +74,38 @@ class Templates:
         numbers = {axes: i for i, axes in enumerate(self.axes)}
         counted = np.array([self.looks.numbers(name) for name in _COUNTED])
         met = [self._met(groups) for groups in self.groups]
-        looks_of: dict[int, list[int]] = {}  # by the id of their traffic, which `_even` keeps alive
         for which, (part, start) in enumerate(zip(self.classes, self.starts.tolist(), strict=False)):
+            looks_of: dict[tuple[int, GroupKey], tuple[Call, list[int]]] = {}
             for event, axes, number, call in part.collectives:
                 slot, look = numbers[axes], start + event
-                self.axes_of[look] = slot
-                traffic = self._alike(call, axes, number, met[slot][which])
-                if traffic is not None:
-                    self._even[look] = traffic
-                    if traffic.even:
-                        looks_of.setdefault(id(traffic), []).append(look)
-                    else:
-                        self._uneven[look] = dict.fromkeys(range(len(self.groups[slot])), traffic)
+                if not self._is_alike(call, axes, number, met[slot][which]):
+                    self.axes_of[look] = slot
+                    self._uneven[look] = self._by_group(which, slot, number, call)
+                elif (key := (id(call), axes)) in looks_of:
+                    looks_of[key][1].append(look)
                 else:
-                    # Other groups may call something else, or nothing.
-                    own = np.flatnonzero((self.class_of[self.groups[slot]] == which).any(axis=1))
-                    self._uneven[look] = dict(
-                        zip(
-                            own.tolist(),
-                            self._moved_by(self.groups[slot][own], axes, number, call),
-                            strict=True,
-                        )
-                    )
-        for looks in looks_of.values():
-            traffic = self._even[looks[0]]
-            counted[:, looks] = [[traffic.sent[0]], [traffic.received[0]], [traffic.messages[0]]]
+                    looks_of[key] = call, [look]
+            for (_, axes), (call, looks) in looks_of.items():
+                self._count_alike(numbers[axes], call, looks, counted)
         self.looks = self.looks.with_columns(**dict(zip(_COUNTED, counted, strict=True)))
+
+    def _count_alike(self, slot: int, call: Any, looks: list[int], counted: Ints) -> None:
+        """Notes the bytes of these looks, at which all members of groups make one call."""
+        traffic = moved_alike(call, self.groups[slot].shape[1])
+        self.axes_of[looks], self.first_alike[looks] = slot, looks[0]
+        self._even.update(dict.fromkeys(looks, traffic))
+        if traffic.even:
+            counted[:, looks] = [[traffic.sent[0]], [traffic.received[0]], [traffic.messages[0]]]
+        else:
+            by_group = dict.fromkeys(range(len(self.groups[slot])), traffic)
+            self._uneven.update(dict.fromkeys(looks, by_group))
+
+    def _by_group(self, which: int, slot: int, number: int, call: Call) -> dict[int, Moved]:
+        """The traffic of each group in which some members, of this class, make a call; others may call something else, or
+        nothing."""
+        own = np.flatnonzero((self.class_of[self.groups[slot]] == which).any(axis=1))
+        traffic = self._moved_by(self.groups[slot][own], self.axes[slot], number, call)
+        return dict(zip(own.tolist(), traffic, strict=True))
 
     def _met(self, groups: Ints) -> list[tuple[int, ...]]:
         """For each class, the first rank of every class that has members in a group with it, itself included."""
@@ -111,17 +119,12 @@ class Templates:
                 met[which] |= classes
         return [tuple(first[other] for other in sorted(classes)) for classes in met]
 
-    def _alike(self, call: Call, axes: GroupKey, number: int, ranks: Sequence[int]) -> Moved | None:
-        """The traffic of a group, or None if members may call different things; ``ranks``: one of each class."""
-        if isinstance(call, StepCall) or any(
+    def _is_alike(self, call: Call, axes: GroupKey, number: int, ranks: Sequence[int]) -> bool:
+        """Whether all members of a group make this call, and move what it says; ``ranks``: one of each class."""
+        return not isinstance(call, StepCall) and not any(
             (other := self._calls[int(self.class_of[rank])].get((axes, number))) is not call and other != call
             for rank in (ranks if len(ranks) > 1 else ())
-        ):
-            return None
-        key = id(call), axes  # the classes keep the calls alive
-        if key not in self._moved:
-            self._moved[key] = moved_alike(call, members(self.mesh, axes).shape[1])
-        return self._moved[key]
+        )
 
     def _moved_by(self, groups: Ints, axes: GroupKey, number: int, mine: Call) -> list[Moved]:
         """The traffic of each group, in which some members make the call ``mine``."""
@@ -233,10 +236,10 @@ class Templates:
 
     def _calls_of(self, count: int, at: Ints, look: Ints, numbers: Ints) -> dict[str, Table]:
         """The columns that describe the calls, for events of collectives ``at`` their places among ``count``."""
-        different, inverse = np.unique(np.stack([look, numbers], axis=1), axis=0, return_inverse=True)
-        traffic = [self.moved(one, number) for one, number in different.tolist()]
+        first, inverse = _first_of(self.first_alike[look], numbers)
+        traffic = list(map(self.moved, look[first].tolist(), numbers[first].tolist()))
         return {
-            name: _table(count, at, default, [getattr(each, name) for each in traffic], inverse.ravel())
+            name: _table(count, at, default, [getattr(each, name) for each in traffic], inverse)
             for name, default in (("payload_bytes", None), ("pairs", ()))
         }
 
@@ -250,11 +253,12 @@ class Templates:
     ) -> tuple[list[Any], Ints]:
         """The different lists of sources, and the number of each collective event's list, from 1 on; 0 if its group has
         more than `MOST_SOURCES` members."""
-        different, inverse = np.unique(np.stack([look, place, ranks], axis=1), axis=0, return_inverse=True)
+        first, inverse = _first_of(self.first_alike[look], place, ranks)
         known: dict[tuple[Moved, int, int], int] = {}
         named: dict[tuple[Moved, int], Moved] = {}
-        index = np.zeros(len(different), np.int64)
+        index = np.zeros(len(first), np.int64)
         sources: list[Any] = []
+        different = np.stack([look[first], place[first], ranks[first]], axis=1)
         for i, (one, group, rank) in enumerate(different.tolist()):
             members = groups[group]
             if len(members) > MOST_SOURCES:
@@ -267,7 +271,7 @@ class Templates:
                 sources.append(named[same[:2]].sources(positions[group][rank]))
                 known[same] = len(sources)
             index[i] = known[same]
-        return sources, index[inverse.ravel()]
+        return sources, index[inverse]
 
     def collective(self, look: int, number: int) -> tuple[CollectiveCall, str | None]:
         """The call of a collective event by the group of this number along its axes; and its dtype."""
@@ -325,6 +329,12 @@ def _group_of(mesh: Mesh, axes: GroupKey) -> Ints:
         own[groups[0]] = 0
         return own
     return np.asarray(np.argsort(groups, axis=None) // groups.shape[1], np.int64)
+
+
+def _first_of(*codes: Ints) -> tuple[Ints, Ints]:
+    """The first place of each combination of numbers, and by place the number of its combination."""
+    _, first, inverse = np.unique(combined(*codes), return_index=True, return_inverse=True)
+    return first, inverse.ravel()
 
 
 def _table(count: int, at: Ints, default: Any, values: Sequence[Any], index: Ints) -> Table:

@@ -193,16 +193,29 @@ class _Simulation:
         """
         simulated = self.placed_on(pricing)
         pieces = PricedPieces(simulated.mesh, pricing, _levels_between_stages(simulated, pricing))
-        each = _representatives(simulated.templates(None if self.op_by_op else pieces), pricing)
-        alone = pieces.levels.isdisjoint(pieces.refused)
-        if not (alone and _are_exact(pieces, each, pricing)) and not self.op_by_op:
-            each = _representatives(simulated.templates(pieces.of_own_channels), pricing)
-            alone = not (each.events.isin("kind", {"collective"}) & each.events.present("work")).any()
-        if not (alone and _are_exact(pieces, each, pricing)):
+        each = self._exact(simulated, pieces, pricing)
+        if each is None:
             runs = None if self.op_by_op else pieces.of_computes
             each = _representatives(simulated.templates(runs), pricing)
         trace = self._trace(_timed(each, pricing), simulated.mesh, pricing, each)
         return _Folded(each, pieces, trace)
+
+    def _exact(
+        self, simulated: SimulatedOperation, pieces: PricedPieces, pricing: Pricing
+    ) -> "_Representatives | None":
+        """The representatives with pieces that may have collectives, where these are exact; None where they are not."""
+        for price in () if self.op_by_op else (pieces, pieces.of_own_channels):
+            templates = simulated.templates(price)
+            if price is pieces:
+                alone = pieces.levels.isdisjoint(pieces.refused)
+            else:
+                looks = templates.looks
+                alone = not (looks.isin("kind", {"collective"}) & looks.present("work")).any()
+            if alone:
+                each = _representatives(templates, pricing)
+                if _are_exact(pieces, each, pricing):
+                    return each
+        return None
 
     def _trace(
         self, events: Columns, mesh: Mesh, pricing: Pricing, each: "_Representatives | None" = None
