@@ -392,7 +392,21 @@ class DeviceProgram:
         return tuple(values[value.name] for value in self.function.outputs)
 
     def _cost(self, op: Op) -> DeclaredCost | None:
-        return None if communicates(op) or op.operator.view else declared_cost(op, self.seconds)
+        """What an op declares, computed once for all ops of its kind on values of its types: equal blocks have many."""
+        if communicates(op) or op.operator.view:
+            return None
+        if self.seconds is not None:
+            return declared_cost(op, self.seconds)
+        same = tuple(map(op.inputs.index, op.inputs))
+        outputs = tuple([value.type for value in op.outputs])
+        key = op.kind, op.types, op.attributes, outputs, same
+        if key not in self._costs:
+            self._costs[key] = declared_cost(op)
+        return self._costs[key]
+
+    @cached_property
+    def _costs(self) -> dict[Any, DeclaredCost | None]:
+        return {}
 
     def _cost_of_chain(self, ops: Sequence[Op], inner: Collection[Value]) -> DeclaredCost | None:
         """The flops of all ops; the bytes of what they read from others, and of what others use."""

@@ -7,6 +7,7 @@ are larger than their outputs and stay in memory until then.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
@@ -133,17 +134,27 @@ class _Waits:
         self.owner, self.inputs = owner, inputs
         self.steps: list[Step] = []
         self.under_way: dict[int, tuple[Op, ...]] = {}
+        self.made: dict[Value, int] = {}
+        """The calls that make values, of those under way."""
+        self.sent: dict[Value, set[int]] = defaultdict(set)
+        """The calls that send what lies in the memory of values, of those under way."""
 
     def wait(self, which: int) -> None:
         """Waits for a call."""
-        self.steps.append(Wait(which, self.under_way.pop(which)))
+        ops = self.under_way.pop(which)
+        for op in ops:
+            for value in op.outputs:
+                del self.made[value]
+            for value in op.inputs:
+                self.sent[self.owner[value]].discard(which)
+        self.steps.append(Wait(which, ops))
 
     def wait_for(self, read: Collection[Value], written: Collection[Value]) -> None:
         """Waits for the calls that make a value that is read, or send one whose memory is written into."""
-        for which, ops in [*self.under_way.items()]:
-            made = {value for op in ops for value in op.outputs}
-            sent = {self.owner[value] for op in ops for value in op.inputs}
-            if not made.isdisjoint(read) or not sent.isdisjoint(written):
+        needed = {self.made[value] for value in read if value in self.made}
+        needed.update(which for value in written if value in self.sent for which in self.sent[value])
+        if needed:
+            for which in [each for each in self.under_way if each in needed]:
                 self.wait(which)
 
     def start(self, which: int, ops: tuple[Op, ...]) -> None:
@@ -157,6 +168,10 @@ class _Waits:
             for each in scatters[: len(scatters) - UNDER_WAY + 1]:
                 self.wait(each)
         self.under_way[which] = ops
+        for op in ops:
+            self.made.update(dict.fromkeys(op.outputs, which))
+            for value in op.inputs:
+                self.sent[self.owner[value]].add(which)
         self.steps.append(Start(which, ops))
 
     def _is_held_back(self, ops: tuple[Op, ...]) -> bool:
