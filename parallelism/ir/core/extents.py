@@ -175,7 +175,12 @@ def rounded_up(extent: Extent) -> Extent:
     """The next whole number.  ``extent`` may be a fraction."""
     if isinstance(extent, Expression) and not extent.symbols:
         return math.ceil(extent.terms[0][1])
-    return extent if _is_whole(extent) else atom_of(Call("ceil", (extent,)))
+    if _is_whole(extent):
+        return extent
+    added = math.floor(
+        constant_term(extent)
+    )  # ceil(x + 1) and ceil(x) + 1 are equal, so they are written alike
+    return atom_of(Call("ceil", (extent - added,))) + added
 
 
 def _is_whole(extent: Extent) -> bool:
@@ -189,6 +194,11 @@ def _is_whole(extent: Extent) -> bool:
 def divided(extent: Extent, parts: Extent) -> Extent:
     """``extent / parts``, which need not be whole.  A mere fraction is valid only inside another extent."""
     return _quotient(extent, parts, whole=False)
+
+
+def constant_term(extent: Extent) -> Number:
+    """The term of an extent that has no symbols: -1/2 of ``n/2 - 1/2``."""
+    return dict(_terms(extent)).get((), 0)
 
 
 def largest(*extents: Extent) -> Extent:

@@ -20,6 +20,7 @@ from parallelism.ir.core import (
     along_whole,
     broadcast,
     broadcast_term,
+    ceil_div,
     checked_axis,
     first_dtype,
     is_negative,
@@ -32,6 +33,7 @@ from parallelism.ir.core import (
     shape_text,
     terms_along,
 )
+from parallelism.ir.core.extents import constant_term
 from parallelism.ir.tracing import apply
 
 # -- the same elements in another shape --------------------------------------------------------------------------------
@@ -360,8 +362,15 @@ def _windows_rule(x: TensorType, axis: int, size: int, step: int) -> Rule:
 
 
 def _windows_in(extent: Extent, size: int, step: int) -> Extent:
-    """The number of whole windows; elements left over at the end are in none."""
-    return (extent - size) // step + 1 if isinstance(extent, int) else count(0, extent - size + step, step)
+    """The number of whole windows; elements left over at the end are in none.
+
+    With symbols nothing is taken to be left over where that may be, as of n / 16 windows of 16 elements.  It cannot be
+    for all of them where a fraction is added, as in (n + 1) / 2: then the number is rounded, here to ceil(n / 2).
+    """
+    if isinstance(extent, int):
+        return (extent - size) // step + 1
+    even = count(0, extent - size + step, step)
+    return even if isinstance(constant_term(even), int) else ceil_div(extent - size + 1, step)
 
 
 def _windows(x: Any, axis: int, size: int, step: int) -> Any:
