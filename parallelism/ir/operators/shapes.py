@@ -33,7 +33,7 @@ from parallelism.ir.core import (
     shape_text,
     terms_along,
 )
-from parallelism.ir.core.extents import constant_term
+from parallelism.ir.core.extents import constant_term, is_rounded
 from parallelism.ir.tracing import apply
 
 # -- the same elements in another shape --------------------------------------------------------------------------------
@@ -364,13 +364,14 @@ def _windows_rule(x: TensorType, axis: int, size: int, step: int) -> Rule:
 def _windows_in(extent: Extent, size: int, step: int) -> Extent:
     """The number of whole windows; elements left over at the end are in none.
 
-    With symbols nothing is taken to be left over where that may be, as of n / 16 windows of 16 elements.  It cannot be
-    for all of them where a fraction is added, as in (n + 1) / 2: then the number is rounded, here to ceil(n / 2).
+    With symbols nothing is taken to be left over where that may be, as of n / 16 windows of 16 elements.  Where a fraction
+    is added, as in (n + 1) / 2, or where the dim was rounded before, the number is rounded, here to ceil(n / 2).
     """
     if isinstance(extent, int):
         return (extent - size) // step + 1
     even = count(0, extent - size + step, step)
-    return even if isinstance(constant_term(even), int) else ceil_div(extent - size + 1, step)
+    may_be_even = isinstance(constant_term(even), int) and not is_rounded(extent)
+    return even if step == 1 or may_be_even else ceil_div(extent - size + 1, step)
 
 
 def _windows(x: Any, axis: int, size: int, step: int) -> Any:

@@ -81,6 +81,13 @@ def test_whole_numbers_are_added_outside_of_what_is_rounded_up():
     assert str(ir.ceil_div(A - 3, 2)) == "ceil(A/2+1/2)-2"
 
 
+@given(st.integers(-5, 5), st.integers(1, 5), st.integers(-5, 5), st.integers(1, 5), st.integers(0, 50))
+def test_what_is_rounded_up_twice_is_written_as_rounded_once(a, b, c, d, rows):
+    once, twice = ir.ceil_div(A + a + b * c, b * d), ir.ceil_div(ir.ceil_div(A + a, b) + c, d)
+    assert once == twice
+    assert twice.specialize(A=rows) == ceil(Fraction(ceil(Fraction(rows + a, b)) + c, d))
+
+
 def test_products_and_quotients_of_shapes():
     assert product(()) == 1
     assert quotient((A + 1, 6, B), (A + 1, 3)) == 2 * B
