@@ -15,7 +15,8 @@ _OPERATOR = re.compile(r"op='([\w.]+)'")
 _STACKS = "The following call raised this error:", "Original traceback:"
 """What stands before the stack of the line of the model."""
 _OTHER_WAYS = {
-    "transformers.grouped_mm_fallback": "; model.set_experts_implementation('batched_mm') computes it by others"
+    "transformers.grouped_mm_fallback": "; plan takes the config.json of a model with experts, and "
+    "model.set_experts_implementation('batched_mm') gathers the weights of each token instead"
 }
 """What a model can do where an operator cannot be exported."""
 
