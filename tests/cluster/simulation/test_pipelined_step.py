@@ -132,7 +132,7 @@ def test_what_says_the_sizes_of_a_pipelined_program_twice_or_not_at_all_is_refus
     with pytest.raises(ValueError, match=r"B is given twice, as batch=12 and as numbers={'B': 8}"):
         simulate(program, mesh=mesh, batch=12, numbers={"B": 8}, **ON)
     step = PipelinedStep(program, mesh, 12)
-    with pytest.raises(TypeError, match="batch= and numbers= are for programs with symbols; the sizes of the PipelinedStep are"):
+    with pytest.raises(TypeError, match="are for programs with symbols; the sizes of the PipelinedStep are fixed"):
         simulate(step, batch=12, **ON)
     with pytest.raises(ValueError, match=r"the PipelinedStep is for .*, not for Mesh"):
         simulate(step, mesh=Mesh(pp=2), **ON)
