@@ -278,7 +278,8 @@ register(
 
 # Chunks of a tensor, and the tensor that they are put together to, have no price.  A product that runs in chunks
 # (`parallelism.ir.passes.chunked_collectives`) reads its operands where they are, and writes each chunk where it belongs:
-# the kernels of libraries take a stride.  The kernels here copy instead, which takes a run on a host some time.
+# the kernels of libraries take a stride.  Here, too, a chunk is a view; what puts chunks together copies, which takes a run
+# on a host some time.
 
 
 def _chunk_rule(x: TensorType, axis: int, number: int, count: int) -> Rule:
