@@ -50,7 +50,7 @@ from parallelism.execution.device_calls import METHODS, Later, StartedCall, Unde
 from parallelism.execution.typed_arrays import ArrayMaker, TypedArray
 from parallelism.ir import Function, Op, Value
 from parallelism.ir.operators.contractions import factor_dtype, product_shape
-from parallelism.ir.passes import Donated, freed_after, taken_by, unread_after, written_inputs
+from parallelism.ir.passes import MARK, Donated, freed_after, taken_by, unread_after, written_inputs
 from parallelism.ir.passes.chunked_collectives import side_by_side
 from parallelism.ir.passes.donation import owners
 from parallelism.ir.passes.given_arrays import without_number
@@ -75,8 +75,8 @@ CALLS = (
 INPUTS, ACTIVATIONS, OUTPUTS, GRADIENTS = "inputs", "activations", "outputs", "gradients"
 RECOMPUTED = "R"
 """The phase of what the backward computes again."""
-REGION_PHASES = {"forward": "F", "backward": "B", "recomputed": RECOMPUTED}
-"""The phases of the regions of programs that were differentiated elsewhere, as by JAX."""
+REGION_PHASES = {"forward": "F", "backward": "B", "recomputed": RECOMPUTED, MARK: "B"}
+"""The phases of regions: of programs that were differentiated elsewhere, as by JAX, and of a backward made here."""
 
 
 class Running:
@@ -152,7 +152,7 @@ class ProgramStep(NamedTuple):
     before: tuple[ChainedOp, ...] = ()
     """The other ops of a chain."""
     phase: str | None = None
-    """The phase of its compute where the run says none: that of its region, if it was differentiated elsewhere."""
+    """The phase of its compute where the run says none: forward, backward or again, in a program that has a gradient."""
 
     @property
     def ops(self) -> tuple[Op, ...]:
@@ -340,8 +340,21 @@ class DeviceProgram:
             runs_again(chain[-1]),
             name_of(chain),
             tuple(map(ChainedOp, chain[:-1], places)),
-            REGION_PHASES.get((chain[-1].region or "").partition(".")[0]),
+            self._phase(chain[-1]),
         )
+
+    def _phase(self, op: Op) -> str | None:
+        """The phase that a program says itself: by the region of an op, and forward before the first backward op."""
+        found = REGION_PHASES.get(_outermost(op))
+        is_forward = any(value in self._before_gradient for value in op.outputs)
+        return found or ("F" if is_forward else None)
+
+    @cached_property
+    def _before_gradient(self) -> frozenset[Value]:
+        """What the ops before the first one of a backward compute; empty if there is none."""
+        ops = self.function.ops
+        first = next((number for number, op in enumerate(ops) if _outermost(op) == MARK), 0)
+        return frozenset(value for op in ops[:first] for value in op.outputs)
 
     def _into(self, outputs: Sequence[Value]) -> tuple[str | None, ...]:
         """For each output the name of the donated input whose memory it takes; empty if none does."""
@@ -436,6 +449,11 @@ class DeviceProgram:
         )
         found = {owner[value].name: own[value.name] for value in self.function.values if value.name in own}
         return found | {name: own[name] for name in inputs}
+
+
+def _outermost(op: Op) -> str:
+    """The name of the outermost region of an op; empty if it is in none."""
+    return (op.region or "").partition(".")[0]
 
 
 def _names(values: Sequence[Value]) -> tuple[str, ...]:

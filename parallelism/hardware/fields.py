@@ -39,21 +39,24 @@ def number(
     field: str, value: Any, of: str = "", *, least: float = 0, above: float | None = None, most: float = inf
 ) -> float:
     """A checked number: at least ``least`` or above ``above``, at most ``most``; and 0, or in the bounds of all."""
-    bounds = f"at least {least:g}" if above is None else f"above {above:g}"
-    if most < inf:
-        bounds += f" and at most {most:g}"
-    wanted = f"{field} must be a number{of and f' {of}'}, {bounds}"
+
+    def wanted() -> str:
+        bounds = f"at least {least:g}" if above is None else f"above {above:g}"
+        if most < inf:
+            bounds += f" and at most {most:g}"
+        return f"{field} must be a number{of and f' {of}'}, {bounds}"
+
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
-        raise TypeError(f"{wanted}; got {shown(value)}")
+        raise TypeError(f"{wanted()}; got {shown(value)}")
     try:
         checked = float(value)
     except OverflowError:
         checked = inf
     if not isfinite(checked) or checked > most or (checked < least if above is None else checked <= above):
-        raise ValueError(f"{wanted}; got {shown(value)}")
+        raise ValueError(f"{wanted()}; got {shown(value)}")
     if checked and not SMALLEST <= abs(checked) <= LARGEST:
         raise ValueError(
-            f"{wanted}, and from {SMALLEST:g} to {LARGEST:g}: times on such hardware would be no numbers; "
+            f"{wanted()}, and from {SMALLEST:g} to {LARGEST:g}: times on such hardware would be no numbers; "
             f"got {shown(value)}"
         )
     return checked

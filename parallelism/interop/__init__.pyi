@@ -1,4 +1,8 @@
-from .errors import InteropError as InteropError, UnsupportedError as UnsupportedError
+from .errors import (
+    InteropError as InteropError,
+    OwnDerivativeWarning as OwnDerivativeWarning,
+    UnsupportedError as UnsupportedError,
+)
 from .onnx_models.programs import from_onnx as from_onnx
 from .partitioned import Partitioned as Partitioned
 from .pytorch import from_torch as from_torch

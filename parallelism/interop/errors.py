@@ -1,4 +1,9 @@
-"""The error of programs from elsewhere."""
+"""The errors of programs from elsewhere, and their warning."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
 
 MOST_CHARACTERS = 600
 """Of a message, and a quarter of it of an op and of a place, which may be as long as the program itself."""
@@ -37,3 +42,31 @@ def cut(text: str, most: int) -> str:
 
 class UnsupportedError(InteropError):
     """A valid program has something that is not supported; the message names it."""
+
+
+class OwnDerivativeWarning(UserWarning):
+    """A program computes what a function with a derivative of its own computes, and does not know this derivative.
+
+    Such functions are those with ``jax.custom_vjp`` of JAX, and ``torch.autograd.Function`` of PyTorch.
+    """
+
+
+NAMED = 3
+"""So many functions are named."""
+
+
+def warn_of_own_derivatives(names: Sequence[str], rule: str, instead: str, stacklevel: int) -> None:
+    """Gives `OwnDerivativeWarning` if there are such functions.
+
+    ``rule`` is what gives their derivatives, and ``instead`` what the user can do.
+    """
+    different = [*dict.fromkeys(names)]
+    if not different:
+        return
+    more = f" and {len(different) - NAMED} more" if len(different) > NAMED else ""
+    warnings.warn(
+        f"{', '.join(different[:NAMED])}{more}: the derivative that {rule} gives is not in the program, which is "
+        f"differentiated by what it computes; {instead}",
+        OwnDerivativeWarning,
+        stacklevel=stacklevel + 1,
+    )

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from parallelism.dtypes import as_dtype, is_narrow
+from parallelism.interop.errors import warn_of_own_derivatives
 from parallelism.interop.onnx_models.files import Model
 from parallelism.interop.onnx_models.programs import Imported, imported
 from parallelism.interop.torch_refusals import refusal
@@ -60,6 +61,7 @@ def from_torch(
     are constants; a larger one is an input.  Parameters without ``requires_grad`` are frozen, if others have it
     (`parallelism.transforms.frozen`).  Ops know their line and are in regions named after the modules.  It is the
     program of evaluation (``module.eval()``): nothing is dropped out, and the module stays in the mode that it was in.
+    The backward of a ``torch.autograd.Function`` is not in the program, which an `OwnDerivativeWarning` says.
 
     `UnsupportedError` for what PyTorch cannot export, and for an operator that programs do not have, with its line.
 
@@ -80,8 +82,10 @@ def from_torch(
     given = tuple(
         [_example(torch, x, of_x, name, extents) for x, of_x, name in zip(examples, dims, names, strict=True)]
     )
-    with _evaluated(whole), _quiet():
+    with _evaluated(whole), _quiet(), _own_derivatives(torch) as own_derivatives:
         proto, arrays = _exported(torch, whole, given, names, dims)
+    instead = "write the function in operators whose derivative is meant, or detach what it holds back"
+    warn_of_own_derivatives(own_derivatives, "torch.autograd.Function", instead, stacklevel=2)
     prefix = "" if whole is module else f"{WRAPPED}."
     weights = dict(whole.named_parameters(remove_duplicate=False))
     still = [name for name, weight in weights.items() if not weight.requires_grad]
@@ -211,6 +215,35 @@ def _quiet() -> Iterator[None]:
     finally:
         for log, level in zip(logs, before, strict=True):
             log.setLevel(level)
+
+
+@contextmanager
+def _own_derivatives(torch: Any) -> Iterator[list[str]]:
+    """The names of the functions with a backward of their own that are called meanwhile, but for those of PyTorch.
+
+    The exporter records what they compute.  A checkpoint computes its part with gradients meanwhile: by itself it would
+    do so under ``torch.no_grad()``.
+    """
+    from torch.utils.checkpoint import CheckpointFunction
+
+    base, found = (
+        torch.autograd.Function.__mro__[1],
+        list[str](),
+    )  # a name for ``apply`` may be older than this call
+
+    def apply(cls: Any, *given: Any, **named: Any) -> Any:
+        if cls is CheckpointFunction:
+            part, _, *arguments = given
+            return part(*arguments)
+        if not cls.__module__.startswith("torch."):
+            found.append(cls.__name__)
+        return super(base, cls).apply(*given, **named)
+
+    base.apply = classmethod(apply)
+    try:
+        yield found
+    finally:
+        del base.apply
 
 
 def _exported(

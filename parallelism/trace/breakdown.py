@@ -1,6 +1,7 @@
 """Splits the time of each device into parts that add up to the makespan.
 
-    forward, backward, recompute   compute that says so (``phase``; a name that begins with "recompute")
+    forward, backward, recompute   compute that says so (``phase``; a name that begins with "recompute"): the actions
+                   of a pipeline, and the ops of a program that has a gradient
     other          all other compute
     communication  exposed communication: the device has pending communication and computes nothing
     bubble         the device waits: it has no pending communication and computes nothing, between its first event and
@@ -59,8 +60,7 @@ class StepSplit(NamedTuple):
     recompute: float = 0.0
     """What the backward computes again."""
     update: float = 0.0
-    """Compute of no action: the update by the optimizer.  A program without a pipeline has no actions, and no update
-    apart from the rest."""
+    """Compute without a phase in a step that has phases: the update by the optimizer."""
     tp: float = 0.0
     cp: float = 0.0
     ep: float = 0.0

@@ -49,11 +49,18 @@ def long_functions(file: Path, most: int) -> list[str]:
         return []
     spans = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     spans = [node for node in spans if (node.end_lineno or 0) - node.lineno >= most]
+    rows = text.splitlines()
+    spans = [node for node in spans if sum(map(_may_be_code, rows[node.lineno - 1:node.end_lineno])) > most]
     if not spans:
         return []
     _, lines = _tokens(text)
     counted = {node.name: len(lines.intersection(range(node.lineno, (node.end_lineno or 0) + 1))) for node in spans}
     return [f"{name}: {count}" for name, count in counted.items() if count > most]
+
+
+def _may_be_code(row: str) -> bool:
+    """Whether a row has more than white space and a comment."""
+    return row.lstrip()[:1] not in ("", "#")
 
 
 def _tokens(text: str) -> tuple[int, set[int]]:

@@ -5,6 +5,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -161,6 +162,7 @@ def _arguments(program: str, words: Sequence[str], *, loads: bool) -> argparse.N
     return arguments
 
 
+@cache  # of some hundred words, and a process may serve many commands
 def _parser(program: str) -> Parser:
     """The parser of all words of `plan`."""
     return training_parser(

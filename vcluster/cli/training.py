@@ -3,6 +3,7 @@
 import argparse
 import json
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -53,6 +54,7 @@ HINTS = {
 """What settings of plans that are written as flags may mean."""
 
 
+@cache  # of some hundred words, and a process may serve many commands
 def _parser(program: str) -> Parser:
     return training_parser(
         program,

@@ -49,12 +49,11 @@ def error_of(matching: Matching, different: Mismatch) -> tuple[str, CollectiveMi
     everybody = records.members(different.group)
     if len(texts) > MOST_LISTED or len(texts) < len(everybody):
         head = f"the members of the group of {ranks_in_words(sorted(everybody))} differ in {different.what}"
-    raised = [rank for rank in texts if records.ranks[rank].outcome == "raised"]
-    sites = {rank: records.site(rank, members.here[rank]).location for rank in raised or texts}
-    lines = str(error.at({rank: site for rank, site in sites.items() if site})).splitlines()[1:]
+    sites = {rank: records.site(rank, members.here[rank]).location for rank in sorted(texts)}
+    located = error.at({rank: site for rank, site in sites.items() if site})
+    lines = str(located).splitlines()[1:]
     absent = [rank for rank in members.not_yet if rank in records.ranks]
     lines += [f"  {ranks_in_words(absent)} called nothing there yet"] * bool(absent)
-    located = error.at(sites)
     return "\n".join([head, *lines]), located
 
 

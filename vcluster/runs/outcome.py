@@ -22,6 +22,7 @@ from vcluster.code import (
 from vcluster.memory import LastSeen
 from vcluster.processes import Cancelled, Died, Done, Failed
 from vcluster.tracing import columns_of
+from vcluster.tracing.failed_run import open_call
 
 MOST_LINES = 16
 """Maximal number of ranks with a line of their own among ranks that failed at one line with different messages."""
@@ -145,9 +146,15 @@ def _failure(failed: Mapping[int, Failed], replies: Mapping[int, Reply]) -> Clus
     ]
     if type(cause) in _OWN:
         assert isinstance(cause, ClusterError)  # found by the devices themselves, and never wrapped
-        if isinstance(cause, CollectiveMismatchError) and not cause.calls:
+        lines = dict(zip(failed, locations, strict=True))
+        if isinstance(cause, CollectiveMismatchError) and cause.calls:
+            raised = {rank for rank, error in exceptions.items() if isinstance(error, type(cause))}
+            lines |= _called_at(
+                tuple(cause.calls), {rank: replies[rank] for rank in replies if rank not in raised}
+            )
+        elif isinstance(cause, CollectiveMismatchError):
             cause.sent_at = _sent_at(cause.ranks, replies)
-        return located(cause, dict(zip(failed, locations, strict=True)))
+        return located(cause, dict(sorted(lines.items())))
     kind = failed[first].failure.type_name
     paragraphs = combined_tracebacks({rank: reply.failure for rank, reply in failed.items()})
     head = (
@@ -183,6 +190,25 @@ def combined_tracebacks(failures: Mapping[int, Failure]) -> list[str]:
         lines += [f"at the same line on {ranks_in_words(ranks)}: {words}" for ranks, words in below]
         paragraphs.append("\n".join(lines))
     return paragraphs
+
+
+def _called_at(group: tuple[int, ...], replies: Mapping[int, Reply]) -> dict[int, str]:
+    """The lines of calls whose members differ, of those that did not raise it: they did something else, or were stopped
+    on their way.
+    """
+    lines = {}
+    for rank, reply in replies.items():
+        if rank not in group or isinstance(reply, Died):
+            continue
+        assert not isinstance(reply.record, int)
+        columns = columns_of({rank: reply.record})
+        not_ended = columns.isin("kind", {"collective"}) & (columns.numbers("wall_duration_seconds") == 0)
+        call = open_call(columns.take(not_ended).events(), group)
+        if call is not None and call.location:
+            lines[rank] = call.location
+        elif isinstance(reply, Cancelled) and reply.stack:
+            lines[rank] = reply.stack[-1].place
+    return lines
 
 
 def _sent_at(ranks: tuple[int, ...], replies: Mapping[int, Reply]) -> str | None:

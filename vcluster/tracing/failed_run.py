@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import permutations
 from os import PathLike
@@ -112,6 +112,16 @@ class FailedRun:
         return f"<record of a failed run on {self.mesh!r}>"
 
 
+def open_call(events: Iterable[Event], group: tuple[int, ...]) -> Event | None:
+    """Of what one rank recorded, the first call of a group that has not ended. One that repeats an earlier call may be
+    missing: it is recorded when it ends.
+    """
+    for event in events:
+        if event.kind == "collective" and event.group == group and not event.wall_duration_seconds:
+            return event
+    return None
+
+
 class _Groups:
     """The groups of a run: of the mesh's axes, and others that were called."""
 
@@ -169,8 +179,11 @@ class _Dump:
         """The dump, from what the rank recorded and waited in; of a mismatch, from what the members called."""
         awaited = {event.work for event in events if event.kind == "wait"}
         pending = self._pending()
+        different = open_call(events, tuple(calls)) if self._rank in calls else None
         for event in events:
-            if event.parent is None and event.kind in ("collective", "send", "recv") and event.peer != HOST:
+            if event is different:
+                self._add_mismatch(calls, event.location or "")
+            elif event.parent is None and event.kind in ("collective", "send", "recv") and event.peer != HOST:
                 is_over = event.wall_duration_seconds > 0 or (
                     event.work is not None and event.work in awaited
                 )
@@ -181,7 +194,8 @@ class _Dump:
                 ):  # a blocking call that is not over is added as it was published
                     self._add_event(event, is_over)
         if self._rank in calls:
-            self._add_mismatch(calls, [event for event in events if event.group == tuple(calls)])
+            if different is None:
+                self._add_mismatch(calls, self._line_of_end())
         elif self._is_blocked:
             state = self._ended.state
             assert state is not None
@@ -244,12 +258,14 @@ class _Dump:
             entry["frames"] = _frames(location, self._ended.stack)
         entry["waited"], entry["call"] = True, operation.text
 
-    def _add_mismatch(self, calls: Mapping[int, str], events: Sequence[Event]) -> None:
+    def _line_of_end(self) -> str:
+        """Where the kernel raised or waited; of a call that was made before, the record has no beginning."""
+        ended = self._ended
+        stack = ended.stack[-1].place if ended.stack else ""
+        return ended.location or stack or (ended.state.location if ended.state is not None else "")
+
+    def _add_mismatch(self, calls: Mapping[int, str], location: str) -> None:
         """The call of this rank in a group whose members called different things."""
-        state = self._ended.state
-        location = self._ended.location or (state.location if state is not None else "")
-        if not location and events and not events[-1].wall_duration_seconds:
-            location = events[-1].location or ""
         self._add(("group", tuple(calls)), calls[self._rank], location, (), is_over=False)
 
     def _add(

@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
-NAMED = 3
-"""So many functions are named."""
-
-
-class OwnDerivativeWarning(UserWarning):
-    """A program from JAX computes what a ``jax.custom_vjp`` computes, and does not know its derivative."""
+from parallelism.interop import errors
 
 
 def warn_of_own_derivatives(closed: Any) -> None:
     """Gives `OwnDerivativeWarning` if a jaxpr calls a function with ``jax.custom_vjp`` that is not differentiated yet."""
-    names = list(dict.fromkeys(_called(closed)))
-    if names:
-        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-        warnings.warn(
-            f"{', '.join(names[:NAMED])}{more}: the derivative that jax.custom_vjp gives is not in the program, which is "
-            "differentiated by what it computes; from_jax(jax.value_and_grad(f), ...) has JAX's",
-            OwnDerivativeWarning,
-            stacklevel=4,
-        )
+    instead = "from_jax(jax.value_and_grad(f), ...) has JAX's"
+    errors.warn_of_own_derivatives([*_called(closed)], "jax.custom_vjp", instead, stacklevel=4)
 
 
 def _called(jaxpr: Any) -> Iterator[str]:

@@ -8,12 +8,14 @@ import numpy as np
 from parallelism.dtypes import is_floating
 from parallelism.ir.core import Builder, Function, Op, TensorType, Value
 from parallelism.ir.core.lines import on_line
+from parallelism.ir.core.regions import joined
 from parallelism.ir.operators import layout_text
 from parallelism.ir.tracing import Traced, apply, emit, recording
 from parallelism.sharding import TensorSharding
 
 MARK = "gradient"
-"""The prefix of the region of the backward ops: the backward of ``block.0`` is ``gradient.block.0``."""
+"""The region of the backward ops: the backward of ``block.0`` is ``gradient.block.0``, that of ops without a region
+``gradient``."""
 UPDATE = "update"
 """The region of the update of a training step."""
 DELAYED = "delayed."
@@ -41,7 +43,7 @@ def gradient(
 
     Ops that no gradient needs are left out.  The backward ops of region ``block.0`` have the region
     ``gradient.block.0``, also those that bring a gradient into its value's layout.  These come right after the last op
-    that adds to it.
+    that adds to it.  The backward ops of ops without a region are in the region ``gradient``.
 
     An op ``stop_gradient`` lets no gradient pass.  A ``local_loss`` is differentiated, too, wherever it stands.
 
@@ -53,8 +55,9 @@ def gradient(
     builder.copy(function)
     with recording(builder):
         backward = _Backward(function, chosen, builder)
-        for value, seed in _seeds(function, of, builder):
-            _accumulate(backward.grads, value, seed)
+        with builder.region(MARK):
+            for value, seed in _seeds(function, of, builder):
+                _accumulate(backward.grads, value, seed)
         first_read = _first_read(function, chosen)
         for number, op in reversed([*enumerate(function.ops)]):
             if backward.needs(op):
@@ -95,7 +98,7 @@ class _Backward:
             )
         inputs = [self.traced[value] for value in op.inputs]
         outputs = [self.traced[value] for value in op.outputs]
-        with self.builder.region(op.region and f"{MARK}.{op.region}", op.line):
+        with self.builder.region(joined(MARK, op.region), op.line):
             grads = [self._gradient(value) for value in op.outputs]
             g, y = (grads[0], outputs[0]) if len(op.outputs) == 1 else (tuple(grads), tuple(outputs))
             parts = derivative(g, y, *inputs, **dict(op.attributes))
@@ -111,7 +114,7 @@ class _Backward:
         """The gradient of a value, when no op can add to it any more."""
         if value not in self._complete:
             region = self._regions.get(value)
-            with self.builder.region(region and f"{MARK}.{region}"):
+            with self.builder.region(joined(MARK, region)):
                 self._complete[value] = _of(self.grads, value, self.builder).value
         return self._complete[value]
 

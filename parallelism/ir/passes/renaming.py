@@ -124,11 +124,11 @@ def _with_seeds(attributes: Attributes, seed: Callable[[Any], Any]) -> Attribute
 
 
 def _unmarked(region: str) -> tuple[str, str]:
-    """The marks of a backward before a path of a region, and the path."""
+    """The marks of a backward before a path of a region, and the path; it is empty for a backward of no region."""
     marks = 0
     while region.startswith(_MARKED, marks):
         marks += len(_MARKED)
-    return region[:marks], region[marks:]
+    return (region, "") if region[marks:] == MARK else (region[:marks], region[marks:])
 
 
 def _decimals(names: Iterable[str]) -> list[int]:
@@ -211,7 +211,7 @@ class Renaming:
         if old is None:
             return None
         marks, path = _unmarked(old)
-        return f"{marks}{self.regions[path]}"
+        return f"{marks}{self.regions[path]}" if path else marks
 
     def value(self, old: Value) -> Value:
         """The value under its new name."""

@@ -80,14 +80,16 @@ def test_a_case_is_one_repetition_without_its_barriers(cases):
     assert there_and_back.predicted(KNOWN) == pytest.approx(2 * (2e-5 + 64 / 3e9 + 2 * (3e-6 + 64 * 2e-11)), rel=1e-12)
 
 
-def test_a_case_knows_how_far_two_rounds_of_it_are_apart(cases):
-    trace = cases[0].trace
-    assert rounds_apart([whole(trace, 1.0), whole(trace, 4.0), whole(trace, 2.0)]) == (3 + 1 + 2) / 3 / 2
-    assert rounds_apart([whole(trace, 1.0)]) == 0
+def test_a_case_knows_how_far_two_rounds_of_it_are_apart():
+    assert rounds_apart([whole(1.0), whole(4.0), whole(2.0)]) == (3 + 1 + 2) / 3 / 2
+    assert rounds_apart([whole(1.0)]) == 0
+
+
+def test_a_machine_that_is_not_quiet_is_told(cases):
     assert "machine is not quiet" in " ".join(str(calibration_of(cases[::10])).split())
 
 
-def whole(trace, seconds):
+def whole(seconds):
     """A trace of two repetitions, of which the second takes so long."""
     barriers = [Event(0, "collective", "barrier", group=(0,), sequence=number, serial=number, wall_start_seconds=at,
                       wall_duration_seconds=0.0) for number, at in enumerate((0.0, 7.0, 7.0 + seconds))]

@@ -99,6 +99,19 @@ def test_the_decision_is_told(cluster_of, tmp_path):
         0: f"called barrier() at {__file__}:{line + 5}", 1: f"called barrier() at {__file__}:{line + 3}"}
 
 
+def test_an_asynchronous_call_that_differs_is_listed_once(cluster_of, tmp_path):
+    def kernel(device):
+        if device.rank == 1:
+            device.all_reduce(np.ones(4), async_op=True).wait()
+        device.all_reduce(np.ones(3))
+
+    error, found = explained(
+        cluster_of(Mesh(d=3), "thread"), "mismatch", CollectiveMismatchError, kernel, tmp_path=tmp_path)
+    assert found.locations == error.locations
+    assert str(found).startswith(str(error))
+    assert [len(dump["entries"]) for dump in error.trace.dumps] == [1, 1, 1]
+
+
 def test_a_message_that_nobody_received(cluster_of, tmp_path):
     def kernel(device):
         if device.rank == 0:

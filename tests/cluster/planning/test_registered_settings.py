@@ -57,7 +57,7 @@ def test_it_is_explained_and_scaled_down_it_runs(setting):
 def test_it_is_refused_where_it_is_not_useful_and_for_other_values():
     register_setting(NARROW)
     try:
-        found = find_plan(SPEC, tp=[1, 2], narrow=True, microbatch=2, pp=1, simulations=1, **FIXED)
+        found = find_plan(SPEC, tp=[1, 2], narrow=True, sp=False, microbatch=2, pp=1, simulations=1, **FIXED | {"devices": 2})
         assert found.refused["narrow needs tp above 1"].count > 0
         assert {plan.settings["tp"] for plan in found} == {2}
         with pytest.raises(ValueError, match="narrow must be True or False, got 'much'"):

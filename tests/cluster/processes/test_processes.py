@@ -477,6 +477,7 @@ print(multiprocessing.get_start_method(), multiprocessing.active_children(), flu
 """
 
 
+@pytest.mark.slow
 def test_processes_ignore_the_interrupt_of_the_whole_group_and_end_with_their_host_that_is_killed(tmp_path):
     """And nothing is left in the file system, and the start method of the user's own processes is left alone."""
     # The last ones are busy, so that they take no time from those that start before.

@@ -991,7 +991,7 @@ def semaphores(monkeypatch):
     return lambda: [name for name in names if Path("/dev/shm", f"sem.{name.lstrip('/')}").exists()]
 
 
-@pytest.mark.parametrize("kind", RUNTIMES, ids="-".join)
+@pytest.mark.parametrize("kind", KINDS)
 def test_clusters_leave_nothing_behind(kind, semaphores):
     def once(i):
         with VirtualCluster(2, backend=kind[0], transport=kind[1]) as cluster:

@@ -12,30 +12,57 @@ from parallelism.transforms import SGD
 from vcluster import DeviceFailedError, VirtualCluster
 
 
-def test_devices_that_start_are_replaced_and_end(caplog):
-    caplog.set_level(logging.INFO, "vcluster")
+class Kept(logging.Handler):
+    """The records of a logger. (`caplog` needs a plugin that costs every test a third of a millisecond.)"""
+
+    def __init__(self, name, level):
+        super().__init__(level)
+        self.records = []
+        self._logger = logging.getLogger(name)
+        self._before = self._logger.level
+
+    def __enter__(self):
+        self._logger.addHandler(self)
+        self._logger.setLevel(self.level)
+        return self.records
+
+    def __exit__(self, *_):
+        self._logger.removeHandler(self)
+        self._logger.setLevel(self._before)
+
+    def emit(self, record):
+        self.records.append(record)
+
+
+def test_devices_that_start_are_replaced_and_end():
+    with Kept("vcluster", logging.INFO) as records:
+        before, after = killed()
+    assert {(record.name, record.levelname) for record in records} == {("vcluster", "INFO")}
+    assert [record.getMessage() for record in records] == [
+        f"<VirtualCluster of Mesh(devices=2), process backend, shared_memory> started; pids by rank: {before}",
+        f"ranks [1] died in run 1; new devices with empty state take their places; pids by rank: {after}",
+        "<VirtualCluster of Mesh(devices=2), closed> ended",
+    ]
+    assert not any(isinstance(each, VirtualCluster) for record in records for each in record.args)
+
+
+def killed():
+    """A cluster, of which a device dies: the ids of its processes before and after."""
     with VirtualCluster(2) as cluster:
         before = cluster.pids()
         with pytest.raises(DeviceFailedError):
             cluster.run(lambda device: os.kill(os.getpid(), signal.SIGKILL) if device.rank == 1 else None)
         after = cluster.pids()
-    assert {(record.name, record.levelname) for record in caplog.records} == {("vcluster", "INFO")}
-    assert [record.getMessage() for record in caplog.records] == [
-        f"<VirtualCluster of Mesh(devices=2), process backend, shared_memory> started; pids by rank: {before}",
-        f"ranks [1] died in run 1; new devices with empty state take their places; pids by rank: {after}",
-        "<VirtualCluster of Mesh(devices=2), closed> ended",
-    ]
-    assert not any(isinstance(each, VirtualCluster) for record in caplog.records for each in record.args)
-
+    return before, after
 
 
 @pytest.mark.slow
-def test_a_search_says_what_it_timed_and_how_far_it_is(caplog):
-    caplog.set_level(logging.DEBUG, "parallelism")
+def test_a_search_says_what_it_timed_and_how_far_it_is():
     model = models.TransformerSpec(layers=1, width=4, heads=1, vocabulary=4, sequence=2)
-    plans = find_plan(
-        model, hardware="dgx-h100", devices=2, batch=2, tp=1, pp=1, recompute="none", zero=0, optimizer=SGD(0.1))
-    said = [(record.levelname, record.getMessage()) for record in caplog.records if record.name == "parallelism"]
+    with Kept("parallelism", logging.DEBUG) as records:
+        plans = find_plan(
+            model, hardware="dgx-h100", devices=2, batch=2, tp=1, pp=1, recompute="none", zero=0, optimizer=SGD(0.1))
+    said = [(record.levelname, record.getMessage()) for record in records]
     assert said[-1][0] == "INFO"
     full = sum(plan.is_simulated for plan in plans)
     assert said[-1][1].startswith(f"{plans.timed} plans timed, {full} simulated, in ")

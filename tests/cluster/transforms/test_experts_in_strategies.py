@@ -34,7 +34,7 @@ CASES = [
 ]
 
 
-@pytest.mark.sampled(24)
+@pytest.mark.sampled(48)
 @pytest.mark.parametrize(("model", "rows", "text", "rule", "backend"), in_turn(CASES),
                          ids=[f"{model}-{text}" for model, _, text, _ in CASES])
 def test_experts_train_as_alone_and_are_simulated_as_they_run(cluster_of, model, rows, text, rule, backend):

@@ -31,6 +31,7 @@ def test_adapters_are_trained_on_processes(cluster_of):
     assert_model_trains(cluster_of, "lora", 4, "pp=1 1f1b:2 dp=2 tp=2 sp zero=1", Adam(0.01), "process")
 
 
+@pytest.mark.slow
 def test_a_step_in_mixed_precision_has_no_main_copies_of_frozen_weights(cluster_of):
     strategy, mesh = Strategy.parse_on_mesh("precision=bf16 dp=2 tp=2 sp zero=1")
     alone = model_step("lora", 4, SGD(0.1, 0.5))

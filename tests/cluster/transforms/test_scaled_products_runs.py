@@ -86,7 +86,7 @@ def test_where_no_block_is_cut_every_bit_is_that_of_the_step_alone(cluster_of, t
         np.testing.assert_array_equal(state[name], array, err_msg=name)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_the_rows_of_devices_have_scales_of_their_own_so_their_losses_are_those_of_the_whole(cluster_of, recipe):
     strategy, mesh = Strategy.parse_on_mesh(in_float8("dp=3", recipe))

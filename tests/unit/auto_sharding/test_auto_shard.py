@@ -102,6 +102,7 @@ def test_models(name):
     check(auto_shard(MODELS[name](), Mesh(x=2), "dgx-h100"))
 
 
+@pytest.mark.slow
 def test_a_wide_perceptron_is_never_slower_than_columns_then_rows():
     wide = models.mlp((4096, 16384, 4096), 64, "f4")
     found = auto_shard(wide, Mesh(y=4), "dgx-h100")

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from later import later
 from paths import ROOT
 
-torch = pytest.importorskip("torch")
+torch = later("torch")
 
 from parallelism import ir  # noqa: E402
 from parallelism.models import TransformerSpec  # noqa: E402

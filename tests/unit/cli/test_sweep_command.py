@@ -131,7 +131,7 @@ def test_an_interrupt_tells_what_there_is(
 
     monkeypatch.setattr(swept, "find_budget", interrupted)
     monkeypatch.setattr("parallelism.side_by_side.copies", lambda: 0)
-    status, out, err = said(capsys, "plan", *SMALL, *ON, "--tokens", "1T", "--json")
+    status, out, err = said(capsys, "plan", *SMALL, *ON, "--fix", "pp=1", "--tokens", "1T", "--json")
     assert status == 130 and err == "python -m vcluster: stopped after 2 of 4 searches\n"
     assert [each["devices"] for each in json.loads(out)["sweep"]] == [2, 4]
 

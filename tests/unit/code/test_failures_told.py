@@ -1,13 +1,16 @@
 """Failures of several ranks told in one text: what is equal once, what differs in words in a line."""
 
+import pickle
 from signal import SIGABRT, SIGKILL, SIGSEGV, SIGUSR2, SIGWINCH, SIGXCPU
 
 import numpy as np
 import pytest
 
+from parallelism.collectives import mismatch
 from parallelism.mesh import Mesh
 from vcluster.code import (
     DeviceFailedError,
+    Frame,
     OperationCancelled,
     describe_exception,
     ranks_in_words,
@@ -18,6 +21,7 @@ from vcluster.processes import Cancelled, Died, Failed
 from vcluster.runs.outcome import error_of, memory_kills
 from vcluster.testing.body import HostSide
 from vcluster.testing.outcomes import failure_of
+from vcluster.tracing import Recorder
 
 
 @pytest.mark.parametrize(
@@ -172,6 +176,46 @@ def test_deaths_are_told_a_line_each():
     ]
     assert isinstance(error, DeviceFailedError)
     assert (error.ranks, error.exitcode, error.signal) == ((0, 2), 3, None)
+
+
+def record_of(*events):
+    """The record of a device with these events: keywords of each, after its kind and name."""
+    recorder = Recorder()
+    recorder.start()
+    for kind, name, location, values in events:
+        recorder.add(kind, name, location, **values)
+    return pickle.dumps(recorder.stop())
+
+
+def differs(calls):
+    raise mismatch("barrier", calls, "what they call")
+
+
+def test_a_member_that_was_stopped_before_it_saw_that_calls_differ_stands_with_the_line_of_its_call():
+    calls = {0: "barrier()", 1: "all_reduce(float64[])", 3: "barrier()", 4: "all_gather(float64[1])"}
+    group, others = {"group": (0, 1, 3, 4)}, {"group": (1, 2)}
+    ended = group | {"wall_start_seconds": 0.5, "wall_duration_seconds": 0.25}
+    record = record_of(
+        ("collective", "all_reduce", "k.py:1", ended), ("collective", "all_reduce", "k.py:2", others),
+        ("send", "message", "k.py:3", {"peer": 2}), ("collective", "all_reduce", "k.py:4", group),
+        ("collective", "all_reduce", "k.py:5", group))
+    recorded = Cancelled(record, (Frame("k.py", 9, 9, 0, 1, "kernel"),))
+    repeats = Cancelled(record_of(("collective", "all_gather", "k.py:6", ended)), (Frame("k.py", 8, 8, 0, 1, "kernel"),))
+    error = told({3: failed(differs, calls), 1: recorded, 2: Cancelled(record_of()), 0: failed(differs, calls), 4: repeats})
+    line = differs.__code__.co_firstlineno + 1
+    assert str(error).splitlines()[1:] == [
+        f"  ranks 0 and 3 called barrier() at {__file__}:{line}",
+        "  rank 1 called all_reduce(float64[]) at k.py:4",
+        "  rank 4 called all_gather(float64[1]) at k.py:8",
+    ]
+    assert error.locations == (f"{__file__}:{line}", "k.py:4", f"{__file__}:{line}", "k.py:8")
+
+
+def test_a_member_that_fails_otherwise_stands_with_the_line_of_its_call():
+    calls = {0: "barrier()", 1: "all_reduce(float64[])"}
+    record = record_of(("collective", "all_reduce", "k.py:4", {"group": (0, 1)}))
+    replies = {0: failed(differs, calls), 1: failed(divide, 4)._replace(record=record)}
+    assert told(replies).locations[1:] == ("k.py:4",)
 
 
 def test_the_count_of_kills_for_want_of_memory_is_a_number_or_not_known():

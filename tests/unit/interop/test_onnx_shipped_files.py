@@ -6,11 +6,12 @@ import logging
 
 import numpy as np
 import pytest
+from later import later
 
-pytest.importorskip("torch")
-pytest.importorskip("onnxscript")
-onnx = pytest.importorskip("onnx")
-runtime = pytest.importorskip("onnxruntime")
+later("torch")
+later("onnxscript")
+onnx = later("onnx")
+runtime = later("onnxruntime")
 
 from numpy.testing import assert_allclose  # noqa: E402
 

@@ -14,8 +14,7 @@ import jax.numpy as jnp  # noqa: E402
 from numpy.testing import assert_allclose  # noqa: E402
 
 from parallelism import ir  # noqa: E402
-from parallelism.interop import from_jax, from_torch  # noqa: E402
-from parallelism.interop.stablehlo.own_derivatives import OwnDerivativeWarning  # noqa: E402
+from parallelism.interop import OwnDerivativeWarning, from_jax, from_torch  # noqa: E402
 
 T = ir.TensorType
 RNG = np.random.default_rng(0)
@@ -101,3 +100,46 @@ def test_no_gradient_passes_where_pytorch_detaches():
     expected = [loss.detach(), *(parameter.grad for _, parameter in module.named_parameters())]
     for ours, theirs in zip(found, expected, strict=True):
         assert_allclose(ours, theirs.numpy(), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_gradients_pass_a_checkpoint_of_pytorch_and_a_backward_of_its_own_is_told_of(reentrant):
+    if find_spec("torch") is None or find_spec("onnxscript") is None:
+        pytest.skip("it needs torch and onnxscript")
+    import torch
+    from torch.utils.checkpoint import checkpoint
+
+    class Straight(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return torch.round(x)
+
+        @staticmethod
+        def backward(ctx, g):
+            return g
+
+    class Net(torch.nn.Module):
+        def __init__(self, last):
+            super().__init__()
+            self.up, self.down, self.last = torch.nn.Linear(3, 4), torch.nn.Linear(4, 2), last
+
+        def forward(self, x):
+            return self.last(checkpoint(lambda h: torch.tanh(self.down(h)), self.up(x), use_reentrant=reentrant))
+
+    x, y = torch.randn(5, 3), torch.randn(5, 2)
+    mean_square = torch.nn.functional.mse_loss
+    with pytest.warns(OwnDerivativeWarning, match=r"^Straight: the derivative that torch\.autograd\.Function gives is not"):
+        from_torch(Net(Straight.apply), x, y, loss=mean_square)
+    assert "apply" not in vars(torch.autograd.Function.__mro__[1])
+    module = Net(torch.nn.Identity())
+    with warnings.catch_warnings(action="error", category=OwnDerivativeWarning):
+        program, weights = from_torch(module, x, y, loss=mean_square)
+    mean_square(module(x), y).backward()
+    names = [f"p.{name}" for name, _ in module.named_parameters()]
+    first, second = (value.name for value in program.inputs if value.name not in weights)
+    inputs = {**weights, first: x.numpy(), second: y.numpy()}
+    found = ir.interpret(ir.gradient(program.specialize(B=5), names), inputs).outputs
+    for ours, theirs in zip(found, module.parameters(), strict=True):
+        assert_allclose(ours, theirs.grad.numpy(), rtol=1e-4, atol=1e-6)

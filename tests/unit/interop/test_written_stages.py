@@ -62,8 +62,10 @@ def test_the_manifest_says_what_is_sent_and_who_runs_what():
     assert first["weights"] == ["p.w0", "p.b0"]
 
 
+@pytest.mark.slow
 def test_the_manifest_says_how_what_is_sent_is_split():
-    spec = models.TransformerSpec(layers=2, width=8, heads=2, vocabulary=12, sequence=4, dtype="float64")
+    spec = models.TransformerSpec(
+        layers=2, width=8, heads=2, vocabulary=12, sequence=4, dtype="float64", activation="relu", norm="rms", biases=False)
     step = Strategy.parse("tp sp pp@block.1 1f1b:2")(train_step(spec.function(B), SGD(0.1)))
     modules = stages_to_stablehlo(operation_on(step, Mesh(pp=2, tp=2)), 4)
     message, = modules.manifest["messages"]

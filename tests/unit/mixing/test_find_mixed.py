@@ -198,7 +198,8 @@ def test_it_refuses_a_program():
 
 
 def test_a_step_lasts_at_least_as_long_as_its_messages_hold_the_link_between_sites():
-    plans = find_mixed(SPEC, hardware=both(rate=2e5), simulations=1, pp=2, tp=2, microbatch=1, recompute="none", batch=32)
+    plans = find_mixed(SPEC, hardware=both(rate=2e5), simulations=1, pp=2, tp=2, sp=True, zero=0, microbatch=1,
+                       recompute="none", batch=32)
     best = next(plan for plan in plans.found if isinstance(plan.arrangement, Stages)).simulated()
     nbytes = SPEC.sequence * SPEC.width * 4              # of a sequence, in float32, which both replicas send
     held = best.microbatches * best.mesh.shape["dp"] * nbytes / 2e5

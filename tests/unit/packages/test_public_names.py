@@ -93,6 +93,7 @@ def test_importing_loads_no_numpy_and_starts_nothing_and_numpy_waits_until_a_clu
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
+@pytest.mark.slow
 def test_a_start_loads_only_what_it_needs():
     """A device finds all its modules loaded, and its host loads none that only a device needs."""
     program = """

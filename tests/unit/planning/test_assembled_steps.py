@@ -58,7 +58,12 @@ def described(columns: Columns) -> list[tuple[Any, ...]]:
     return sorted(zip(*words, *numbers, strict=True), key=str)
 
 
-@pytest.mark.sampled(6)
+def test_a_small_assembled_step_is_the_program_of_the_whole_model() -> None:
+    settings = {"pp": 2, "dp": 2, "tp": 1, "microbatch": 4, "zero": 1}
+    assert_as_whole(task_of(replace(DENSE, layers=4), "dgx-h100:1", 4, batch=16), PLAIN | settings)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("spec", "hardware", "settings"), [
     pytest.param(DENSE, "dgx-h100:2", {"pp": 4, "dp": 2, "tp": 2, "microbatch": 8, "zero": 1}, id="tied weights"),
     pytest.param(DENSE, "dgx-h100:2", {"pp": 2, "dp": 8, "tp": 1, "microbatch": 4, "chunks": 2, "recompute": "full",

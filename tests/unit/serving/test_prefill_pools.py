@@ -55,7 +55,7 @@ def test_one_client_waits_for_prefill_the_cache_and_each_token():
     assert served.steps == 4 * new
 
 
-@pytest.mark.parametrize("load", [0.5, 0.9])
+@pytest.mark.parametrize("load", [0.5, pytest.param(0.9, marks=pytest.mark.slow)])
 def test_two_queues_one_behind_the_other_wait_as_the_recursion_says(load):
     """A request leaves the first queue, and arrives at the second: with one place each, both are Lindley's recursion."""
     new, count = 6, 200

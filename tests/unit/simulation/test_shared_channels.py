@@ -9,12 +9,13 @@ from parallelism import Hardware, equal_devices, ir, models, simulate
 from parallelism.simulation import CannotFold, shared_channels, simulator
 from parallelism.simulation.shared_channels import are_shared
 from parallelism.timeline import fair_sharing
-from parallelism.transforms import Adam, Strategy, train_step
+from parallelism.transforms import SGD, Adam, Strategy, train_step
 
 B = ir.symbol("B")
 SPEC = models.TransformerSpec(
     layers=4, width=32, heads=8, vocabulary=24, sequence=16, dtype="float32", positions="rotary", tied=False)
 STEP = train_step(SPEC.function(B), Adam(0.1))
+SHORT = train_step(replace(SPEC, layers=2).function(B), SGD(0.1))
 TEXTS = (
     "pp=2 dp=4 tp=2 1f1b:2", "dp=4 tp=4 zero=1 overlap", "pp=4 dp=4 interleaved_1f1b:4x2", "dp=16 zero=3", "ring=4 dp=4",
     "pp=2 dp=2 tp=4 zb_h1:4", "pp=4 dp=2 tp=2 sp 1f1b:8", "tp=2 pp=4 dp=2 1f1b:4")
@@ -26,10 +27,10 @@ def slowed(name: str, factor: float) -> Hardware:
     return replace(hardware, links=tuple(link.slowed(factor, 0.0) for link in hardware.links))
 
 
-def placed(text: str) -> dict[str, Any]:
+def placed(text: str, step: ir.Function = STEP) -> dict[str, Any]:
     """A step, its mesh and its batch."""
     strategy, mesh = Strategy.parse_on_mesh(text)
-    return {"operation": strategy(STEP), "mesh": mesh, "batch": 16}
+    return {"operation": strategy(step), "mesh": mesh, "batch": 16}
 
 
 @pytest.mark.parametrize(("name", "shared"), [
@@ -47,7 +48,7 @@ def test_a_message_stands_for_those_that_equal_devices_send_over_the_same_port(m
     inner, outer = Hardware.preset("dgx-a100:2").links
     hardware = replace(Hardware.preset("dgx-a100:2"), links=(
         replace(inner, extents=2), replace(outer.slowed(1e-4, 0.0), ports=1, striped=False)))
-    given = placed("pp=2 dp=2 1f1b:2")
+    given = placed("pp=2 dp=2 1f1b:2", SHORT)
     folded = simulate(hardware=hardware, fold=True, **given)
     assert folded.ranks == (0, 2)
     path = hardware.path(0, 2)
@@ -63,7 +64,7 @@ def test_a_message_stands_for_those_that_equal_devices_send_over_the_same_port(m
 
 
 def test_devices_without_equals_are_simulated_as_all_are() -> None:
-    hardware, given = slowed("h100-pcie-node:1", 1e-2), placed("pp=2 dp=2 tp=2 1f1b:4")
+    hardware, given = slowed("h100-pcie-node:1", 1e-2), placed("pp=2 dp=2 tp=2 1f1b:4", SHORT)
     folded, whole = (simulate(hardware=hardware, fold=fold, op_by_op=True, **given) for fold in (True, False))
     assert len(folded.ranks) == 8
     assert folded.makespan_seconds == whole.makespan_seconds
@@ -71,7 +72,7 @@ def test_devices_without_equals_are_simulated_as_all_are() -> None:
 
 def test_too_many_transfers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_channels, "MOST_TRANSFERS", 7)
-    given = placed("pp=2 dp=8 1f1b:2")
+    given = placed("pp=2 dp=8 1f1b:2", SHORT)
     with pytest.raises(CannotFold, match=r"too many messages and collectives share links.*simulate them all"):
         simulate(hardware="tpu-v4:4x4x1", fold=True, **given)
     assert simulate(hardware="tpu-v4:4x4x1", fold=None, **given).ranks == tuple(range(16))

@@ -31,7 +31,7 @@ def test_two_parts_of_one_kind_are_that_kind():
         simulate(step.step, SLOW.resized(4), **step.placed))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("hardware", [both(), both(FAST, SLOW), both(rate=1e8, lanes=4)])
 @pytest.mark.parametrize("sharing", [True, False])
 def test_a_folded_simulation_is_the_full_one(hardware, sharing):
@@ -65,7 +65,7 @@ def test_each_rank_computes_as_fast_as_its_part():
 
 
 def test_replicas_in_both_parts_sum_their_gradients_in_three_steps():
-    step = run("dp pp 1f1b:2", pp=1, dp=8)
+    step = run("dp pp 1f1b:2", transformer(layers=2), pp=1, dp=8)
     full = simulate(step.step, both(), **step.placed)
     sums = [e for e in full if e.kind == "collective"]
     assert {e.priced_algorithm for e in sums} == {"across parts"} and {len(e.group) for e in sums} == {8}

@@ -186,11 +186,11 @@ def _products(tables: Tables, found: Fit) -> None:
             "products": Products(int(units), half_depth=depth, half_intensity=intensity),
         }
 
-    best = fitted(
-        lambda values: [product_seconds(replace(found.hardware, **shaped(values)), row) for row in rows],
-        [row["seconds"] for row in rows],
-        (0.8, 100.0, 4.0),
-    )
+    def seconds(values: Floats) -> list[float]:
+        there = replace(found.hardware, **shaped(values))
+        return [product_seconds(there, row) for row in rows]
+
+    best = fitted(seconds, [row["seconds"] for row in rows], (0.8, 100.0, 4.0))
     made = replace(found.hardware, **shaped(best))
     note = (
         f"{len(rows)} products in {dtypes[0]}, squares and those of layers, told within "
