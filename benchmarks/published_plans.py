@@ -22,8 +22,9 @@ from parallelism.display.quantities import decimal_bytes
 from parallelism.hardware import Hardware
 from parallelism.models import TransformerSpec
 from parallelism.planning import find_plan
+from parallelism.planning.assembled_steps import figures_of_run
 from parallelism.planning.explanation import settings_text
-from parallelism.training import MegatronFlags, TrainingRun, figures
+from parallelism.training import MegatronFlags, TrainingRun
 from parallelism.training.training_run import ADAM_W
 from vcluster.cli.command_line import Parser, WrongWords, nearest, serve
 from vcluster.cli.plan_document import words_of
@@ -140,7 +141,7 @@ def _of(name: str, one: Mapping[str, Any], hardware: str, row: Mapping[str, Any]
 def published(setting: Setting) -> dict[str, Any]:
     """The published setting, simulated."""
     start = process_time()
-    found = figures(setting.flags.run(setting.devices), setting.hardware)
+    found = figures_of_run(setting.flags.run(setting.devices), setting.hardware)
     return {"seconds": found.seconds, "peak_bytes": found.peak_bytes, "mfu": found.mfu, "command": setting.command(),
             "cpu_seconds": process_time() - start}
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from parallelism.execution.device_program import DeviceProgram
+from parallelism.execution.device_program import GRADIENTS, DeviceProgram
+from parallelism.execution.stage_code import StagePrograms
 from parallelism.ir import Function, Op, Value
 from parallelism.ir.passes.overlapping import ASYNCHRONOUS
 from parallelism.layouts.localization.local_program import free_name
@@ -41,6 +43,27 @@ class LastBackward:
     """Its program, by the kind of the action (B or W) and the part of the batch."""
 
 
+class LastSums(NamedTuple):
+    """The last backward of a stage with the sums over replicas behind it."""
+
+    programs: StagePrograms
+    sums: Sums
+
+    @property
+    def alike(self) -> Hashable:
+        """A key: equal where functions differ in names alone."""
+        chains = [self.sums.get(name, ()) for name in self.programs.functions.trained]
+        alike = [tuple([(op.kind, op.attributes, op.outputs[0].type) for op in chain]) for chain in chains]
+        return self.programs.first, tuple(alike)
+
+    def function(self, kind: str, part: Part) -> tuple[Function, Mapping[str, str]]:
+        """What it computes, and the categories of its values without the sums over replicas."""
+        programs, first = self.programs, self.programs.first_gradient(kind)
+        function, categories = programs.local_function(kind, part)
+        known = dict(categories) | {value.name: GRADIENTS for value in function.outputs[first:]}
+        return with_sums(function, first, programs.functions.trained, self.sums), known
+
+
 def with_sums(function: Function, first: int, weights: Sequence[str], sums: Sums) -> Function:
     """The function that sums its outputs from number ``first`` on, the gradients of these weights, as ``sums`` say."""
     taken, ops, outputs = {value.name for value in function.values}, [*function.ops], [*function.outputs]
@@ -52,27 +75,32 @@ def with_sums(function: Function, first: int, weights: Sequence[str], sums: Sums
     return replace(function, ops=tuple(ops), outputs=tuple(outputs))
 
 
-def sums_behind(function: Function, value: Value) -> tuple[Op, ...]:
-    """The ops that an update begins with: they bring an input, a term of a sum, into the layout of the sum.
+def sums_behind(function: Function, numbers: Sequence[int]) -> dict[int, tuple[Op, ...]]:
+    """The ops that an update begins with, by the numbers of inputs that are terms of a sum: they bring such an input into
+    the layout of the sum.  Inputs without a sum are left out.
 
     Of several sums the first is among them: those behind it, of norms under sequence parallelism over ``tp``, would wait
     for it.
     """
-    readers: dict[str, list[Op]] = {}
+    readers: dict[str, list[Op]] = defaultdict(list)
     for op in function.ops:
         for each in op.inputs:
-            readers.setdefault(each.name, []).append(op)
-    ops: list[Op] = []
+            readers[each.name].append(op)
     returned = {each.name for each in function.outputs}
-    while len(readers.get(value.name, ())) == 1 and value.name not in returned:
-        (op,) = readers[value.name]
-        if op.inputs != (value,) or op.kind not in (*ASYNCHRONOUS, "all_slice", "relayout"):
-            break
-        if op.kind in ASYNCHRONOUS and any(each.kind in ASYNCHRONOUS for each in ops):
-            break
-        ops.append(op)
-        (value,) = op.outputs
-    return tuple(ops) if any(op.kind in ASYNCHRONOUS for op in ops) else ()
+    found = {}
+    for number in numbers:
+        ops, value = list[Op](), function.inputs[number]
+        while value.name not in returned and len(readers[value.name]) == 1:
+            (op,) = readers[value.name]
+            if op.inputs != (value,) or op.kind not in (*ASYNCHRONOUS, "all_slice", "relayout"):
+                break
+            if op.kind in ASYNCHRONOUS and any(each.kind in ASYNCHRONOUS for each in ops):
+                break
+            ops.append(op)
+            (value,) = op.outputs
+        if any(op.kind in ASYNCHRONOUS for op in ops):
+            found[number] = tuple(ops)
+    return found
 
 
 def without_sums(function: Function, chains: Mapping[str, Sequence[Op]]) -> Function:

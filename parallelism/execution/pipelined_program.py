@@ -14,14 +14,14 @@ from parallelism.arrays import Array
 from parallelism.execution.around_stages import AroundStages
 from parallelism.execution.device_program import ACTIVATIONS, GRADIENTS, DeviceProgram
 from parallelism.execution.endings import Endings, StepEnd
-from parallelism.execution.last_backward import LastBackward, Place, Sums, with_sums
+from parallelism.execution.last_backward import LastBackward, LastSums, Place, Sums
 from parallelism.execution.overlapping import arranged
 from parallelism.execution.stage_code import StagePrograms
 from parallelism.execution.stage_messages import OwnMeshes, StageDevice
 from parallelism.execution.stage_runner import ProgramStage
 from parallelism.execution.step_updates import StepUpdates
 from parallelism.execution.whole_batch import Beginning, WholeBatch
-from parallelism.ir import Function, Op, Value
+from parallelism.ir import Op, Value
 from parallelism.ir.passes.chunked_collectives import chunked_over
 from parallelism.ir.passes.given_arrays import one_of
 from parallelism.ir.passes.overlapping import overlapped
@@ -392,21 +392,25 @@ class PipelinedProgram(PipelinedOperation):
         return LastBackward(last.microbatch, frozenset(sums), partial(self._last_program, place))
 
     def _last_program(self, place: Place, kind: str, part: Part) -> DeviceProgram:
-        key = place, kind, part
+        """It has the names of the first stage of those that differ in names alone."""
+        # One order for all devices of the position: that of the first of them.
+        first = place._replace(
+            rank=next(
+                rank
+                for rank, (position, _) in enumerate(self.places(place.mesh))
+                if place.number in self.stages_on(position)
+            )
+        )
+        closing = [
+            LastSums(self._programs_at(each), self.sums_over_replicas(each)) for each in (place, first)
+        ]
+        key = kind, part, *(each.alike for each in closing)
         if key not in self._last:
             assert self.overlap is not None
-            # One order for all devices of the position: that of the first of them.
-            first = place._replace(
-                rank=next(
-                    rank
-                    for rank, (position, _) in enumerate(self.places(place.mesh))
-                    if place.number in self.stages_on(position)
-                )
-            )
-            order = overlapped(self._summing(first, kind, part)[0], self.overlap)
-            function, categories = self._summing(place, kind, part)
+            order = overlapped(closing[1].function(kind, part)[0], self.overlap)
+            function, categories = closing[0].function(kind, part)
             left = {value.name for value in function.outputs if value.name not in categories}
-            programs = self._programs_at(place)
+            programs = closing[0].programs
             buffers = function.inputs[len(programs.function(kind, part).inputs) :]
             function, calls, chains = arranged(function, order, fused=self.fused)
             kept = programs.freed_inputs(kind, part, function)
@@ -420,20 +424,6 @@ class PipelinedProgram(PipelinedOperation):
                 given_up=given_up,
             )
         return self._last[key]
-
-    def _summing(self, place: Place, kind: str, part: Part) -> tuple[Function, Mapping[str, str]]:
-        """The function of a last backward, and the categories of its values without the sums over replicas."""
-        programs = self._programs_at(place)
-        function, categories = programs.local_function(kind, part)
-        known = dict(categories) | {
-            value.name: GRADIENTS for value in function.outputs[programs.first_gradient(kind) :]
-        }
-        return with_sums(
-            function,
-            programs.first_gradient(kind),
-            programs.functions.trained,
-            self.sums_over_replicas(place),
-        ), known
 
     def _programs_at(self, place: Place) -> StagePrograms:
         return self.programs(place.number, dict(place.numbers), place.rows, place.mesh, place.rank)

@@ -302,6 +302,11 @@ class StagePrograms:
             if name in taken and memory[name][0] not in stay
         }
 
+    def taken_out(self, kind: str, part: Part) -> Sequence[str]:
+        """The names of those `given_up`, found once for all stages that differ in names alone."""
+        names = self.first.given_up(kind, part)
+        return list(names) if self.like is None else [self.names[name] for name in names]
+
     def freed_inputs(self, kind: str, part: Part, arranged: Function) -> frozenset[str]:
         """The inputs of the program of an action that it frees: of those `given_up` in one memory the last one read."""
         last = {value.name: number for number, op in enumerate(arranged.ops) for value in op.inputs}

@@ -173,7 +173,7 @@ class ProgramStage(Stage):
             inputs += self.gradients.arrays
         if closing and self.programs.adds_up:
             self._give_up_summed(closing)
-        for name in self.programs.given_up(kind, part):
+        for name in self.programs.taken_out(kind, part):
             del arrays[name]
         return list(map(contiguous, inputs))
 

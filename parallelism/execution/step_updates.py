@@ -262,11 +262,10 @@ class Update:
             )
         return self.programs[place]
 
+    @memoized
     def sums_before(self, place: int) -> dict[int, tuple[Op, ...]]:
         """By the numbers of inputs: the ops that sum them, on the device at a place."""
-        function = self.localized.program(place)
-        found = {number: sums_behind(function, function.inputs[number]) for number in self.early}
-        return {number: ops for number, ops in found.items() if ops}
+        return sums_behind(self.localized.program(place), self.early)
 
     def _alone(self, place: int) -> Function:
         function = self.localized.program(place)

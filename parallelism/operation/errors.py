@@ -71,7 +71,8 @@ class CollectiveMismatchError(ClusterError):
     ...         print(error.ranks, error.calls)
     (1,) {0: "all_reduce(float64[], op='sum')", 1: 'barrier()', 2: "all_reduce(float64[], op='sum')"}
 
-    ``ranks`` are those that differ from the majority (all, if there is none); ``calls`` is what each rank called.
+    ``ranks`` are those that differ from the majority (all, if there is none); ``calls`` is what each rank called, and
+    ``locations`` are the lines of all these calls, as far as they are known, by rank.
     """
 
     def __init__(
@@ -91,8 +92,8 @@ class CollectiveMismatchError(ClusterError):
     def at(self, locations: Mapping[int, str]) -> "CollectiveMismatchError":
         """The same error with one line of text for each different call, the most frequent first.
 
-        ``locations`` are the lines of the ranks that raised it.  A rank that was ended before it could raise stands
-        with those that called the same, if all of them called it at one line.
+        ``locations`` are the lines of the calls.  A rank whose line is not known, as its process has died, stands with
+        those that called the same, if all of them called it at one line.
         """
         lines_of: dict[str, set[str]] = {call: set() for call in self.calls.values()}
         for rank, at in locations.items():

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import compress
 from math import prod
+from os import PathLike
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,14 +21,14 @@ import numpy as np
 from parallelism.dtypes import as_dtype
 from parallelism.execution import ACTIVATIONS, TypedArray
 from parallelism.execution.device_program import RECOMPUTED
-from parallelism.hardware import Software
+from parallelism.hardware import Hardware, Software, sized_hardware
 from parallelism.layouts.stages import Part
 from parallelism.memoized import memoized
 from parallelism.mesh.uneven import split_sizes
 from parallelism.models import TransformerSpec
 from parallelism.pipelining import Pipeline, free_tag, message_user
 from parallelism.planning.orders import place_of
-from parallelism.planning.plan import Task
+from parallelism.planning.plan import Task, plan_of
 from parallelism.planning.plan_costs import PlanCosts, laid_out_as
 from parallelism.planning.space import Choices
 from parallelism.planning.stage_costs import StageCosts
@@ -48,7 +49,7 @@ from parallelism.simulation.operations import PriceEvents, SimulatedOperation, s
 from parallelism.simulation.repeated_actions import run_repeated
 from parallelism.simulation.repeated_stages import RepeatedEvents, RepeatingStage
 from parallelism.simulation.typed_device import TypedDevice
-from parallelism.training import Figures, figures
+from parallelism.training import Figures, TrainingRun, figures
 
 AXIS = "pp"
 
@@ -61,6 +62,13 @@ def figures_of(task: Task, settings: Mapping[str, Any]) -> Figures:
         return figures(run, task.hardware, operation=AssembledStep(task, settings))
     except Unpriceable:
         return figures(run, task.hardware)
+
+
+def figures_of_run(run: TrainingRun, hardware: Hardware | str | PathLike[str]) -> Figures:
+    """`parallelism.training.figures` of a run: as `figures_of` where a plan is this run."""
+    found = sized_hardware(hardware, run.mesh.size)
+    plan = plan_of(run, found) if found.ranks >= run.mesh.size else None
+    return figures(run, found) if plan is None else figures_of(*plan)
 
 
 class AssembledStep:

@@ -15,12 +15,25 @@ from parallelism.mesh import Mesh
 from parallelism.models import TransformerSpec
 from parallelism.planning.dealing import axes_beside_experts, split_of_sequences
 from parallelism.planning.explanation import Account, Need
-from parallelism.planning.settings import SETTINGS, split_text, transforms_of
+from parallelism.planning.settings import AXES, SETTINGS, split_text, transforms_of
 from parallelism.planning.trained import BATCH, TrainedModel
 from parallelism.simulation import simulate
 from parallelism.trace import Trace
 from parallelism.training import Figures, TrainingRun, scaled_down
-from parallelism.transforms import Pipeline, Step, Strategy
+from parallelism.training.sequence_split import HEADS_AXIS
+from parallelism.transforms import (
+    ContextParallel,
+    ExpertParallel,
+    MixedPrecision,
+    Overlap,
+    Pipeline,
+    Recompute,
+    SequenceParallel,
+    Step,
+    Strategy,
+    TensorOverlap,
+    Zero,
+)
 from parallelism.transforms.words import REPLICA
 
 if TYPE_CHECKING:
@@ -82,6 +95,62 @@ class Task:
         """The trace of a step of a plan.  If ``fold`` is None, it is folded unless equal devices share links."""
         run = self.run(settings)
         return simulate(run.step, self.hardware, link_sharing=link_sharing, fold=fold, **run.placed)
+
+
+def plan_of(run: TrainingRun, hardware: Hardware) -> tuple[Task, dict[str, Any]] | None:
+    """The task and the settings of a plan that is this run; None where there is no such plan."""
+    model = None if run.clip or run.loss_scale or SETTINGS.registered else _trained_by(run)
+    if model is None:
+        return None
+    task = Task(model, run.batch, hardware, run.mesh.size)
+    for balanced in (0, 1):
+        settings = _settings_of(run, model) | {"balanced": balanced}
+        if task.run(settings) == run:
+            return task, settings
+    return None
+
+
+def _trained_by(run: TrainingRun) -> TrainedModel | None:
+    """The model of a run with its optimizer; None where it is no Transformer that is cut into stages."""
+    spec, precision = run.model, _given(run, MixedPrecision)
+    if not isinstance(spec, TransformerSpec) or run.pipeline is None:
+        return None
+    wanted = spec if precision is None else replace(spec, dtype=precision.dtype)
+    return TrainedModel.of(wanted, run.optimizer, precision=precision)
+
+
+def _given(run: TrainingRun, kind: type[Any]) -> Any:
+    """The first transform of this kind in the strategy of a run; None if there is none."""
+    return next((each for each in run.strategy.transforms if isinstance(each, kind)), None)
+
+
+def _settings_of(run: TrainingRun, model: TrainedModel) -> dict[str, Any]:
+    """The settings that come nearest to a run, whose stages have equally many blocks."""
+    sizes = dict.fromkeys((REPLICA, HEADS_AXIS, *AXES), 1) | dict(run.mesh.shape)
+    instances, heads = sizes.pop(REPLICA), sizes.pop(HEADS_AXIS)
+    sizes["dp"], sizes["cp"] = instances * sizes["dp"], heads * sizes["cp"]
+    pipeline, experts, sequences = run.pipeline, _given(run, ExpertParallel), _given(run, ContextParallel)
+    assert pipeline is not None
+    beside = () if experts is None else experts.beside
+    again, zero = _given(run, Recompute), _given(run, Zero)
+    return {
+        **sizes,
+        "schedule": pipeline.schedule,
+        "chunks": pipeline.chunks,
+        "microbatch": run.microbatch // sizes["ep"] or 1,
+        "recompute": next(
+            (name for name, path in model.recomputed.items() if again and Recompute(path or "none") == again),
+            "none",
+        ),
+        "zero": 0 if zero is None else zero.stage,
+        "exchange": "a2a+p2p" if heads > 1 else "all_gather" if sequences is None else sequences.exchange,
+        "instances": instances,
+        "overlap": int(_given(run, Overlap) is not None),
+        "sp": int(_given(run, SequenceParallel) is not None),
+        "tp_overlap": int(_given(run, TensorOverlap) is not None),
+        "experts_over": "+".join(["ep", *(axis for axis in ("cp", "tp") if axis in beside)]),
+        "order": " ".join(AXES),
+    }
 
 
 def step_key(settings: Mapping[str, Any], bound_seconds: float, peak_bytes: int) -> Hashable:

@@ -61,8 +61,9 @@ class Route(NamedTuple):
     """The part of a link's bandwidth that it asks for where it uses most."""
 
 
-_Uses = tuple[tuple[int, ...], tuple[float, ...] | None]
-"""Channels by number, and the parts that go over each; None: all over all of them."""
+_Uses = tuple[tuple[int, ...], tuple[float, ...] | None, float]
+"""Channels by number, the parts that go over each, and the rate of a transfer that shares none of them; None: all goes over
+all of them."""
 
 
 @dataclass(slots=True, eq=False)
@@ -70,6 +71,7 @@ class _Flow:
     number: int
     channels: tuple[int, ...]
     parts: tuple[float, ...] | None
+    alone: float  # the rate that it has where it shares no link
     wanted: float  # the rate that it asks for; rates are parts of a link's bandwidth
     left: float  # seconds at the whole bandwidth that remain at ``since``
     end: float  # when it leaves its links, if no rate changes
@@ -143,18 +145,12 @@ class SharedLinks:
         """A transfer enters its links; by itself it takes ``seconds``, the last ``lag`` of them behind the links."""
         known = self._routes.get(id(route))
         if known is None:
-            channels, parts = zip(
-                *((self._numbered(channel), part) for channel, part in route.channels), strict=True
-            )
-            known = self._routes[id(route)] = (
-                (channels, None if min(parts) == max(parts) == 1.0 else parts),
-                route,
-            )
+            known = self._routes[id(route)] = self._uses(route), route
         uses = known[0]
         flow = _Flow(number, *uses, route.rate, (seconds - lag) * route.rate, now + (seconds - lag), now)
         self._flows[number] = flow
         self._arrivals[number] = now + seconds, lag
-        crowd, alone = None, uses[1] is None and not self.unsettled
+        crowd, alone = None, not self.unsettled
         for channel in uses[0]:
             users = self._users[channel]
             if users:
@@ -176,9 +172,24 @@ class SharedLinks:
             crowd.flows.append(flow)
             self._counts(crowd, now)
 
+    def _uses(self, route: Route) -> _Uses:
+        """What a transfer on a route uses.  Alone it has the rate that `_filled` gives it."""
+        channels, parts = zip(
+            *((self._numbered(channel), part) for channel, part in route.channels), strict=True
+        )
+        if min(parts) == max(parts) == 1.0:
+            return channels, None, min([route.rate, *map(self._whole.__getitem__, channels)])
+        weights = [1.0 - (1.0 - part) for part in parts]  # rounded as there
+        limits = [
+            self._whole[channel] / weight
+            for channel, weight in zip(channels, weights, strict=True)
+            if weight >= LEAST / 2
+        ]
+        return channels, parts, min([*limits, *[route.rate] * (route.rate < 1.0)])
+
     def alone(self, number: int, end: float) -> None:
         """An operation that uses no links ends at ``end``."""
-        self._flows[number] = _Flow(number, (), None, 1.0, 0.0, end, end)
+        self._flows[number] = _Flow(number, (), None, 1.0, 1.0, 0.0, end, end)
         self._arrivals[number] = end, 0.0
         self._foretell(end, number, 0)
 
@@ -224,7 +235,7 @@ class SharedLinks:
 
     def _settled(self, first: _Flow, now: float) -> None:
         """Computes the rates of the connected set of a transfer."""
-        if first.crowd is None and first.parts is None:
+        if first.crowd is None:
             users = self._users
             for channel in first.channels:
                 if len(users[channel]) > 1:
@@ -244,9 +255,9 @@ class SharedLinks:
         self._foretold(flows, crowd, now)
 
     def _has_links_to_itself(self, flow: _Flow, now: float) -> None:
-        """A connected set of one transfer, all of which goes over all of its links: what `_filled` gives it."""
+        """A connected set of one transfer."""
         self._serial = flow.version = self._serial + 1
-        flow.goes_on(min([flow.wanted, *map(self._whole.__getitem__, flow.channels)]), now)
+        flow.goes_on(flow.alone, now)
         self._foretell(flow.end, flow.number, flow.version)
 
     def _joins(self, flow: _Flow, now: float) -> None:

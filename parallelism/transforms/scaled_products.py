@@ -206,7 +206,8 @@ class _Scaled:
             if product.is_parameter and before.update is not None:
                 self.first.setdefault(product.weight, product)
         self.frozen = {weight for weight in self.first if weight in before.frozen}
-        only_scaled = {weight for weight in self.first if self._is_only_scaled(weight)}
+        readers = self._readers_of_weights()
+        only_scaled = {weight for weight in self.first if self._is_only_scaled(readers[weight])}
         if mixed := [weight for weight in self.first if weight in self.frozen - only_scaled]:
             raise ValueError(
                 f"{how}: %{mixed[0].name} is frozen, and other products or ops read it in 16 bits; a frozen weight is there "
@@ -257,9 +258,17 @@ class _Scaled:
             attributes, [each for name in names for each in names_of(name, self.how.recipe)[1:]]
         )
 
-    def _is_only_scaled(self, weight: Value) -> bool:
+    def _readers_of_weights(self) -> dict[Value, list[Op]]:
+        """The ops that read each weight of which there is a copy in few bits."""
+        readers: dict[Value, list[Op]] = {weight: [] for weight in self.first}
+        for op in self.before.forward.ops:
+            for value in dict.fromkeys(op.inputs):
+                if value in readers:
+                    readers[value].append(op)
+        return readers
+
+    def _is_only_scaled(self, readers: Sequence[Op]) -> bool:
         """Whether all that reads a weight are products that take it with the same scales."""
-        readers = [op for op in self.before.forward.ops if weight in op.inputs]
         hows = [self._how(self.products[op], weight=True) for op in readers if op in self.products]
         return len(hows) == len(readers) and all(how == hows[0] for how in hows)
 

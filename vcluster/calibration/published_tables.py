@@ -18,8 +18,9 @@ import numpy as np
 from parallelism.cost import Costs
 from parallelism.display.quantities import shortened
 from parallelism.hardware import Hardware
+from parallelism.planning.assembled_steps import figures_of_run
 from parallelism.simulation import simulate
-from parallelism.training import MegatronFlags, TrainingRun, figures
+from parallelism.training import MegatronFlags, TrainingRun
 from vcluster.calibration.training_runs import PublishedRun, published_runs, training_seconds
 
 FORWARD, BACKWARD, STEP, TRAINING, MEMORY, ALL_REDUCE = (
@@ -71,7 +72,7 @@ class Measured:
             return training_seconds(self.published, hardware)
         run = _run(self.flags, self.devices)
         if self.part == MEMORY:
-            return _memory(figures(run, hardware).memory)
+            return _memory(figures_of_run(run, hardware).memory)
         return simulate(run.step, hardware, mesh=run.mesh, batch=run.batch, fold=True).makespan_seconds
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from parallelism.hardware import Hardware
 from parallelism.models import TransformerSpec, transformer
+from parallelism.planning.assembled_steps import figures_of_run
 from parallelism.training import MegatronFlags, TrainingRun, figures
 from parallelism.training.strategy_run import strategy_run
 from parallelism.transforms import Strategy
@@ -203,7 +204,7 @@ def training_seconds(published: PublishedRun, hardware: Hardware) -> float:
     the last two take.
     """
     if published.strategy is None:
-        return figures(published.run, hardware).seconds
+        return figures_of_run(published.run, hardware).seconds
     few, more = (figures(published.of_layers(layers), hardware).seconds for layers in _FEW_LAYERS)
     layers = published.flags.num_layers or 0
     return few + (more - few) * (layers - _FEW_LAYERS[0]) / (_FEW_LAYERS[1] - _FEW_LAYERS[0])

@@ -13,6 +13,7 @@ from parallelism.display.quantities import count, seconds
 from parallelism.hardware import Hardware, compared_in, mfu_remark, sized_hardware, validation_text
 from parallelism.mesh import Mesh
 from parallelism.models import TransformerSpec
+from parallelism.planning.assembled_steps import figures_of_run
 from parallelism.simulation import simulate
 from parallelism.trace import Trace
 from parallelism.training import Figures, MegatronFlags, TrainingRun, figures
@@ -99,8 +100,11 @@ def simulated_training(program: str, words: Sequence[str]) -> int:
             check_rate(hardware, run.dtype)
             check_few_bits(hardware, run.products)
         cache = cache_of(run.model, run.dtype) if arguments.cache else None
+        is_drawn = (
+            arguments.report is not None or arguments.chakra is not None
+        )  # from the program of the whole model
         with progress("simulating", alone=True):
-            found = figures(run, hardware)
+            found = (figures if is_drawn else figures_of_run)(run, hardware)
     except (ValueError, TypeError) as error:
         raise WrongWords(str(error)) from None
     if arguments.strategy is None:

@@ -120,6 +120,10 @@ def test_a_pipelined_program_is_simulated_on_a_mesh_with_a_batch():
     equal = equal_devices(program, "dgx-h100", mesh=mesh, batch=12)
     assert equal.first.tolist() == equal_devices(PipelinedStep(program, mesh, 12), "dgx-h100").first.tolist()
     assert told(simulate(program, mesh=mesh, numbers={"B": 12}, **ON)) == told(simulate(program, mesh=mesh, batch=12, **ON))
+
+
+def test_what_says_the_sizes_of_a_pipelined_program_twice_or_not_at_all_is_refused():
+    program, mesh = program_of(2, 3, inside=Mesh(tp=2)), Mesh(pp=2, tp=2)
     for wrong in ({}, {"batch": 12}):
         with pytest.raises(TypeError, match="a PipelinedProgram is simulated on a mesh: simulate"):
             simulate(program, **wrong, **ON)
@@ -128,7 +132,7 @@ def test_a_pipelined_program_is_simulated_on_a_mesh_with_a_batch():
     with pytest.raises(ValueError, match=r"B is given twice, as batch=12 and as numbers={'B': 8}"):
         simulate(program, mesh=mesh, batch=12, numbers={"B": 8}, **ON)
     step = PipelinedStep(program, mesh, 12)
-    with pytest.raises(TypeError, match="batch= and numbers= are for programs with symbols; the PipelinedStep has"):
+    with pytest.raises(TypeError, match="are for programs with symbols; the sizes of the PipelinedStep are fixed"):
         simulate(step, batch=12, **ON)
     with pytest.raises(ValueError, match=r"the PipelinedStep is for .*, not for Mesh"):
         simulate(step, mesh=Mesh(pp=2), **ON)

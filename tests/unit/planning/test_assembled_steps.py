@@ -10,12 +10,12 @@ import pytest
 from parallelism import Hardware, models, simulate
 from parallelism.events import Columns
 from parallelism.ir import symbols
-from parallelism.planning.assembled_steps import AssembledStep, figures_of
-from parallelism.planning.plan import Task
+from parallelism.planning.assembled_steps import AssembledStep, figures_of, figures_of_run
+from parallelism.planning.plan import Task, plan_of
 from parallelism.planning.space import choices
 from parallelism.planning.symbolic_events import Unpriceable
 from parallelism.planning.trained import TrainedModel
-from parallelism.training import figures
+from parallelism.training import MegatronFlags, figures
 from parallelism.training.training_run import ADAM_W
 
 DENSE = models.TransformerSpec(layers=8, width=32, heads=8, vocabulary=64, sequence=16, dtype="bfloat16")
@@ -136,3 +136,50 @@ def test_a_trace_of_an_assembled_step_is_priced_on_another_software_by_the_whole
     trace = figures_of(task, settings).trace
     assert trace.on(other).makespan_seconds == simulate(run.step, other, fold=True, **run.placed).makespan_seconds
     assert trace.on(task.hardware).makespan_seconds == trace.makespan_seconds
+
+
+SMALL: dict[str, Any] = {
+    "num_layers": 5, "hidden_size": 32, "num_attention_heads": 4, "seq_length": 16, "vocab_size": 128, "bf16": True,
+    "global_batch_size": 32, "attention_backend": "flash", "attention_dropout": 0.0, "hidden_dropout": 0.0}
+
+
+@pytest.mark.parametrize(("given", "settings"), [
+    ({"tensor_model_parallel_size": 2, "sequence_parallel": True, "pipeline_model_parallel_size": 2,
+      "context_parallel_size": 2, "use_distributed_optimizer": True, "num_distributed_optimizer_instances": 2,
+      "recompute_granularity": "full"},
+     {"pp": 2, "dp": 4, "cp": 2, "tp": 2, "sp": 1, "zero": 1, "instances": 2, "exchange": "p2p", "recompute": "full",
+      "microbatch": 1}),
+    ({"pipeline_model_parallel_size": 2, "num_virtual_stages_per_pipeline_rank": 2,
+      "account_for_loss_in_pipeline_split": True, "fp8_format": "hybrid", "fp8_recipe": "tensorwise"}, None),
+    ({"pipeline_model_parallel_size": 4, "micro_batch_size": 4, "recompute_granularity": "selective",
+      "attention_backend": None, "fp8_format": "hybrid", "fp8_recipe": "tensorwise"},
+     {"pp": 4, "dp": 8, "microbatch": 4, "recompute": "selective"}),
+    ({"context_parallel_size": 4, "cp_comm_type": "a2a+p2p", "hierarchical_context_parallel_sizes": "2 2",
+      "overlap_grad_reduce": True}, {"dp": 8, "cp": 4, "exchange": "a2a+p2p", "overlap": 1, "microbatch": 1}),
+    ({"clip_grad": 1.0}, None),
+    ({"loss_scale": 8.0}, None),
+])
+def test_the_plan_that_is_a_run_of_flags_has_its_settings(given: dict[str, Any], settings: dict[str, Any] | None) -> None:
+    run = MegatronFlags(**SMALL | given).run(32)
+    plan = plan_of(run, Hardware.preset("dgx-h100:4"))
+    if settings is None:
+        assert plan is None
+        return
+    assert plan is not None and plan[0].run(plan[1]) == run
+    usual = {"pp": 1, "dp": 1, "cp": 1, "ep": 1, "tp": 1}
+    assert plan[1] == PLAIN | usual | settings
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("given", "assembled"), [
+    ({"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2}, True),
+    ({"pipeline_model_parallel_layout": "Ettt|ttL"}, True),
+    ({"clip_grad": 1.0}, False),
+    ({"overlap_grad_reduce": True, "use_distributed_optimizer": True}, False),
+])
+def test_the_figures_of_a_run_are_those_of_its_program(given: dict[str, Any], assembled: bool) -> None:
+    run = MegatronFlags(**SMALL | {"pipeline_model_parallel_size": 2} | given).run(8)
+    mine, whole = figures_of_run(run, "dgx-h100"), figures(run, "dgx-h100")
+    assert mine.json() == whole.json() and mine.run == run
+    operation: Any = mine.trace.simulation
+    assert isinstance(operation.operation, AssembledStep) == assembled

@@ -111,7 +111,7 @@ def test_computes_between_two_collectives_are_one_event_where_collectives_share_
     assert {event.microbatch for event in runs.events if event.name == "ops"} == {0, 1, 2}
 
 
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("recompute", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_collectives_inside_of_nodes_are_in_runs_between_those_that_share_links_with_messages(recompute: bool) -> None:
     """Nodes of two devices: ``tp`` is inside of them, while ``x`` and the messages of stages are between them."""
     hardware = Hardware.of("dgx-h100")
