@@ -190,11 +190,12 @@ ON_EXTENTS: dict[str, Any] = {
 
 
 def known(x: Any) -> Known | None:
-    """The numbers of an array, if they are known."""
-    array = x.array if isinstance(x, Spread) else x
-    if not isinstance(array, np.ndarray):
+    """The numbers of an array, if they are known, and how many they are."""
+    if not isinstance(x, Spread):
+        return x if isinstance(x, np.ndarray) else None
+    if not isinstance(x.array, np.ndarray) or any(isinstance(n, Expression) for n in x.shape):
         return None
-    return np.broadcast_to(array, tuple(map(int, x.shape))) if isinstance(x, Spread) else array
+    return np.broadcast_to(x.array, tuple(map(int, x.shape)))
 
 
 def same_everywhere(x: Any) -> Any:

@@ -258,6 +258,7 @@ def _exported(
         program = torch.export.export(whole, given, dynamic_shapes=_as_taken(whole, shapes), strict=False)
         _detach_ungraded(torch, program.graph_module)
         program = program.run_decompositions({torch.ops.aten.cross_entropy_loss.default: _cross_entropy})
+        _view_copies(torch, program.graph_module)
         made = torch.onnx.export(
             program,
             given,
@@ -299,6 +300,21 @@ def _detach_ungraded(torch: Any, module: Any) -> None:
                 detached = graph.call_function(torch.ops.aten.detach.default, (result,))
             detached.meta.update(result.meta)
             result.replace_all_uses_with(detached, delete_user_cb=lambda user, own=detached: user is not own)
+    module.recompile()
+
+
+def _view_copies(torch: Any, module: Any) -> None:
+    """Views are taken of copies: PyTorch's exporter may lay an operand out in another order, of which there is no view."""
+    graph = module.graph
+    for node in list(graph.nodes):
+        if node.target is not torch.ops.aten.view.default:
+            continue
+        operand = node.args[0]
+        with graph.inserting_before(node):
+            by_rows = {"memory_format": torch.contiguous_format}
+            copy = graph.call_function(torch.ops.aten.clone.default, (operand,), by_rows)
+        copy.meta.update(operand.meta)
+        node.replace_input_with(operand, copy)
     module.recompile()
 
 

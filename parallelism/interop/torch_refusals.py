@@ -12,7 +12,13 @@ from parallelism.interop.onnx_models.origins import innermost
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _NODE = re.compile(r"Error when translating node %(\w+)")
 _OPERATOR = re.compile(r"op='([\w.]+)'")
-_RAISED_BY = "The following call raised this error:"
+_STACKS = "The following call raised this error:", "Original traceback:"
+"""What stands before the stack of the line of the model."""
+_OTHER_WAYS = {
+    "transformers.grouped_mm_fallback": "; plan takes the config.json of a model with experts, and "
+    "model.set_experts_implementation('batched_mm') gathers the weights of each token instead"
+}
+"""What a model can do where an operator cannot be exported."""
 
 
 def refusal(error: Exception, module: str) -> UnsupportedError:
@@ -22,14 +28,17 @@ def refusal(error: Exception, module: str) -> UnsupportedError:
         if found := _NODE.search(text):
             operator = next((each[1] for text in told if (each := _OPERATOR.search(text))), found[1])
             place = _place(_stack_of(error, found[1]))
-            return UnsupportedError("PyTorch's exporter to ONNX does not know this operator", operator, place)
-    for text in told:
-        if _RAISED_BY in text:
+            instead = _OTHER_WAYS.get(operator, "")
+            return UnsupportedError(
+                f"PyTorch's exporter to ONNX does not know this operator{instead}", operator, place
+            )
+    for text in reversed(told):  # from the first error on
+        if stack := next((words for words in _STACKS if words in text), ""):
             first = text.strip().split("\n\n")[0]
             return UnsupportedError(
                 f"PyTorch cannot export it: {' '.join(first.split())}",
                 module,
-                _place(text[text.index(_RAISED_BY) :]),
+                _place(text[text.index(stack) :]),
             )
     return UnsupportedError(f"PyTorch cannot export it: {' '.join(told[0].split())}", module)
 

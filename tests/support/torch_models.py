@@ -64,6 +64,28 @@ class Experts(nn.Module):
         return (torch.matmul(hidden, self.down) * gates.T[:, :, None]).sum(0)
 
 
+class Biased(nn.Module):
+    """As encoders are written: types of tokens out of a buffer, and scores with a bias by the distance, which is a weight."""
+
+    def __init__(self, words: int = 31, length: int = 16, width: int = 16, heads: int = 2) -> None:
+        super().__init__()
+        self.words, self.types, self.out = nn.Embedding(words, width), nn.Embedding(2, width), nn.Linear(width, words)
+        self.query, self.key, self.value, self.back = (nn.Linear(width, width) for _ in range(4))
+        self.distances, self.heads = nn.Embedding(2 * length - 1, heads), heads
+        self.register_buffer("of_types", torch.zeros(1, length, dtype=torch.int64), persistent=False)
+        self.register_buffer("places", torch.arange(length)[None], persistent=False)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        rows, length = ids.shape
+        places = self.places[:, :length].expand(rows, -1)
+        x = self.words(ids) + self.types(torch.gather(self.of_types.expand(rows, -1), 1, places).expand(rows, length))
+        q, k, v = (each(x).view(rows, length, self.heads, -1).transpose(1, 2) for each in (self.query, self.key, self.value))
+        apart = torch.arange(length)[:, None] - torch.arange(length)[None, :] + self.places.shape[1] - 1
+        bias = self.distances(apart).permute(2, 0, 1)[None].expand(rows, -1, -1, -1).contiguous()
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias).transpose(1, 2).reshape(rows, length, -1)
+        return self.out(x + self.back(y))
+
+
 class LSTM(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -235,6 +257,7 @@ MODELS: dict[str, Callable[[], Made]] = {
     "a negative log likelihood": lambda: (
         nn.Sequential(nn.Embedding(11, 6), nn.Flatten(), nn.LayerNorm(24), nn.Linear(24, 2)), (some(11, 4, 4), some(2, 4)),
         _log_likelihood),
+    "an encoder with biased scores": lambda: (Biased(), (some(31, 4, 8), some(31, 4, 8, ignored=True)), of_tokens),
     "a loss of places": lambda: (nn.Conv2d(3, 5, 3), (torch.randn(4, 3, 6, 7), some(5, 4, 4, 5)), F.cross_entropy),
 }
 

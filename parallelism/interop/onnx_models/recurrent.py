@@ -32,11 +32,11 @@ def _recurrent(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
 
 
 def recurrent(node: GraphNode, x: list[Any], products: Products | None = None) -> Any:
-    """One step after another, as many as the sequence has."""
+    """One step after another, as many as the longest sequence may have."""
     x = [*x, *[None] * (8 - len(x))]
     lengths = None if x[4] is None else known(x[4])
-    if x[4] is not None and (lengths is None or (lengths != x[0].shape[0]).any()):
-        raise node.unsupported("sequences of different lengths are not supported")
+    if lengths is not None and (lengths == x[0].shape[0]).all():
+        x[4] = None
     if x[7] is not None or node.get("clip") or node.get("layout", 0):
         raise node.unsupported("peepholes, clip and layout=1 are not supported")
     directions = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}[
@@ -85,29 +85,42 @@ def _direction(
     bias = None if x[3] is None else _picked(x[3], d)
     h = zero if x[5] is None else _picked(x[5], d)
     c = None if node.kind != "LSTM" else zero if x[6] is None else _picked(x[6], d)
-    before = None if bias is None else cut(bias, 0, 0, gates * hidden)
+    of_inputs = None if bias is None else cut(bias, 0, 0, gates * hidden)
     after = None if bias is None else cut(bias, 0, gates * hidden, 2 * gates * hidden)
-    of_step = _of_step(x, d, before, products)
+    of_step = _of_step(x, d, of_inputs, products)
     of_state = products.of(d, 1) if products else lambda state: _affine(state, recurrence, None)
     ys: list[Any] = []
     for t in range(a.shape[0])[:: -1 if backwards else 1]:
         left = of_step(t)
+        before = h, c
         if node.kind == "GRU":
             h = _gru(node, left, h, recurrence, after, hidden, acts)
         else:
             total = ew("add", left, _plus(of_state(h), after))
-            if node.kind == "RNN":
-                h = ew(acts[0], total)
-            else:
-                i, o, f, g = (cut(total, 1, k * hidden, (k + 1) * hidden) for k in range(4))
-                i, o, f, g = ew(acts[0], i), ew(acts[0], o), ew(acts[0], f), ew(acts[1], g)
-                if node.get("input_forget", 0):
-                    f = ew("subtract", number(1, i), i)
-                c = ew("add", ew("multiply", f, c), ew("multiply", i, g))
-                h = ew("multiply", o, ew(acts[2], c))
-        ys.append(reshaped(h, (1, batch, hidden)))
+            h, c = (ew(acts[0], total), None) if node.kind == "RNN" else _lstm(node, total, c, hidden, acts)
+        y = h
+        if (
+            x[4] is not None
+        ):  # where a sequence is over, its state stays (also of an empty one) and its output is 0
+            goes_on = reshaped(ew("less", number(t, x[4]), x[4]), (batch, 1))
+            y = ew("where", goes_on, h, zero)
+            h, c = (
+                None if new is None else ew("where", goes_on, new, old)
+                for new, old in zip((h, c), before, strict=True)
+            )
+        ys.append(reshaped(y, (1, batch, hidden)))
     ys = ys[::-1] if backwards else ys
     return emit("concatenate", *map(whole, ys), axis=0) if len(ys) > 1 else ys[0], h, c
+
+
+def _lstm(node: GraphNode, total: Any, c: Any, hidden: int, acts: list[str]) -> tuple[Any, Any]:
+    """The next state and cell, from the sums of the four gates."""
+    i, o, f, g = (cut(total, 1, k * hidden, (k + 1) * hidden) for k in range(4))
+    i, o, f, g = ew(acts[0], i), ew(acts[0], o), ew(acts[0], f), ew(acts[1], g)
+    if node.get("input_forget", 0):
+        f = ew("subtract", number(1, i), i)
+    c = ew("add", ew("multiply", f, c), ew("multiply", i, g))
+    return ew("multiply", o, ew(acts[2], c)), c
 
 
 def _gru(

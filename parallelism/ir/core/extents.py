@@ -172,10 +172,40 @@ def ceil_div(extent: Extent, parts: Extent) -> Extent:
 
 
 def rounded_up(extent: Extent) -> Extent:
-    """The next whole number.  ``extent`` may be a fraction."""
+    """The next whole number.  ``extent`` may be a fraction.
+
+    What is equal is written alike: ``ceil(x + 1)`` as ``ceil(x) + 1``, and ``ceil(ceil(x) / 2)`` as ``ceil(x / 2)``.
+    """
     if isinstance(extent, Expression) and not extent.symbols:
         return math.ceil(extent.terms[0][1])
-    return extent if _is_whole(extent) else atom_of(Call("ceil", (extent,)))
+    if _is_whole(extent):
+        return extent
+    extent = _rounded_once(extent)
+    added = math.floor(constant_term(extent))
+    result: Extent = atom_of(Call("ceil", (extent - added,))) + added
+    return result
+
+
+def _rounded_once(extent: Extent) -> Extent:
+    """``x / k + n / k`` for ``ceil(x) / k + n / k``, which is the same rounded up; anything else as it is."""
+    numbers = dict(_terms(extent))
+    constant = Fraction(numbers.pop((), 0))
+    if len(numbers) != 1:
+        return extent
+    ((monomial, share),) = numbers.items()
+    atom, power = monomial[0]
+    parts = Fraction(share).denominator
+    if not isinstance(atom, Call) or atom.name != "ceil" or not len(monomial) == power == 1:
+        return extent
+    if share != Fraction(1, parts) or parts % constant.denominator:
+        return extent
+    return divided(atom.arguments[0] + int(constant * parts), parts)
+
+
+def is_rounded(extent: Extent) -> bool:
+    """Whether something in it is rounded up."""
+    atoms = [atom for monomial, _ in _terms(extent) for atom, _ in monomial]
+    return any(isinstance(atom, Call) and atom.name == "ceil" for atom in atoms)
 
 
 def _is_whole(extent: Extent) -> bool:
@@ -189,6 +219,11 @@ def _is_whole(extent: Extent) -> bool:
 def divided(extent: Extent, parts: Extent) -> Extent:
     """``extent / parts``, which need not be whole.  A mere fraction is valid only inside another extent."""
     return _quotient(extent, parts, whole=False)
+
+
+def constant_term(extent: Extent) -> Number:
+    """The term of an extent that has no symbols: -1/2 of ``n/2 - 1/2``."""
+    return dict(_terms(extent)).get((), 0)
 
 
 def largest(*extents: Extent) -> Extent:

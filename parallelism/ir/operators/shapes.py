@@ -20,6 +20,7 @@ from parallelism.ir.core import (
     along_whole,
     broadcast,
     broadcast_term,
+    ceil_div,
     checked_axis,
     first_dtype,
     is_negative,
@@ -32,6 +33,7 @@ from parallelism.ir.core import (
     shape_text,
     terms_along,
 )
+from parallelism.ir.core.extents import constant_term, is_rounded
 from parallelism.ir.tracing import apply
 
 # -- the same elements in another shape --------------------------------------------------------------------------------
@@ -276,7 +278,8 @@ register(
 
 # Chunks of a tensor, and the tensor that they are put together to, have no price.  A product that runs in chunks
 # (`parallelism.ir.passes.chunked_collectives`) reads its operands where they are, and writes each chunk where it belongs:
-# the kernels of libraries take a stride.  The kernels here copy instead, which takes a run on a host some time.
+# the kernels of libraries take a stride.  Here, too, a chunk is a view; what puts chunks together copies, which takes a run
+# on a host some time.
 
 
 def _chunk_rule(x: TensorType, axis: int, number: int, count: int) -> Rule:
@@ -360,8 +363,16 @@ def _windows_rule(x: TensorType, axis: int, size: int, step: int) -> Rule:
 
 
 def _windows_in(extent: Extent, size: int, step: int) -> Extent:
-    """The number of whole windows; elements left over at the end are in none."""
-    return (extent - size) // step + 1 if isinstance(extent, int) else count(0, extent - size + step, step)
+    """The number of whole windows; elements left over at the end are in none.
+
+    With symbols nothing is taken to be left over where that may be, as of n / 16 windows of 16 elements.  Where a fraction
+    is added, as in (n + 1) / 2, or where the dim was rounded before, the number is rounded, here to ceil(n / 2).
+    """
+    if isinstance(extent, int):
+        return (extent - size) // step + 1
+    even = count(0, extent - size + step, step)
+    may_be_even = isinstance(constant_term(even), int) and not is_rounded(extent)
+    return even if step == 1 or may_be_even else ceil_div(extent - size + 1, step)
 
 
 def _windows(x: Any, axis: int, size: int, step: int) -> Any:

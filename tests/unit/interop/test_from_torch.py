@@ -23,7 +23,7 @@ MODELS = (
     "a tied GPT, some targets ignored", "label smoothing, some targets ignored", "a perceptron with a loss that is a module",
     "experts", "an LSTM in both directions", "a diffusion U-Net", "speech with a decoder", "a vision transformer", "a Llama",
     "a residual network", "nn.TransformerEncoder", "a GRU", "chances of two classes", "chances as targets",
-    "a negative log likelihood", "a loss of places")
+    "a negative log likelihood", "an encoder with biased scores", "a loss of places")
 
 
 @pytest.fixture(scope="module")

@@ -168,7 +168,7 @@ def test_a_slice_of_joined_rows_may_end_at_the_number_of_rows():
 
 @pytest.mark.parametrize(("start", "limit", "delta", "extent", "expected"), [
     ("a", "m", "a", "B-1", range(1, 6)), ("b", "plus", "a", "B", range(2, 8)),
-    ("zero", "m", "b", "ceil(B/2)", range(0, 6, 2)), ("a", "m", "b", "ceil(B/2-1/2)", range(1, 6, 2)),
+    ("zero", "m", "b", "ceil(B/2)", range(0, 6, 2)), ("a", "m", "b", "ceil(B/2+1/2)-1", range(1, 6, 2)),
     ("m", "zero", "minus", "B", range(6, 0, -1)), ("m", "plus", "a", "2", range(6, 8)),
     ("zero", "m", "a", "B", range(6)),
 ])

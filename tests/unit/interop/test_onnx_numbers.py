@@ -91,3 +91,37 @@ def test_a_function_of_float16_is_rounded_once(kind):
     (found,), _ = outputs_of(node, {"x": half}, 21, half)
     (single,), _ = outputs_of(node, {"x": half.astype(np.float32)}, 21, x)
     assert_array_equal(found, single.astype(np.float16))
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+@pytest.mark.parametrize("kind", ["RNN", "GRU", "LSTM"])
+def test_a_sequence_of_fewer_steps_is_as_alone_and_zero_behind_its_end(kind, direction):
+    rng = np.random.default_rng(3)
+    ways, gates = 1 + (direction == "bidirectional"), {"RNN": 1, "GRU": 3, "LSTM": 4}[kind]
+    steps, rows, width, hidden = 5, 3, 2, 4
+    shapes = {"x": (steps, rows, width), "w": (ways, gates * hidden, width), "r": (ways, gates * hidden, hidden),
+              "b": (ways, 2 * gates * hidden), "h": (ways, rows, hidden), "c": (ways, rows, hidden)}
+    given = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    given = given if kind == "LSTM" else {name: array for name, array in given.items() if name != "c"}
+    results = ["y", "h1", "c1"][: 3 if kind == "LSTM" else 2]
+    lengths = np.array([5, 1, 3], np.int32)
+
+    def run(given, lengths):
+        names = ["x", "w", "r", "b", "lengths" if lengths is not None else "", "h", *(["c"] if kind == "LSTM" else [])]
+        node = helper.make_node(kind, names, results, hidden_size=hidden, direction=direction)
+        given = given if lengths is None else {**given, "lengths": lengths}
+        n, batch, _ = given["x"].shape
+        end = np.zeros((ways, batch, hidden), np.float32)
+        outputs = dict.fromkeys(results, end) | {"y": np.zeros((n, *end.shape), np.float32)}
+        program, weights = from_onnx(model(node, given, outputs, 22))
+        return ir.interpret(program, {**weights, **given}).outputs
+
+    every, *ends = run(given, lengths)
+    for row, n in enumerate(lengths.tolist()):
+        own = {**given, "x": given["x"][:n, row : row + 1]}
+        own |= {name: given[name][:, row : row + 1] for name in ("h", "c") if name in given}
+        alone, *last = run(own, None)
+        assert_allclose(every[:n, :, row], alone[:, :, 0], rtol=1e-5, atol=1e-6)
+        assert not every[n:, :, row].any()
+        for found, expected in zip(ends, last, strict=True):
+            assert_allclose(found[:, row], expected[:, 0], rtol=1e-5, atol=1e-6)

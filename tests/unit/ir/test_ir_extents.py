@@ -76,6 +76,18 @@ def test_pieces_are_rounded_up():
     assert ir.ceil_div(2 * D, D) == 2
 
 
+def test_whole_numbers_are_added_outside_of_what_is_rounded_up():
+    assert ir.ceil_div(A + 2, 2) == ir.ceil_div(A, 2) + 1
+    assert str(ir.ceil_div(A - 3, 2)) == "ceil(A/2+1/2)-2"
+
+
+@given(st.integers(-5, 5), st.integers(1, 5), st.integers(-5, 5), st.integers(1, 5), st.integers(0, 50))
+def test_what_is_rounded_up_twice_is_written_as_rounded_once(a, b, c, d, rows):
+    once, twice = ir.ceil_div(A + a + b * c, b * d), ir.ceil_div(ir.ceil_div(A + a, b) + c, d)
+    assert once == twice
+    assert twice.specialize(A=rows) == ceil(Fraction(ceil(Fraction(rows + a, b)) + c, d))
+
+
 def test_products_and_quotients_of_shapes():
     assert product(()) == 1
     assert quotient((A + 1, 6, B), (A + 1, 3)) == 2 * B
@@ -115,3 +127,19 @@ def test_arithmetic_is_that_of_the_numbers_put_in(tree, numbers):
 def test_rounding_up_is_that_of_fractions(b, d, a):
     extent = ir.ceil_div(A * B + 3, D)
     assert extent.specialize(A=a, B=b, D=d) == ceil(Fraction(a * b + 3, d))
+
+
+@given(st.integers(1, 7), st.integers(1, 4), st.integers(0, 7), st.integers(1, 40))
+def test_windows_along_a_symbol_are_those_along_its_number(size, step, padding, rows):
+    if rows + padding < size:
+        return
+    builder = ir.Builder()
+    x = builder.input("x", ir.TensorType("f64", (A + padding,)))
+    (windows,) = builder.emit("windows", [x], {"axis": 0, "size": size, "step": step})
+    places, left_over = windows.type.shape[0], (rows + padding - size) % step
+    try:
+        found = places.specialize(A=rows)
+    except ValueError:      # nothing may be left over where A / step is whole otherwise
+        assert left_over and (padding - size) % step == 0
+        return
+    assert found == (rows + padding - size) // step + 1

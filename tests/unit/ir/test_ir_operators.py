@@ -43,7 +43,10 @@ def test_the_kernel_makes_what_the_types_say(kind):
 def check_types(op, arrays):
     outputs = run(op, arrays)
     assert [(y.dtype, y.shape) for y in outputs] == [(v.type.dtype, v.type.shape) for v in op.outputs]
-    assert all(y.flags.c_contiguous for y in outputs)
+    if op.kind == "chunk":      # the only view whose elements may lie apart
+        assert outputs[0].size == 0 or np.shares_memory(outputs[0], arrays[0])
+    else:
+        assert all(y.flags.c_contiguous for y in outputs)
 
 
 def fitted(x, dtype):
