@@ -26,7 +26,7 @@ class Deduplicated(NamedTuple):
     >>> str(tokens), Deduplicated.of(str(tokens)) == tokens
     ('deduplicated(8 of 128)', True)
     >>> round(tokens.share(2), 3), round(tokens.share(16), 3), tokens.share(128)
-    (0.249, 0.647, 1.0)
+    (0.249, 0.825, 1.0)
     """
 
     chosen: int

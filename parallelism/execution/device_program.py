@@ -51,6 +51,7 @@ from parallelism.execution.typed_arrays import ArrayMaker, TypedArray
 from parallelism.ir import Function, Op, Value
 from parallelism.ir.operators.contractions import factor_dtype, product_shape
 from parallelism.ir.passes import MARK, Donated, freed_after, taken_by, unread_after, written_inputs
+from parallelism.ir.passes.chunked_collectives import side_by_side
 from parallelism.ir.passes.donation import owners
 from parallelism.ir.passes.given_arrays import without_number
 from parallelism.ir.passes.interpreter import contiguous as own_array, run as run_kernel, written_into
@@ -392,13 +393,15 @@ class DeviceProgram:
         return tuple(values[value.name] for value in self.function.outputs)
 
     def _cost(self, op: Op) -> DeclaredCost | None:
+        cost = None if communicates(op) or op.operator.view else self._declared(op)
+        beside = cost and self._beside.get(op.outputs[0])
+        return cost._replace(shape=beside) if cost and beside else cost
+
+    def _declared(self, op: Op) -> DeclaredCost | None:
         """What an op declares, computed once for all ops of its kind on values of its types: equal blocks have many."""
-        if communicates(op) or op.operator.view:
-            return None
         if self.seconds is not None:
             return declared_cost(op, self.seconds)
-        same = tuple(map(op.inputs.index, op.inputs))
-        outputs = tuple([value.type for value in op.outputs])
+        outputs, same = tuple([value.type for value in op.outputs]), tuple(map(op.inputs.index, op.inputs))
         key = op.kind, op.types, op.attributes, outputs, same
         if key not in self._costs:
             self._costs[key] = declared_cost(op)
@@ -408,6 +411,12 @@ class DeviceProgram:
     def _costs(self) -> dict[Any, DeclaredCost | None]:
         return {}
 
+    @cached_property
+    def _beside(self) -> Mapping[Value, tuple[Any, ...]]:
+        """Of products of chunks, the shape of those that are computed at once, by their result."""
+        shapes = side_by_side(self.function.ops)
+        return {value: tuple(map(whole_number, shape)) for value, shape in shapes.items()}
+
     def _cost_of_chain(self, ops: Sequence[Op], inner: Collection[Value]) -> DeclaredCost | None:
         """The flops of all ops; the bytes of what they read from others, and of what others use."""
         moved = moved_values(ops, inner)
@@ -416,7 +425,7 @@ class DeviceProgram:
         if not flops and not nbytes:
             return None
         product = next(filter(product_shape, ops), None)  # what follows a product ends its kernel
-        shape = None if product is None else product_shape(product)
+        shape = None if product is None else self._beside.get(product.outputs[0], product_shape(product))
         dtypes = [
             value.type.dtype
             for op in ((product,) if product else reversed(ops))

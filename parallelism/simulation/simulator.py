@@ -110,7 +110,7 @@ def step_parts(
     >>> step = train_step(models.mlp((1024, 4096, 1024), 8192), SGD(0.1))
     >>> parts = step_parts(step, "dgx-h100", mesh=Mesh(dp=8))
     >>> {name: f"{seconds * 1e3:.2f} ms" for name, seconds in parts.split[0]._asdict().items() if seconds}
-    {'other': '9.08 ms'}
+    {'forward': '3.40 ms', 'backward': '5.56 ms', 'other': '0.13 ms'}
 
     This program has no layouts, so every device computes the whole and nothing is communicated.
 

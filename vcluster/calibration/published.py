@@ -9,7 +9,7 @@ leaving out one model at a time.  A row that a stack was fitted to is never told
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from math import inf
@@ -42,14 +42,18 @@ def _on_stack(hardware: str, devices: int, stack: str) -> Hardware:
     return on_stack(sized_hardware(hardware, devices), stack)
 
 
-def reported(table: Table, parameters: Mapping[str, float] | None = None) -> Report:
-    """The table beside its stack as it is, or with other values of the parameters."""
-    used = {**_values(table), **(parameters or {})}
+def reported(
+    table: Table,
+    parameters: Mapping[str, float] | None = None,
+    known: Mapping[Measured, float] | None = None,
+) -> Report:
+    """The table beside its stack as it is, or with other values of the parameters; ``known`` has predictions by them."""
+    used, known = {**_values(table), **(parameters or {})}, known or {}
     own = table.name in fitted_on(table.stack)
     lines = tuple(
         Line(
             row,
-            row.predicted(hardware_of(table, row, used)),
+            known[row] if row in known else row.predicted(hardware_of(table, row, used)),
             not own or (row.part in TIMES and row not in table.fitted_rows),
         )
         for row in table.rows
@@ -63,7 +67,8 @@ def refitted(table: Table, told: Told | None = None) -> Report:
     A table without parameters is only for tests: nothing is fitted to it.
 
     A prediction is close to linear in the inverse of each parameter.  So its slopes are found once, by a small change,
-    and fits with and without each model use them; the fit to all rows is then predicted anew.
+    and fits with and without each model use them; those of runs that differ in the number of replicas alone are those of
+    the smallest one, for the work of a device.  The fit to all rows is then predicted anew, unless it is the stack as it is.
     """
     if not table.parameters:
         return reported(table)
@@ -71,9 +76,11 @@ def refitted(table: Table, told: Told | None = None) -> Report:
     names = table.parameters
     rows = [row for row in table.rows if row.part in TIMES]
     slopes: dict[Measured, Callable[[np.ndarray], float]] = {}
-    for done, row in enumerate(rows):
+    at, gains = dict[Measured, float](), dict[Hashable, np.ndarray]()
+    for done, row in enumerate(sorted(rows, key=lambda row: row.devices)):
         say(f"{row.part} of {named(row)}", done, len(rows))
-        slopes[row] = _linear(table, row, start)
+        at[row] = row.predicted(hardware_of(table, row, start))
+        slopes[row] = _linear(table, row, start, at[row], gains)
     everything = _fit(table.fitted_rows, slopes, [start[name] for name in names])
     has_test = len(table.fitted_rows) < len(rows)
     best = _fit(rows, slopes, [start[name] for name in names]) if has_test else None
@@ -84,7 +91,9 @@ def refitted(table: Table, told: Told | None = None) -> Report:
         values = _fit(kept, slopes, [start[name] for name in names])
         without += [Line(row, slopes[row](values), True) for row in rows if row.model == model]
     say("the fit", len(rows), len(rows))
-    report = reported(table, dict(zip(names, everything.tolist(), strict=True)))
+    found = dict(zip(names, everything.tolist(), strict=True))
+    is_as_it_is = all(f"{found[name]:.3g}" == f"{start[name]:.3g}" for name in names)
+    report = reported(table, start, at) if is_as_it_is else reported(table, found)
     return replace(
         report,
         without_model=tuple(without),
@@ -96,20 +105,33 @@ def refitted(table: Table, told: Told | None = None) -> Report:
     )
 
 
-def _linear(table: Table, row: Measured, start: Mapping[str, float]) -> Callable[[np.ndarray], float]:
-    """The prediction of a row as a function of the parameters, linear in seconds and in the inverse of all others."""
-    at = row.predicted(hardware_of(table, row, start))
+def _linear(
+    table: Table, row: Measured, start: Mapping[str, float], at: float, known: dict[Hashable, np.ndarray]
+) -> Callable[[np.ndarray], float]:
+    """The prediction of a row as a function of the parameters, linear in seconds and in the inverse of all others.
+
+    ``at`` is the prediction at the ``start``.  ``known`` has the slopes of rows before, by what is alike.
+    """
     if row.part == ALL_REDUCE:  # as quick as its slopes
         return lambda values: row.predicted(
             hardware_of(table, row, dict(zip(table.parameters, values.tolist(), strict=True)))
         )
-    gains = []
-    for name in table.parameters:
-        changed = row.predicted(hardware_of(table, row, {**start, name: start[name] * _DETAIL}))
-        gains.append((changed - at) / (_DETAIL - 1 if _is_time(name) else 1 / _DETAIL - 1))
+    alike, work = (row, 1.0) if row.published is None else (row.published.alike, row.published.flops)
+    if alike not in known:
+        known[alike] = _gains(table, row, start, at) / work
+    gains = known[alike] * work
     first = np.array([start[name] for name in table.parameters])
     times = np.array([_is_time(name) for name in table.parameters])
-    return lambda values: float(at + np.array(gains) @ (np.where(times, values / first, first / values) - 1))
+    return lambda values: float(at + gains @ (np.where(times, values / first, first / values) - 1))
+
+
+def _gains(table: Table, row: Measured, start: Mapping[str, float], at: float) -> np.ndarray:
+    """By parameter, what the prediction of a row changes by, divided by the change of the parameter or of its inverse."""
+    found = []
+    for name in table.parameters:
+        changed = row.predicted(hardware_of(table, row, {**start, name: start[name] * _DETAIL}))
+        found.append((changed - at) / (_DETAIL - 1 if _is_time(name) else 1 / _DETAIL - 1))
+    return np.array(found)
 
 
 def _is_time(parameter: str) -> bool:

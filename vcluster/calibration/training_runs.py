@@ -32,6 +32,7 @@ _FLOAT8: dict[str, dict[str, Any]] = {
 }
 """Flags by what a row says of its precision.  No source tells a history of maxima, and constants are fitted without."""
 BRIDGE = "Megatron Bridge"
+_OF_REPLICAS = frozenset(("gpus", "gbs", "step_s", "src"))
 _RANK = 16
 """That of adapters, which no source tells; those of attention are the usual ones."""
 _ACTIVATIONS = {"gelu": {}, "swiglu": {"swiglu": True}, "relu2": {"squared_relu": True}}
@@ -57,6 +58,11 @@ class PublishedRun:
     def devices(self) -> int:
         """The number of GPUs."""
         return self._whole("gpus")
+
+    @property
+    def alike(self) -> tuple[str, ...]:
+        """What runs have in common that differ in the number of their replicas alone."""
+        return tuple(value for name, value in self.columns.items() if name not in _OF_REPLICAS)
 
     @property
     def what(self) -> str:

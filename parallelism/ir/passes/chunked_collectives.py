@@ -15,18 +15,21 @@ Computation via Decomposition in Large Deep Learning Models*, ASPLOS 2023, for t
 There are as many chunks as devices in the group.  Where a collective starts and is waited for is that of the order of the
 ops (`parallelism.execution.overlapping`, `parallelism.ir.passes.overlapping`), as of any other collective.  Each element of
 a result is the same sum of the same terms in the same order, and as many bytes are communicated.
+
+Kernels of several chunks run at once, on streams of their own, so that tiles of the next one fill the units that the last
+tiles of one leave idle (`side_by_side`).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from parallelism.ir.core import Attributes, Extent, Function, Op, TensorType, Value
 from parallelism.ir.core.regions import inside
-from parallelism.ir.operators.contractions import PRODUCTS, product_letters
+from parallelism.ir.operators.contractions import PRODUCTS, product_letters, product_shape
 from parallelism.ir.passes.fusion import adds_a_bias
 from parallelism.ir.passes.gradients import UPDATE
 
@@ -34,6 +37,9 @@ CHUNKED = "chunked_over"
 """The attribute by which a function says that devices run it so: the axis whose collectives are cut."""
 MOST = 32
 """Larger groups than this are left as they are: nobody splits a product over as many devices."""
+STREAMS = 3
+"""So many chunks of a product are computed at once: ``NVTE_COMM_OVERLAP_MAX_STREAMS`` of Transformer Engine (its
+``common/comm_gemm_overlap``), whose loops put the product of chunk i on stream i % 3."""
 
 
 def chunked_over(function: Function) -> str | None:
@@ -91,6 +97,23 @@ def in_chunks(program: Function, axis: str, chosen: Collection[int]) -> Function
     known = _Candidates(program, axis)
     cut = [each for number, each in known.found().items() if number in chosen]
     return _Writer(program, cut, known.readers).function() if cut else program
+
+
+def side_by_side(ops: Iterable[Op]) -> dict[Value, tuple[Extent, ...]]:
+    """By the result of each product of a chunk: the shape of the products of all the chunks that are computed at once."""
+    made, found = dict[Value, Op](), dict[Value, tuple[Extent, ...]]()
+    for op in ops:
+        made.update(dict.fromkeys(op.outputs, op))
+        shape = product_shape(op)
+        if shape is None:
+            continue
+        gather, second = made.get(op.inputs[0]), made.get(op.inputs[len(op.inputs) // 2])
+        rows = made.get(gather.inputs[0]) if gather is not None and gather.kind == "all_gather" else None
+        for place, chunk in ((1, rows), (2, second)):
+            if chunk is not None and chunk.kind == "chunk":
+                beside = min(STREAMS, chunk["count"])
+                found[op.outputs[0]] = (*shape[:place], beside * shape[place], *shape[place + 1 :])
+    return found
 
 
 class _Candidates:

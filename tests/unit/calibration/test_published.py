@@ -100,6 +100,43 @@ def test_a_refit_finds_the_constants_that_made_the_numbers_and_leaves_out_one_mo
     assert all(line.held_out is False for line in refitted(table).lines)
 
 
+def of_a_law(monkeypatch, measured):
+    """A table of four runs of one model on more and more devices, and of one of another; what was predicted, with what."""
+    asked = []
+
+    def predicted(row, hardware):
+        asked.append((row.published.number, parameter(hardware, "memory_efficiency")))
+        return row.published.flops * 1e-15 / hardware.memory_efficiency
+
+    monkeypatch.setattr(Measured, "predicted", predicted)
+    runs = [row for row in Table.of("megatron-h100").rows if row.model in ("nemotron-15b", "gpt3-175b")][:6]
+    runs = [row for row in runs if row.model == "nemotron-15b" or row.devices == 128]
+    rows = tuple(replace(row, measured=row.published.flops * 1e-15 / measured, held_out=False) for row in runs)
+    table = replace(FSDP, rows=rows, parameters=("memory_efficiency",), stack="megatron-core-h100", name="of a law")
+    return table, asked
+
+
+def test_runs_with_more_replicas_have_the_slopes_of_the_smallest_one(monkeypatch):
+    table, asked = of_a_law(monkeypatch, measured=0.5)
+    report = refitted(table)
+    kinds = {row.published.alike for row in table.rows}
+    assert len(kinds) == 2 < len(table.rows)
+    assert len(asked) == len(table.rows) + len(kinds) + len(table.rows)  # at the start, slopes, and the fit
+    smallest = {min(row.devices for row in table.rows if row.published.alike == kind) for kind in kinds}
+    start = parameter(hardware_of(table, table.rows[0]), "memory_efficiency")
+    moved = {number for number, value in asked[:len(table.rows) + len(kinds)] if value != start}
+    assert {row.devices for row in table.rows if row.published.number in moved} == smallest
+    assert report.parameters["memory_efficiency"] == pytest.approx(0.5, rel=1e-6)
+    assert max(abs(line.error) for line in report.lines) < 1e-6
+
+
+def test_a_fit_that_is_the_stack_as_it_is_is_not_predicted_again(monkeypatch):
+    table, asked = of_a_law(monkeypatch, measured=0.917537)
+    report = refitted(table)
+    assert len(asked) == len(table.rows) + 2
+    assert report.parameters == {"memory_efficiency": 0.917537} and max(abs(line.error) for line in report.lines) < 1e-9
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("what", [
     "no recomputation", *(pytest.param(other, marks=pytest.mark.slow) for other in (

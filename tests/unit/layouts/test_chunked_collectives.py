@@ -11,6 +11,7 @@ from localized_runs import run_everywhere
 from numpy.testing import assert_array_equal
 
 from parallelism import Mesh, ir
+from parallelism.execution.device_program import DeviceProgram
 from parallelism.ir.passes.chunked_collectives import CHUNKED, chunked_over
 from parallelism.layouts import annotate, localize
 from parallelism.transforms import Strategy, TensorOverlap
@@ -66,6 +67,21 @@ def test_a_product_of_what_is_gathered_and_one_that_is_scattered_are_cut():
         ("joined_chunks", (3, 4, 4))]
     assert [op.nbytes for op in program.ops if op.kind in ("chunk", "joined_chunks")] == [0] * 6
     assert ir.parse(str(program)) == program
+
+
+@pytest.mark.parametrize(("sizes", "sequence", "hidden", "width", "beside"), [
+    ({"tp": 2}, 8, 12, 4, 2), ({"tp": 3}, 18, 9, 6, 3), ({"tp": 4, "dp": 2}, 16, 8, 4, 3), ({"tp": 5}, 25, 10, 5, 3)])
+def test_the_tiles_of_a_chunk_are_counted_with_those_of_the_chunks_that_are_computed_at_once(
+        sizes, sequence, hidden, width, beside):
+    tp = sizes["tp"]
+    whole, cut = (DeviceProgram(each.program(), {}) for each in both(laid_out(sequence, hidden, width), Mesh(**sizes)))
+    shapes = [[step.cost.shape for step in each.steps if step.name == "matmul"] for each in (whole, cut)]
+    rows, columns = 3 * sequence, hidden // tp
+    assert shapes[0] == [(1, rows, columns, width), (1, rows, width, columns)]
+    gathered, scattered = (1, beside * rows // tp, columns, width), (1, rows, beside * width // tp, columns)
+    assert shapes[1] == [gathered] * tp + [scattered] * tp
+    flops = [sum(step.cost.flops for step in each.steps if step.name == "matmul") for each in (whole, cut)]
+    assert flops[0] == flops[1]
 
 
 @pytest.mark.parametrize(("sizes", "sequence", "hidden", "width"), [
