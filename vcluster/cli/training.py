@@ -100,9 +100,8 @@ def simulated_training(program: str, words: Sequence[str]) -> int:
             check_rate(hardware, run.dtype)
             check_few_bits(hardware, run.products)
         cache = cache_of(run.model, run.dtype) if arguments.cache else None
-        is_drawn = (
-            arguments.report is not None or arguments.chakra is not None
-        )  # from the program of the whole model
+        # A page and a Chakra trace come from the program of the whole model.
+        is_drawn = arguments.report is not None or arguments.chakra is not None
         with progress("simulating", alone=True):
             found = (figures if is_drawn else figures_of_run)(run, hardware)
     except (ValueError, TypeError) as error:
