@@ -195,8 +195,10 @@ class Updates:
     def several(self) -> set[Split]:
         """Of what no device of the first replica may have a part of one element: of ops that reduce rows, those with one
         row are in other chains."""
+        if not self.fused:
+            return set()
         reduces = any(op.rule.whole or op.rule.reduced for op in self.local.ops if space_of(op) is not None)
-        return splits_of(self.laid_out) if self.fused and reduces else set()
+        return splits_of(self.laid_out) if reduces else set()
 
     def _of_first(self, extent: Any) -> Any:
         """The extent at the first of the replicas, whose part is the largest where parts are uneven."""
