@@ -156,7 +156,6 @@ class PublishedRun:
             "expert_model_parallel_size": self._whole("ep") if row["ep"] != "1" else None,
             "expert_tensor_parallel_size": 1 if self._has_whole_experts else None,
             "sequence_parallel": row["tp"] != "1" or None,
-            "tp_comm_overlap": (row["tp_overlap"] == "True" and row["tp"] != "1") or None,
             "cp_comm_type": "p2p" if row["cp"] != "1" else None,
             "num_virtual_stages_per_pipeline_rank": self._whole("vp") if row["vp"] != "1" else None,
             "use_distributed_optimizer": row["zero"] == "1" or None,
@@ -164,7 +163,9 @@ class PublishedRun:
             "recompute_granularity": "selective" if row["recompute"] == "selective" else None,
         }
         is_of_nemo = row["precision"] == "fp8" and row["software"] == NEMO
-        return MegatronFlags(**self.model_flags, **split, **(_FLOAT8_OF_NEMO if is_of_nemo else _FLOAT8[row["precision"]]))
+        return MegatronFlags(
+            **self.model_flags, **split, **(_FLOAT8_OF_NEMO if is_of_nemo else _FLOAT8[row["precision"]])
+        )
 
     @property
     def _has_whole_experts(self) -> bool:

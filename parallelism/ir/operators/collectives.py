@@ -140,7 +140,16 @@ register(
         first_dtype,
         alone("all_gather"),
         lambda g, y, x, axes, group, dim, extent, **algorithm: [
-            apply("reduce_scatter", g, axes=axes, group=group, dim=dim, extent=x.shape[dim], op="sum", **algorithm)
+            apply(
+                "reduce_scatter",
+                g,
+                axes=axes,
+                group=group,
+                dim=dim,
+                extent=x.shape[dim],
+                op="sum",
+                **algorithm,
+            )
         ],
         attributes={**_GROUP, "dim": "an integer", "extent": "an extent"},
         optional={"algorithm": "a string"},
@@ -161,7 +170,9 @@ register(
         ),
         attributes={**_GROUP, "dim": "an integer", "extent": "an extent", "op": "a string"},
         optional={"algorithm": "a string"},
-        received=lambda x, axes, group, dim, extent, op, **algorithm: _with(x, dim, extent).nbytes * (group - 1),
+        received=lambda x, axes, group, dim, extent, op, **algorithm: (
+            _with(x, dim, extent).nbytes * (group - 1)
+        ),
     )
 )
 register(

@@ -12,9 +12,10 @@ Computation via Decomposition in Large Deep Learning Models*, ASPLOS 2023, for t
                                    y0, y1 = reduce_scatter(x @ w0), ...(x @ w1)          reduce_scatter of y0 beside x @ w1
                                    y = y0 and y1, side by side
 
-What is gathered has as many chunks as there are devices in the group, the steps of a ring; columns have `SPLITS`.  Where a collective starts and is waited for is that of the order of the
-ops (`parallelism.execution.overlapping`, `parallelism.ir.passes.overlapping`), as of any other collective.  Each element of
-a result is the same sum of the same terms in the same order, and as many bytes are communicated.
+What is gathered has as many chunks as there are devices in the group, the steps of a ring; columns have `SPLITS`.  Where a
+collective starts and is waited for is that of the order of the ops (`parallelism.execution.overlapping`,
+`parallelism.ir.passes.overlapping`), as of any other collective.  Each element of a result is the same sum of the same terms
+in the same order, and as many bytes are communicated.  A chunk is priced as one (`parallelism.algorithms.ChunkOf`).
 
 Kernels of several chunks run at once, on streams of their own, so that tiles of the next one fill the units that the last
 tiles of one leave idle (`side_by_side`).
@@ -304,7 +305,9 @@ class _Writer:
                 x = chunks[number].outputs[0]
                 extent = x.type.shape[op["dim"]] * found.group
                 y = self._value(op.outputs[0], op["dim"], extent)
-                yield replace(op, inputs=(x,), outputs=(y,), attributes=_with(op, extent=extent, algorithm=algorithm))
+                yield replace(
+                    op, inputs=(x,), outputs=(y,), attributes=_with(op, extent=extent, algorithm=algorithm)
+                )
                 parts[op.outputs[0]] = y
             for product, bias in found.products:
                 yield from self._product_of_chunk(found, product, bias, gathers[0]["dim"], parts)

@@ -243,6 +243,15 @@ def test_a_parameter_is_read_and_changed_by_its_name(name, value):
     assert with_parameter(after, name, parameter(before, name)) == before
 
 
+def test_attention_rates_of_other_widths_change_in_proportion():
+    before = hardware_of(Table.of("megatron-h100"), Table.of("megatron-h100").rows[0])
+    after = with_parameter(before, "kernels.attention&attention_gradient.efficiency", 0.48)
+    for kernel in ("attention", "attention_gradient"):
+        rates = [(rate.width, rate.efficiency) for rate in before.kernels[kernel].rates]
+        assert [width for width, _ in rates] == [128, 128, 64, 64] and rates[0][1] == rates[1][1] == 0.32
+        assert [rate.efficiency for rate in after.kernels[kernel].rates] == pytest.approx([1.5 * each for _, each in rates])
+
+
 @pytest.mark.slow
 def test_seconds_of_the_host_are_found_from_runs_that_have_them():
     table, name = Table.of("experts-h100"), "kernels.dispatch.host_seconds"
