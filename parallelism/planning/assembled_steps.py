@@ -50,25 +50,33 @@ from parallelism.simulation.repeated_actions import run_repeated
 from parallelism.simulation.repeated_stages import RepeatedEvents, RepeatingStage
 from parallelism.simulation.typed_device import TypedDevice
 from parallelism.training import Figures, TrainingRun, figures
+from parallelism.training.few_layers import layered_step
 
 AXIS = "pp"
 
 
 def figures_of(task: Task, settings: Mapping[str, Any]) -> Figures:
-    """The figures of a plan, as `parallelism.training.figures`: of its `AssembledStep`, or, where there is none, of the
-    program of the whole model."""
+    """The figures of a plan, as `parallelism.training.figures`: of its `AssembledStep`; where there is none,
+    of its `parallelism.training.few_layers.layered_step`, or of the program of the whole model."""
     run = task.run(settings)
     try:
         return figures(run, task.hardware, operation=AssembledStep(task, settings))
     except Unpriceable:
-        return figures(run, task.hardware)
+        return _figures_of_layers(run, task.hardware)
 
 
 def figures_of_run(run: TrainingRun, hardware: Hardware | str | PathLike[str]) -> Figures:
     """`parallelism.training.figures` of a run: as `figures_of` where a plan is this run."""
     found = sized_hardware(hardware, run.mesh.size)
-    plan = plan_of(run, found) if found.ranks >= run.mesh.size else None
-    return figures(run, found) if plan is None else figures_of(*plan)
+    if found.ranks < run.mesh.size:
+        return figures(run, found)  # refuses it
+    plan = plan_of(run, found)
+    return _figures_of_layers(run, found) if plan is None else figures_of(*plan)
+
+
+def _figures_of_layers(run: TrainingRun, hardware: Hardware) -> Figures:
+    """The figures of a run, of few layers where those of all follow from them."""
+    return figures(run, hardware, operation=layered_step(run, Software.of(hardware)))
 
 
 class AssembledStep:

@@ -6,11 +6,12 @@ collectives is such a piece, which may contain collectives that have a price by 
 repeat the pieces, or the events if there is no price at all.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import groupby
-from operator import itemgetter
+from itertools import groupby, takewhile
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
 from parallelism.collectives import MemberCall
@@ -63,24 +64,30 @@ class RepeatedEvents(RepeatedAction):
     @memoized
     def runs(self, inside: tuple[bool, ...]) -> list[tuple[int, DeviceEvents]]:
         """The runs of one phase between which nothing else happens than some compute, the changes of memory among it,
-        and the collectives that are ``inside``: where each begins, and its events."""
+        and the collectives that are ``inside``: where each begins, and its events; equal ones are one object."""
         found, start = [], 0
+        known: dict[Any, DeviceEvents] = {}
         for (is_own, _), group in groupby(
             zip(self._phases(inside), self.events.rows, strict=True), key=itemgetter(0)
         ):
             rows = [row for _, row in group]
             kinds = [row.kind for row in rows]
             if is_own and "compute" in kinds and len(kinds) - kinds.count("memory") > 1:
-                found.append((start, self._cut_out(start, rows)))
+                run = self._cut_out(start, rows)
+                calls = [(_equal(each.call), *each[:2]) for each in run.collectives]
+                alike = [row if row.sequence is None else row._replace(sequence=None) for row in rows]
+                found.append((start, known.setdefault((*alike, *calls), run)))
             start += len(rows)
         return found
 
     def _cut_out(self, start: int, rows: list[EventRow]) -> DeviceEvents:
         """Events that follow each other from a place on, whose ``rows`` these are."""
+        first = bisect_left(self.events.collectives, start, key=attrgetter("event"))
         own = [
             each._replace(event=each.event - start)
-            for each in self.events.collectives
-            if start <= each.event < start + len(rows)
+            for each in takewhile(
+                lambda each: each.event < start + len(rows), self.events.collectives[first:]
+            )
         ]
         return DeviceEvents(rows, own, part_of=(self.events, start))
 

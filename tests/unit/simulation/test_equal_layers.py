@@ -1,0 +1,100 @@
+"""The events of many layers, from those of few."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from parallelism.collectives import MemberCall
+from parallelism.simulation.device_events import DeviceEvents, EventRow
+from parallelism.simulation.equal_layers import UnequalLayers, with_layers
+
+GATHER = MemberCall("all_gather", np.dtype(np.float32), (5,))
+SUM = MemberCall("all_reduce", np.dtype(np.float32), (7,), op="sum")
+
+
+def call(events: DeviceEvents, name: MemberCall, axis: str, work: int | None = None) -> None:
+    events.add_collective((axis,), (axis,), name, name.kind, "float32", work)
+
+
+def program(widths: Sequence[int]) -> DeviceEvents:
+    """Layers of these widths: each is gathered one layer ahead and computes, and the sum of a layer is waited for behind
+    the next one; then all memory is freed, and every layer is updated."""
+    events, count = DeviceEvents(), len(widths)
+    events.rows.append(EventRow("compute", "embedding", 3.0, 2.0))
+    call(events, GATHER, "dp", 1)
+    for layer, width in enumerate(widths):
+        if layer + 1 < count:
+            call(events, GATHER, "dp", 2 * layer + 3)
+        events.add_wait("all_gather", 2 * layer + 1)
+        events.rows.append(EventRow("compute", "product", 8.0 * width, 16.0, "float32", phase="F"))
+        events.add_memory("activations", 8 * width, None, None)
+        call(events, SUM, "tp")
+        call(events, SUM, "dp", 2 * layer + 2)
+        if layer:
+            events.add_wait("all_reduce", 2 * layer)
+    events.add_wait("all_reduce", 2 * count)
+    events.add_memory("activations", -8 * sum(widths), None, None)
+    events.rows += [EventRow("compute", "update", 4.0 * width) for width in widths]
+    events.works = 2 * count
+    return events
+
+
+def renumbered(events: DeviceEvents) -> list[EventRow]:
+    """The events, whose asynchronous operations are numbered in the order in which they start."""
+    numbers: dict[int, int] = {}
+    rows = []
+    for row in events.rows:
+        if row.work is not None:
+            row = row._replace(work=numbers.setdefault(row.work, len(numbers) + 1))
+        rows.append(row)
+    return rows
+
+
+@pytest.mark.parametrize("layers", [0, 1, 2, 9])
+def test_each_layer_more_adds_the_events_of_the_one_before(layers: int) -> None:
+    found, whole = with_layers(program([6] * 3), program([6] * 4), layers), program([6] * (3 + layers))
+    assert found.rows == renumbered(whole)
+    assert found.collectives == whole.collectives and found.counts == whole.counts and found.works == whole.works
+
+
+def test_programs_without_events_stay_empty() -> None:
+    assert with_layers(DeviceEvents(), DeviceEvents(), 3).rows == []
+
+
+@pytest.mark.parametrize(("few", "more"), [([6], [6, 6]), ([6] * 3, [6, 6, 6, 5]), ([5] * 3, [6] * 4), ([6] * 4, [6] * 3)])
+def test_layers_that_differ_are_not_repeated(few: list[int], more: list[int]) -> None:
+    with pytest.raises(UnequalLayers):
+        with_layers(program(few), program(more), 5)
+
+
+def test_events_that_a_layer_has_besides_are_repeated_beside_equal_ones_alone() -> None:
+    first, other = EventRow("compute", "first"), EventRow("compute", "other")
+    assert with_layers(DeviceEvents([first]), DeviceEvents([first, first]), 3).rows == [first] * 4
+    with pytest.raises(UnequalLayers, match="what a layer adds does not follow an equal layer"):
+        with_layers(DeviceEvents([first]), DeviceEvents([first, other]), 3)
+
+
+def test_a_call_that_grows_with_the_layers_is_not_repeated() -> None:
+    """Such as a bucket of the sums of all layers, which may be two calls when it is full."""
+    few, more = program([6] * 3), program([6] * 4)
+    for events, count in ((few, 3), (more, 4)):
+        call(events, MemberCall("all_reduce", np.dtype(np.float32), (7 * count,), op="sum"), "dp")
+    with pytest.raises(UnequalLayers):
+        with_layers(few, more, 5)
+
+
+def test_a_wait_for_what_started_elsewhere_is_not_repeated() -> None:
+    events = DeviceEvents()
+    events.add_wait("all_reduce", 1)
+    with pytest.raises(UnequalLayers, match="a all_reduce is waited for that did not start here"):
+        with_layers(events, events, 5)
+
+
+def test_messages_are_not_repeated() -> None:
+    events = DeviceEvents()
+    events.add_message("send", 1, 0, 8, "float32", "pp", None)
+    with pytest.raises(UnequalLayers, match="messages and pieces"):
+        with_layers(events, events, 5)

@@ -1,0 +1,105 @@
+"""Steps of deep models, from steps of the same models with few layers, against the programs of all layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from parallelism.hardware import Hardware, Software
+from parallelism.models import Experts, TransformerSpec
+from parallelism.planning.assembled_steps import figures_of_run
+from parallelism.simulation import simulate
+from parallelism.simulation.device_events import FIELDS
+from parallelism.simulation.layered_step import LayeredStep
+from parallelism.simulation.operations import simulated_operation
+from parallelism.training import TrainingRun, few_layers, figures
+from parallelism.training.few_layers import WORTH, layered_step
+from parallelism.transforms import SGD, Strategy
+
+SPEC = TransformerSpec(layers=WORTH, width=24, heads=4, vocabulary=56, sequence=8)
+GATED = replace(SPEC, norm="rms", activation="swiglu", positions="rotary", biases=False, tied=False, key_value_heads=2)
+PLAIN = Software()
+
+
+def run_of(strategy: str, spec: TransformerSpec = SPEC, batch: int = 32) -> TrainingRun:
+    return TrainingRun(spec, batch, *Strategy.parse_on_mesh(strategy))
+
+
+def assert_as_whole(run: TrainingRun, software: Software = PLAIN) -> None:
+    """Every event of every class of devices is that of the whole program, with all its numbers."""
+    step = layered_step(run, software)
+    assert step is not None
+    placed: Any = run.placed
+    whole = simulated_operation(run.step, placed["mesh"], placed["batch"], None, software=software).templates()
+    mine = step.templates()
+    np.testing.assert_array_equal(mine.class_of, whole.class_of)
+    for own, other in zip(mine.classes, whole.classes, strict=True):
+        assert own.collectives == other.collectives
+        for name in FIELDS:
+            found, wanted = own.columns.values(name), other.columns.values(name)
+            assert numbered(found) == numbered(wanted) if name == "work" else found == wanted, name
+
+
+def numbered(works: Sequence[int | None]) -> list[int | None]:
+    """Asynchronous operations by the order in which they are first met."""
+    numbers: dict[int, int] = {}
+    return [None if work is None else numbers.setdefault(work, len(numbers)) for work in works]
+
+
+def test_a_step_with_sharded_parameters_is_that_of_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(few_layers, "WORTH", 5)
+    run = run_of("fsdp=2 overlap=1B pp=1 1f1b:1", replace(SPEC, layers=5, norm_places="after", positions="none"))
+    assert_as_whole(replace(run, optimizer=SGD(0.1)))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("strategy", "spec"), [
+    pytest.param("precision=bf16 fsdp=4 recompute=block.* overlap=1B pp=1 1f1b:2", SPEC, id="fsdp"),
+    pytest.param("precision=bf16,products:f8 fsdp=4 recompute=block.*.attention.core overlap=1B pp=1 1f1b:3", GATED,
+                 id="float8"),
+    pytest.param("tp=2 pp=1 1f1b:2", GATED, id="tp"),
+    pytest.param("precision=bf16 fsdp=5 overlap=1B pp=1 1f1b:1", SPEC, id="parts of unequal sizes"),
+    pytest.param("pp=1 1f1b:2", SPEC, id="one device"),
+])
+def test_steps_with_few_layers_tell_that_with_all(strategy: str, spec: TransformerSpec) -> None:
+    run = run_of(strategy, spec, batch=30 if "fsdp=5" in strategy else 24)
+    assert_as_whole(run)
+    assert_as_whole(run, Software(fused=True, overlapping=True, gradient_buffers=True))
+
+
+@pytest.mark.slow
+def test_the_figures_of_few_layers_are_those_of_all() -> None:
+    run = run_of("precision=bf16 fsdp=16 recompute=block.* overlap=1B pp=1 1f1b:2", batch=64)
+    mine, whole = figures_of_run(run, "dgx-h100:2"), figures(run, "dgx-h100:2")
+    assert mine.json() == whole.json() and mine.step.by_operation == whole.step.by_operation
+    operation: Any = mine.trace.simulation
+    assert isinstance(operation.operation, LayeredStep)
+    other = Hardware.preset("dgx-h100:2+megatron-core-h100")
+    assert mine.trace.on(other).makespan_seconds == simulate(run.step, other, fold=True, **run.placed).makespan_seconds
+    assert mine.trace.on("dgx-a100:2").makespan_seconds == whole.trace.on("dgx-a100:2").makespan_seconds
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", [
+    "fsdp=4 overlap=25MB pp=1 1f1b:2", "dp=4 zero=1 pp=1 1f1b:2", "dp=4 overlap=1KB pp=1 1f1b:2"])
+def test_sums_of_all_layers_in_one_call_are_simulated_as_a_whole(strategy: str) -> None:
+    assert layered_step(run_of(strategy), PLAIN) is None
+
+
+@pytest.mark.parametrize(("strategy", "spec"), [
+    pytest.param("fsdp=4 recompute=block.1 overlap=1B pp=1 1f1b:2", SPEC, id="one layer that runs again"),
+    pytest.param("precision=bf16,products:f8,last:4 pp=1 1f1b:2", SPEC, id="the last layers in another precision"),
+    pytest.param("pp=2 dp=2 1f1b:2", SPEC, id="two stages"),
+    pytest.param("dp=4 zero=3", SPEC, id="no pipeline"),
+    pytest.param("pp=1 1f1b:2", replace(SPEC, layers=WORTH - 1), id="few layers"),
+    pytest.param("pp=1 1f1b:2", replace(SPEC, window=4, full_attention_every=16), id="a layer without a window"),
+    pytest.param("pp=1 1f1b:2", replace(GATED, unrotated_every=8), id="two layers without positions"),
+    pytest.param("pp=1 1f1b:2", replace(GATED, experts=Experts(count=4, chosen=2, dense_layers=1)), id="a dense layer"),
+])
+def test_layers_that_differ_are_simulated_as_a_whole(strategy: str, spec: TransformerSpec) -> None:
+    assert layered_step(run_of(strategy, spec), PLAIN) is None
