@@ -19,13 +19,13 @@ KINDS_IN_CHUNKS = ("all_gather", "reduce_scatter")
 
 
 class ChunkOf(NamedTuple):
-    """One of ``count`` equal parts.
+    """One of so many equal ``parts``.
 
     >>> str(ChunkOf(8)), ChunkOf.of("all_gather", "chunk of 8"), ChunkOf.of("all_reduce", "chunk of 8")
-    ('chunk of 8', ChunkOf(count=8), None)
+    ('chunk of 8', ChunkOf(parts=8), None)
     """
 
-    count: int
+    parts: int
 
     @classmethod
     def of(cls, collective: str, algorithm: str | None) -> ChunkOf | None:
@@ -33,7 +33,7 @@ class ChunkOf(NamedTuple):
         return None if algorithm is None or collective not in KINDS_IN_CHUNKS else _read(algorithm)
 
     def __str__(self) -> str:
-        return f"chunk of {self.count}"
+        return f"chunk of {self.parts}"
 
 
 @lru_cache(maxsize=1024)

@@ -282,11 +282,11 @@ class Costs:
 
     def _chunk(self, collective: str, nbytes: float, ranks: Group, chunk: ChunkOf) -> CollectiveCost:
         """The cost of a part of ``nbytes``: its share of the whole, which has no base."""
-        whole = nbytes * chunk.count
+        whole = nbytes * chunk.parts
         seconds, algorithm = self._cheapest(collective, whole, (ranks,))
         if len(ranks) > 1:
             seconds += whole / self.hardware.collective_bytes_per_second.get(collective, inf)
-        return CollectiveCost(collective, algorithm, nbytes, len(ranks), seconds / chunk.count)
+        return CollectiveCost(collective, algorithm, nbytes, len(ranks), seconds / chunk.parts)
 
     def prices(
         self, collective: str, nbytes: float, group: Iterable[int], *, root: int = 0, pairs: Pairs = ()

@@ -68,12 +68,13 @@ def _reaches(link: Link, field: str) -> bool:
 
 
 def _with_field(kernel: Kernel, field: str, value: float) -> Kernel:
+    changed: dict[str, Any] = {field: value}
     if field not in _OF_RATES:
-        return replace(kernel, **{field: value})
+        return replace(kernel, **changed)
     first: float = getattr(kernel.rates[0], field)
     rates = []
     for rate in kernel.rates:
         own: float = getattr(rate, field)
-        changed: dict[str, Any] = {field: value if own == first else value * own / first}
+        changed = {field: value if own == first else value * own / first}
         rates.append(replace(rate, **changed))
     return replace(kernel, rates=tuple(rates))

@@ -271,3 +271,15 @@ def test_runs_of_training_that_were_held_out_are_told_better_than_by_a_constant(
     assert float(np.mean(errors)) <= most
     for each in held_out:
         assert each.error < float(np.mean(np.abs(each.constant_errors)))
+
+
+def test_runs_of_nemo_in_float8_have_its_recipe_and_others_scales_of_the_tensor_itself():
+    rows = [row.published for name in ("megatron-h100", "nemo-h100", "experts-h100") for row in Table.of(name).rows]
+    recipes = {(each.columns["software"], each.columns["precision"]): {
+        (other.flags.fp8_recipe, other.flags.fp8_amax_history_len, other.flags.fp8_param_gather) for other in rows
+        if (other.columns["software"], other.columns["precision"]) == (each.columns["software"], each.columns["precision"])}
+        for each in rows}
+    assert recipes == {
+        ("NeMo", "bf16"): {(None, None, None)}, ("NeMo", "fp8"): {("delayed", 1024, True)},
+        ("Megatron Bridge", "bf16"): {(None, None, None)}, ("Megatron Bridge", "fp8"): {("tensorwise", None, None)},
+        ("Megatron Bridge", "fp8-cs"): {("tensorwise", None, None)}}
