@@ -4,9 +4,9 @@
 For each model and set of kernels it tells the rank correlation of predicted and measured seconds, by how much the first
 choice took longer than the fastest run, the mean error, and how many layouts are told to fit rightly.
 
-The code of the grid is PyTorch's: where it has no kernel for norms, each is some ops in float32.  So the table has two
-stacks: that of Megatron-LM, whose norms are kernels, and that of PyTorch, with norms as `OPS`.  And it has two accounts of
-memory: what a search counts, and what such code holds (`held_by_code`).
+The code of the grid is PyTorch's: where a row names no kernel for norms, each is some ops in float32, `OPS`.  The table has
+two stacks: that of Megatron-LM, and that of PyTorch.  And it has two accounts of memory: what a search counts, with such
+norms (`held_by_norms`), and what such code holds (`held_by_code`).
 """
 
 from __future__ import annotations
@@ -160,6 +160,17 @@ def held_by_code(row: Row) -> float:
     return max(found)
 
 
+def held_by_norms(row: Row) -> float:
+    """The bytes that norms hold as ops in float32 beyond those of a kernel: 8 for each number in each layer that is kept."""
+    if row.kernels.endswith(NORMS):
+        return 0.0
+    layers, width, *_ = MODELS[row.model]
+    tp, sp, pp, microbatch, again = row.layout
+    under_way = min(pp, row.batch // (DEVICES // tp // pp) // microbatch)
+    kept = 1 if again else under_way * layers / pp
+    return 8.0 * width * microbatch * row.sequence / (tp if sp else 1) * kept
+
+
 def room(hardware: Hardware, layout: Layout) -> float:
     """The bytes that tensors may use on a device."""
     sizes = (layout.tp, layout.pp, DEVICES // layout.tp // layout.pp)
@@ -207,9 +218,10 @@ def memory_told(
 def both_memories(
     group: Sequence[Row], known: Sequence[Mapping[Layout, Priced]], hardware: Hardware, counted: Sequence[Counter[str]]
 ) -> list[str]:
-    """By what a search counts, and by what the code holds."""
+    """By what a search counts, with norms as they are, and by what the code holds."""
     whole = replace(hardware, memory_bytes=SEEN_BYTES, reserve=replace(hardware.reserve, waste=WASTE))
-    counts = {row.layout: known[0][row.layout].peak_bytes <= room(hardware, row.layout) for row in group}
+    counts = {
+        row.layout: known[0][row.layout].peak_bytes + held_by_norms(row) <= room(hardware, row.layout) for row in group}
     holds = {row.layout: held_by_code(row) <= room(whole, row.layout) for row in group}
     fits = (counts, holds)
     return [memory_told(group, *each) for each in zip(known, fits, counted, strict=True)]
@@ -230,7 +242,7 @@ def main() -> None:
     print(f"{'':33} {columns}  {columns}".rstrip())
     counted = Counter[str](), Counter[str]()
     for name, group in groups():
-        known = priced(group, kernels), priced(group, as_its_code_is(group[0].kernels, ops))
+        known = [priced(group, as_its_code_is(group[0].kernels, each)) for each in (kernels, ops)]
         memory = both_memories(group, known, machine, counted)
         told = [f"{seconds_told(group, each)}  {fits}" for each, fits in zip(known, memory, strict=True)]
         print(f"{name:33} {'  '.join(told)}".rstrip())

@@ -4,6 +4,7 @@ from .algorithms import (
     Transfer as Transfer,
     record_of as record_of,
 )
+from .chunks import ChunkOf as ChunkOf
 from .closed_forms import closed_form as closed_form
 from .deduplicated import Deduplicated as Deduplicated, runs_directly as runs_directly
 from .direct import direct_of as direct_of

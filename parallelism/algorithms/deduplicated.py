@@ -16,6 +16,8 @@ from functools import lru_cache
 from math import comb
 from typing import NamedTuple
 
+from parallelism.algorithms.chunks import ChunkOf
+
 _WORDS = re.compile(r"deduplicated\((\d+) of (\d+)(?:, in (\d+) of (\d+) groups)?\)")
 
 
@@ -89,6 +91,5 @@ def _read(algorithm: str) -> Deduplicated | None:
 
 def runs_directly(collective: str, algorithm: str | None) -> bool:
     """Whether a call that names this algorithm is run by the direct one."""
-    return algorithm in (None, "direct") or (
-        collective == "all_to_all" and Deduplicated.of(algorithm) is not None
-    )
+    is_deduplicated = collective == "all_to_all" and Deduplicated.of(algorithm) is not None
+    return algorithm in (None, "direct") or is_deduplicated or ChunkOf.of(collective, algorithm) is not None

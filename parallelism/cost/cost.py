@@ -35,11 +35,13 @@ import numpy as np
 from parallelism.algorithms import (
     HIERARCHICAL,
     TORUS,
+    ChunkOf,
     Deduplicated,
     Pairs,
     bus_factor,
     kind_of,
     record_of,
+    runs_directly,
 )
 from parallelism.algorithms.patterns import Rule, each_phase
 from parallelism.algorithms.phases import names, phase_rules
@@ -256,7 +258,7 @@ class Costs:
         if self.hardware.port_faults:
             met = self._as_met(ranks)
             return met.collective(collective, nbytes, ranks, algorithm=algorithm, root=root, pairs=pairs)
-        if algorithm is not None and _tokens(collective, algorithm) is None:  # an error names the ranks
+        if not runs_directly(collective, algorithm):  # an error names the ranks
             return self._collective(collective, nbytes, ranks, algorithm, root, pairs)
         return self._collective(collective, nbytes, self._like(ranks), algorithm, root, pairs)
 
@@ -266,6 +268,9 @@ class Costs:
     ) -> CollectiveCost:
         if nbytes < 0:
             raise ValueError(f"bytes of {collective} must be at least 0; got {nbytes}")
+        chunk = ChunkOf.of(collective, algorithm)
+        if chunk is not None:
+            return self._chunk(collective, nbytes, ranks, chunk)
         if algorithm is None:
             seconds, algorithm = self._cheapest(collective, nbytes, (ranks,), root, pairs)
         else:
@@ -274,6 +279,14 @@ class Costs:
             seconds += nbytes / self.hardware.collective_bytes_per_second.get(collective, inf)
             seconds += self._base_seconds(ranks)
         return CollectiveCost(collective, algorithm, nbytes, len(ranks), seconds)
+
+    def _chunk(self, collective: str, nbytes: float, ranks: Group, chunk: ChunkOf) -> CollectiveCost:
+        """The cost of a part of ``nbytes``: its share of the whole, which has no base."""
+        whole = nbytes * chunk.parts
+        seconds, algorithm = self._cheapest(collective, whole, (ranks,))
+        if len(ranks) > 1:
+            seconds += whole / self.hardware.collective_bytes_per_second.get(collective, inf)
+        return CollectiveCost(collective, algorithm, nbytes, len(ranks), seconds / chunk.parts)
 
     def prices(
         self, collective: str, nbytes: float, group: Iterable[int], *, root: int = 0, pairs: Pairs = ()

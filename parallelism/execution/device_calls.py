@@ -54,9 +54,11 @@ METHODS: dict[str, Callable[..., Any]] = {
     "all_reduce": lambda device, op, x, **how: device.all_reduce(
         x, op["axes"], op=device_op(op["op"], x.dtype), **how
     ),
-    "all_gather": lambda device, op, x, **how: device.all_gather(x, op["axes"], dim=op["dim"], **how),
+    "all_gather": lambda device, op, x, **how: device.all_gather(
+        x, op["axes"], dim=op["dim"], **_algorithm(op), **how
+    ),
     "reduce_scatter": lambda device, op, x, **how: device.reduce_scatter(
-        x, op["axes"], dim=op["dim"], op=device_op(op["op"], x.dtype), **how
+        x, op["axes"], dim=op["dim"], op=device_op(op["op"], x.dtype), **_algorithm(op), **how
     ),
     "all_to_all": lambda device, op, x, **how: device.all_to_all(
         x, op["axes"], split_dim=op["split_dim"], concat_dim=op["concat_dim"], **_algorithm(op), **how

@@ -17,6 +17,7 @@ from parallelism.dtypes import as_dtype, is_narrow
 from parallelism.interop.errors import warn_of_own_derivatives
 from parallelism.interop.onnx_models.files import Model
 from parallelism.interop.onnx_models.programs import Imported, imported
+from parallelism.interop.torch_experts import dealt_experts
 from parallelism.interop.torch_refusals import refusal
 from parallelism.ir.core import Expression, TensorType
 
@@ -61,6 +62,7 @@ def from_torch(
     are constants; a larger one is an input.  Parameters without ``requires_grad`` are frozen, if others have it
     (`parallelism.transforms.frozen`).  Ops know their line and are in regions named after the modules.  It is the
     program of evaluation (``module.eval()``): nothing is dropped out, and the module stays in the mode that it was in.
+    Experts of Hugging Face's transformers become `dispatch` and `combine`, so that they can be split over ``ep``.
     The backward of a ``torch.autograd.Function`` is not in the program, which an `OwnDerivativeWarning` says.
 
     `UnsupportedError` for what PyTorch cannot export, and for an operator that programs do not have, with its line.
@@ -82,7 +84,7 @@ def from_torch(
     given = tuple(
         [_example(torch, x, of_x, name, extents) for x, of_x, name in zip(examples, dims, names, strict=True)]
     )
-    with _evaluated(whole), _quiet(), _own_derivatives(torch) as own_derivatives:
+    with _evaluated(whole), _quiet(), dealt_experts(torch, whole), _own_derivatives(torch) as own_derivatives:
         proto, arrays = _exported(torch, whole, given, names, dims)
     instead = "write the function in operators whose derivative is meant, or detach what it holds back"
     warn_of_own_derivatives(own_derivatives, "torch.autograd.Function", instead, stacklevel=2)
@@ -257,7 +259,9 @@ def _exported(
     try:
         program = torch.export.export(whole, given, dynamic_shapes=_as_taken(whole, shapes), strict=False)
         _detach_ungraded(torch, program.graph_module)
-        program = program.run_decompositions({torch.ops.aten.cross_entropy_loss.default: _cross_entropy})
+        program = program.run_decompositions(
+            {torch.ops.aten.cross_entropy_loss.default: _cross_entropy, torch.ops.aten.split.Tensor: _split}
+        )
         _view_copies(torch, program.graph_module)
         made = torch.onnx.export(
             program,
@@ -316,6 +320,14 @@ def _view_copies(torch: Any, module: Any) -> None:
         copy.meta.update(operand.meta)
         node.replace_input_with(operand, copy)
     module.recompile()
+
+
+def _split(x: Any, size: int, dim: int = 0) -> Any:
+    """``torch.split`` of numbers in bfloat16 in slices: ONNX has no sequences of them, which the exporter would write."""
+    extent = x.shape[dim]
+    if x.dtype != _torch().bfloat16 or not isinstance(extent, int):
+        return NotImplemented
+    return [x.narrow(dim, first, min(size, extent - first)) for first in range(0, extent, size)]
 
 
 def _cross_entropy(

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import gcd
 from typing import Any
 
 import numpy.typing as npt
@@ -140,9 +141,10 @@ class TrainedModel:
 
     @property
     def experts(self) -> int | None:
-        """The number of experts, over which ``ep`` may split them; None: there are none, or a program has its own."""
-        spec = self.model if isinstance(self.model, TransformerSpec) else None
-        return spec.experts.count if spec is not None and spec.experts is not None else None
+        """The number of experts, over which ``ep`` may split them; None: there are none."""
+        if isinstance(self.model, Function):
+            return _dealt_experts(self.model)
+        return None if self.model.experts is None else self.model.experts.count
 
     @cached_property
     def first_alike(self) -> int:
@@ -174,7 +176,7 @@ class TrainedModel:
     @property
     def has_experts(self) -> bool:
         """Whether the model has experts."""
-        return isinstance(self.model, TransformerSpec) and self.model.experts is not None
+        return self.experts is not None
 
     @property
     def products(self) -> str:
@@ -273,6 +275,13 @@ def _check_dtypes(
         raise ValueError(
             f"gradients={found.name} is for mixed precision, a TransformerSpec whose dtype has 16 bits; got {what}"
         )
+
+
+def _dealt_experts(function: Function) -> int | None:
+    """The number of experts to which a program deals tokens, over which they may be split; None: it deals none."""
+    counts = {op["shape"][0] for op in function.ops if op.kind == "dispatch"}
+    whole = [count for count in counts if isinstance(count, int)]
+    return gcd(*whole) if whole else None
 
 
 def _split_by_tp(spec: TransformerSpec) -> tuple[tuple[str, int], ...]:

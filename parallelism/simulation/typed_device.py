@@ -208,15 +208,30 @@ class TypedDevice:
         """Records the collective; the result is of the type of ``x``."""
         return self.collective("all_reduce", x, axes, async_op=async_op, result=x)
 
-    def all_gather(self, x: TypedArray, axes: Axes = None, *, dim: int = 0, async_op: bool = False) -> Any:
-        """Records the collective."""
-        return self.collective("all_gather", x, axes, dim, async_op=async_op)
-
-    def reduce_scatter(
-        self, x: TypedArray, axes: Axes = None, *, dim: int = 0, op: ReduceOp = "sum", async_op: bool = False
+    def all_gather(
+        self,
+        x: TypedArray,
+        axes: Axes = None,
+        *,
+        dim: int = 0,
+        algorithm: str | None = None,
+        async_op: bool = False,
     ) -> Any:
         """Records the collective."""
-        return self.collective("reduce_scatter", x, axes, dim, async_op=async_op)
+        return self.collective("all_gather", x, axes, dim, algorithm=algorithm, async_op=async_op)
+
+    def reduce_scatter(
+        self,
+        x: TypedArray,
+        axes: Axes = None,
+        *,
+        dim: int = 0,
+        op: ReduceOp = "sum",
+        algorithm: str | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Records the collective."""
+        return self.collective("reduce_scatter", x, axes, dim, algorithm=algorithm, async_op=async_op)
 
     def all_to_all(
         self,

@@ -64,6 +64,57 @@ class Experts(nn.Module):
         return (torch.matmul(hidden, self.down) * gates.T[:, :, None]).sum(0)
 
 
+class LoopedExperts(nn.Module):
+    """A layer that goes over the experts that were hit, with the attributes that those of transformers have."""
+
+    def __init__(self, width: int, hidden: int, count: int, *, is_transposed: bool, has_bias: bool, has_gate: bool) -> None:
+        super().__init__()
+        self.is_transposed, self.has_bias, self.has_gate = is_transposed, has_bias, has_gate
+        self.has_post_expert_norm = self._is_expert_parallel = False
+        self.act_fn = F.silu
+        self.up_name = "gate_up_proj" if has_gate else "up_proj"
+        for name, shape in ((self.up_name, (width, hidden * (1 + has_gate))), ("down_proj", (hidden, width))):
+            weight = torch.randn(count, *shape) / 4
+            setattr(self, name, nn.Parameter(weight if is_transposed else weight.transpose(1, 2).contiguous()))
+            if has_bias:
+                setattr(self, f"{name}_bias", nn.Parameter(torch.randn(count, shape[1]) / 4))
+
+    def _apply_gate(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = x.chunk(2, dim=-1)
+        return F.silu(gate) * up
+
+    def product(self, x: torch.Tensor, name: str, expert: int) -> torch.Tensor:
+        weight = getattr(self, name)[expert]
+        made = x @ (weight if self.is_transposed else weight.T)
+        return made + getattr(self, f"{name}_bias")[expert] if self.has_bias else made
+
+    def forward(self, x: torch.Tensor, experts: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+        sums = torch.zeros_like(x)
+        for expert in experts.unique().tolist():
+            tokens, choices = torch.where(experts == expert)
+            hidden = self.product(x[tokens], self.up_name, expert)
+            hidden = self._apply_gate(hidden) if self.has_gate else self.act_fn(hidden)
+            made = self.product(hidden, "down_proj", expert) * gates[tokens, choices, None]
+            sums = sums.index_add(0, tokens, made)
+        return sums
+
+
+class Mixture(nn.Module):
+    """Blocks of experts behind a router, as models of transformers have them."""
+
+    def __init__(self, blocks: int, width: int = 12, hidden: int = 8, count: int = 4, **how: bool) -> None:
+        super().__init__()
+        self.routers = nn.ModuleList([nn.Linear(width, count, bias=False) for _ in range(blocks)])
+        self.experts = nn.ModuleList([LoopedExperts(width, hidden, count, **how) for _ in range(blocks)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for router, experts in zip(self.routers, self.experts, strict=True):
+            tokens = x.view(-1, x.shape[-1])
+            gates, chosen = router(tokens).softmax(-1).topk(2, -1)
+            x = x + experts(tokens, chosen, gates / gates.sum(-1, keepdim=True)).view(x.shape)
+        return x
+
+
 class Biased(nn.Module):
     """As encoders are written: types of tokens out of a buffer, and scores with a bias by the distance, which is a weight."""
 
@@ -241,6 +292,12 @@ MODELS: dict[str, Callable[[], Made]] = {
         nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3)), (torch.randn(4, 5), some(3, 4)),
         nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 0.5]))),
     "experts": lambda: (Experts(), (torch.randn(6, 12), torch.randn(6, 12)), F.mse_loss),
+    "experts that are looped over": lambda: (
+        Mixture(2, is_transposed=False, has_bias=False, has_gate=True), (torch.randn(4, 6, 12), torch.randn(4, 6, 12)),
+        F.mse_loss),
+    "experts with biases": lambda: (
+        Mixture(1, is_transposed=True, has_bias=True, has_gate=False), (torch.randn(4, 6, 12), torch.randn(4, 6, 12)),
+        F.mse_loss),
     "an LSTM in both directions": lambda: (LSTM(), (torch.randn(4, 7, 6), some(5, 4)), F.cross_entropy),
     "a diffusion U-Net": lambda: (UNet(), (torch.randn(4, 3, 8, 8), torch.rand(4), torch.randn(4, 3, 8, 8)), F.mse_loss),
     "speech with a decoder": lambda: (

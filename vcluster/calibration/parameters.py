@@ -2,8 +2,8 @@
 
 ``flops_efficiency`` is a field of `Hardware`, or of what the first links reach; ``reached.infiniband.base_seconds`` one
 of what the links of this name reach; ``flops_efficiencies.float8`` that of a dtype, ``products.grouped`` a field of
-`Products`; ``kernels.attention.efficiency`` that
-of all attention rates of this kernel, and ``kernels.gelu.times`` a field of the kernel.
+`Products`; ``kernels.attention.efficiency`` that of the first attention rate of this kernel, with which the others change
+in proportion, and ``kernels.gelu.times`` a field of the kernel.
 ``kernels.attention&attention_gradient.efficiency`` is one number for both.
 """
 
@@ -71,4 +71,10 @@ def _with_field(kernel: Kernel, field: str, value: float) -> Kernel:
     changed: dict[str, Any] = {field: value}
     if field not in _OF_RATES:
         return replace(kernel, **changed)
-    return replace(kernel, rates=tuple(replace(rate, **changed) for rate in kernel.rates))
+    first: float = getattr(kernel.rates[0], field)
+    rates = []
+    for rate in kernel.rates:
+        own: float = getattr(rate, field)
+        changed = {field: value if own == first else value * own / first}
+        rates.append(replace(rate, **changed))
+    return replace(kernel, rates=tuple(rates))

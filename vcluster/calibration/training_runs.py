@@ -30,7 +30,17 @@ _FLOAT8: dict[str, dict[str, Any]] = {
     "fp8": {"fp8_format": "hybrid", "fp8_recipe": "tensorwise"},
     "fp8-cs": {"fp8_format": "hybrid", "fp8_recipe": "tensorwise"},
 }
-"""Flags by what a row says of its precision.  No source tells a history of maxima, and constants are fitted without."""
+"""Flags by what a row says of its precision, where no source tells a history of maxima."""
+_FLOAT8_OF_NEMO: dict[str, Any] = {
+    "fp8_format": "hybrid",
+    "fp8_recipe": "delayed",
+    "fp8_amax_history_len": 1024,
+    "fp8_amax_compute_algo": "max",
+    "fp8_param_gather": True,
+}
+"""Those of ``fp8`` under NeMo: the one recipe in float8 of its package of 2024, ``nemo_toolkit`` 2.1.0
+(``nemo/collections/llm/recipes/precision/mixed_precision.py``, ``bf16_with_fp8_mixed``)."""
+NEMO = "NeMo"
 BRIDGE = "Megatron Bridge"
 _OF_REPLICAS = frozenset(("gpus", "gbs", "step_s", "src"))
 _RANK = 16
@@ -152,7 +162,10 @@ class PublishedRun:
             "overlap_grad_reduce": row["dp_overlap"] == "True" or None,
             "recompute_granularity": "selective" if row["recompute"] == "selective" else None,
         }
-        return MegatronFlags(**self.model_flags, **split, **_FLOAT8[row["precision"]])
+        is_of_nemo = row["precision"] == "fp8" and row["software"] == NEMO
+        return MegatronFlags(
+            **self.model_flags, **split, **(_FLOAT8_OF_NEMO if is_of_nemo else _FLOAT8[row["precision"]])
+        )
 
     @property
     def _has_whole_experts(self) -> bool:

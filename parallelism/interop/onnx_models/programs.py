@@ -16,6 +16,7 @@ from parallelism.interop.folding import MOST_CONSTANT, recorded, whole
 from parallelism.interop.onnx_models import (  # noqa: F401
     control,
     elementwise,
+    experts,
     indexing,
     microsoft,
     microsoft_layers,

@@ -78,7 +78,7 @@ def _reduced(x: TensorType, axes: Sequence[str], group: Extent, op: str) -> Rule
 
 
 def _reduce_scatter_rule(
-    x: TensorType, axes: Sequence[str], group: Extent, dim: int, extent: Extent, op: str
+    x: TensorType, axes: Sequence[str], group: Extent, dim: int, extent: Extent, op: str, **algorithm: str
 ) -> Rule:
     check_op(op)
     return changed(x, dim, extent, group)
@@ -136,14 +136,24 @@ register(
 register(
     Operator(
         "all_gather",
-        lambda x, axes, group, dim, extent: changed(x, dim, extent, group),
+        lambda x, axes, group, dim, extent, **algorithm: changed(x, dim, extent, group),
         first_dtype,
         alone("all_gather"),
-        lambda g, y, x, axes, group, dim, extent: [
-            apply("reduce_scatter", g, axes=axes, group=group, dim=dim, extent=x.shape[dim], op="sum")
+        lambda g, y, x, axes, group, dim, extent, **algorithm: [
+            apply(
+                "reduce_scatter",
+                g,
+                axes=axes,
+                group=group,
+                dim=dim,
+                extent=x.shape[dim],
+                op="sum",
+                **algorithm,
+            )
         ],
         attributes={**_GROUP, "dim": "an integer", "extent": "an extent"},
-        received=lambda x, axes, group, dim, extent: _with(x, dim, extent).nbytes - x.nbytes,
+        optional={"algorithm": "a string"},
+        received=lambda x, axes, group, dim, extent, **algorithm: _with(x, dim, extent).nbytes - x.nbytes,
     )
 )
 register(
@@ -154,12 +164,15 @@ register(
         alone("reduce_scatter"),
         _derivative_of_sum(
             "reduce_scatter",
-            lambda g, x, axes, group, dim, extent: apply(
-                "all_gather", g, axes=axes, group=group, dim=dim, extent=x.shape[dim]
+            lambda g, x, axes, group, dim, extent, **algorithm: apply(
+                "all_gather", g, axes=axes, group=group, dim=dim, extent=x.shape[dim], **algorithm
             ),
         ),
         attributes={**_GROUP, "dim": "an integer", "extent": "an extent", "op": "a string"},
-        received=lambda x, axes, group, dim, extent, op: _with(x, dim, extent).nbytes * (group - 1),
+        optional={"algorithm": "a string"},
+        received=lambda x, axes, group, dim, extent, op, **algorithm: (
+            _with(x, dim, extent).nbytes * (group - 1)
+        ),
     )
 )
 register(

@@ -12,9 +12,10 @@ Computation via Decomposition in Large Deep Learning Models*, ASPLOS 2023, for t
                                    y0, y1 = reduce_scatter(x @ w0), ...(x @ w1)          reduce_scatter of y0 beside x @ w1
                                    y = y0 and y1, side by side
 
-There are as many chunks as devices in the group.  Where a collective starts and is waited for is that of the order of the
-ops (`parallelism.execution.overlapping`, `parallelism.ir.passes.overlapping`), as of any other collective.  Each element of
-a result is the same sum of the same terms in the same order, and as many bytes are communicated.
+What is gathered has as many chunks as there are devices in the group, the steps of a ring; columns have `SPLITS`.  Where a
+collective starts and is waited for is that of the order of the ops (`parallelism.execution.overlapping`,
+`parallelism.ir.passes.overlapping`), as of any other collective.  Each element of a result is the same sum of the same terms
+in the same order, and as many bytes are communicated.  A chunk is priced as one (`parallelism.algorithms.ChunkOf`).
 
 Kernels of several chunks run at once, on streams of their own, so that tiles of the next one fill the units that the last
 tiles of one leave idle (`side_by_side`).
@@ -27,6 +28,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from parallelism.algorithms import ChunkOf
 from parallelism.ir.core import Attributes, Extent, Function, Op, TensorType, Value
 from parallelism.ir.core.regions import inside
 from parallelism.ir.operators.contractions import PRODUCTS, product_letters, product_shape
@@ -37,6 +39,9 @@ CHUNKED = "chunked_over"
 """The attribute by which a function says that devices run it so: the axis whose collectives are cut."""
 MOST = 32
 """Larger groups than this are left as they are: nobody splits a product over as many devices."""
+SPLITS = 4
+"""So many chunks has a product whose result is scattered: the default of ``num_splits`` for the method *pipeline*, by which
+Transformer Engine overlaps reduce-scatters (its ``initialize_ub``)."""
 STREAMS = 3
 """So many chunks of a product are computed at once: ``NVTE_COMM_OVERLAP_MAX_STREAMS`` of Transformer Engine (its
 ``common/comm_gemm_overlap``), whose loops put the product of chunk i on stream i % 3."""
@@ -74,7 +79,6 @@ class Scattered(NamedTuple):
     scatter: int
     dim: int
     """The dim of the result that is cut."""
-    group: int
 
     @property
     def name(self) -> int:
@@ -227,15 +231,14 @@ class _Candidates:
             return None
         if self._has_product_behind(number, scatter):
             return None
-        group = scatter["group"]
         for dim, letter in enumerate(letters.result):
             if letter is None or dim == scatter["dim"] or letter in letters.a or letter not in letters.b:
                 continue
             place, inputs = letters.b.index(letter), op.inputs
             second = inputs[len(inputs) // 2 : 2 * (len(inputs) // 2)]
             of_columns, *of_scales = (value.type.shape[place] for value in second if value.type.ndim)
-            if _is_cut(of_columns, group) and all(each == 1 or _is_cut(each, group) for each in of_scales):
-                return Scattered(number, readers[0], dim, group)
+            if _is_cut(of_columns, SPLITS) and all(each == 1 or _is_cut(each, SPLITS) for each in of_scales):
+                return Scattered(number, readers[0], dim)
         return None
 
     def _has_product_behind(self, number: int, scatter: Op) -> bool:
@@ -295,13 +298,16 @@ class _Writer:
         made: dict[Value, list[Value]] = {op.outputs[0]: [] for op in self._read_later(found, gathers)}
         results = [self.ops[product if bias is None else bias].outputs[0] for product, bias in found.products]
         made |= {result: [] for result in results}
+        algorithm = str(ChunkOf(found.group))
         for number in range(found.group):
             parts = dict[Value, Value]()
             for op, chunks in zip(gathers, sources, strict=True):
                 x = chunks[number].outputs[0]
                 extent = x.type.shape[op["dim"]] * found.group
                 y = self._value(op.outputs[0], op["dim"], extent)
-                yield replace(op, inputs=(x,), outputs=(y,), attributes=_with(op, extent=extent))
+                yield replace(
+                    op, inputs=(x,), outputs=(y,), attributes=_with(op, extent=extent, algorithm=algorithm)
+                )
                 parts[op.outputs[0]] = y
             for product, bias in found.products:
                 yield from self._product_of_chunk(found, product, bias, gathers[0]["dim"], parts)
@@ -349,26 +355,26 @@ class _Writer:
         half = len(op.inputs) // 2
         operand, others = op.inputs[half : 2 * half], op.inputs[2 * half :]
         operands = [
-            self._chunks(value, place, found.group, op.region)
+            self._chunks(value, place, SPLITS, op.region)
             if value.type.ndim and value.type.shape[place] != 1
             else []
             for value in operand
         ]
         for each in operands:
             yield from each
-        parts = []
-        for number in range(found.group):
+        parts, algorithm = [], str(ChunkOf(SPLITS))
+        for number in range(SPLITS):
             second = [
                 chunks[number].outputs[0] if chunks else value
                 for chunks, value in zip(operands, operand, strict=True)
             ]
             y, z = (
-                self._value(value, found.dim, value.type.shape[found.dim] // found.group)
+                self._value(value, found.dim, value.type.shape[found.dim] // SPLITS)
                 for value in (op.outputs[0], scatter.outputs[0])
             )
             inputs = (*op.inputs[:half], *second, *others)
             yield replace(op, inputs=inputs, outputs=(y,))
-            yield replace(scatter, inputs=(y,), outputs=(z,))
+            yield replace(scatter, inputs=(y,), outputs=(z,), attributes=_with(scatter, algorithm=algorithm))
             parts.append(z)
         yield _joined(scatter.outputs[0], parts, found.dim, 1, scatter.region)
 

@@ -39,6 +39,11 @@ def gpt(models, vocabulary=96, time=16, width=32, heads=4, layers=4):
     return made, tuple(tokens), models.of_tokens
 
 
+def mixture(models):
+    made = models.Mixture(4, is_transposed=False, has_bias=False, has_gate=True)
+    return made, tuple(models.torch.randn(2, ROWS, 6, 12)), models.F.mse_loss
+
+
 def vit(models, **sizes):
     size, classes = sizes.get("size", 16), sizes.get("classes", 10)
     made = models.ViT(**{"width": 32, "layers": 4, "classes": 12, **sizes})
@@ -74,8 +79,18 @@ PLANS = [{}, {"tp": 2, "pp": 2}, {"tp": 4, "zero": 1}, {"pp": 4, "recompute": "f
 
 @pytest.mark.parametrize("made", SMALL.values(), ids=SMALL)
 def test_plans_of_small_models_run_on_processes_with_the_numbers_of_the_framework(cluster_of, made):
-    program, weights, data, value, gradients = made()
-    for fixed in PLANS:
+    check(cluster_of, made(), PLANS)
+
+
+@with_torch
+def test_experts_of_pytorch_are_split_by_plans_that_run_with_its_numbers(cluster_of):
+    check(cluster_of, of_torch(mixture), [{"ep": 4}, {"ep": 2, "pp": 2}, {"ep": 2, "tp": 2, "recompute": "full"}])
+
+
+def check(cluster_of, made, fixed_settings):
+    """Runs the best plan with each of the settings, and compares the loss and all gradients."""
+    program, weights, data, value, gradients = made
+    for fixed in fixed_settings:
         plans = find_plan(program, hardware="dgx-h100", devices=8, batch=ROWS, optimizer=SGD(1.0), simulations=1, **fixed)
         plan = plans.best
         assert plan.mesh.size == 8 and {name: plan.settings[name] for name in fixed} == fixed

@@ -14,7 +14,7 @@ from trained_runs import ON, B, in_turn, simulated, trained_on
 from parallelism import Hardware, models
 from parallelism.transforms import SGD, Adam, Overlap, Strategy, TensorOverlap, train_step
 
-PLAIN = {"layers": 1, "width": 16, "heads": 4, "vocabulary": 28, "sequence": 16, "dtype": np.float64}
+PLAIN = {"layers": 1, "width": 16, "heads": 4, "vocabulary": 28, "sequence": 16, "feed_forward": 24, "dtype": np.float64}
 GATED = {**PLAIN, "activation": "swiglu", "norm": "rms", "positions": "rotary", "biases": False, "tied": False,
          "key_value_heads": 4, "feed_forward": 24}
 

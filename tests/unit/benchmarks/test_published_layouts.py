@@ -12,6 +12,7 @@ from benchmarks.published_layouts import (
     Row,
     groups,
     held_by_code,
+    held_by_norms,
     memory_told,
     order,
     priced,
@@ -52,6 +53,10 @@ def test_such_code_holds_its_loss_and_what_its_norms_read():
     kept, with_norms = (
         held_by_code(row(tp=2, microbatch=8, kernels=kernels)) for kernels in ("flash 2", "flash 2 + norms"))
     assert kept - with_norms == pytest.approx(40 * tokens * 8 * width)
+    assert held_by_norms(row(tp=2, microbatch=8, kernels="flash 2 + norms")) == 0
+    assert held_by_norms(row(tp=2, microbatch=8, kernels="flash 2")) == pytest.approx(kept - with_norms)
+    assert held_by_norms(row(tp=2, sp=1, pp=2, microbatch=8)) == pytest.approx(2 * 20 * tokens * 8 * width / 2)
+    assert held_by_norms(row(microbatch=8, again=1)) == pytest.approx(tokens * 8 * width)
     scores = held_by_code(row(tp=2, microbatch=8, kernels="torch")) - kept
     assert scores == pytest.approx(40 * tokens * 9 * 40 * 2048 / 2)
 

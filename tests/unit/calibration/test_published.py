@@ -243,6 +243,15 @@ def test_a_parameter_is_read_and_changed_by_its_name(name, value):
     assert with_parameter(after, name, parameter(before, name)) == before
 
 
+def test_attention_rates_of_other_widths_change_in_proportion():
+    before = hardware_of(Table.of("megatron-h100"), Table.of("megatron-h100").rows[0])
+    after = with_parameter(before, "kernels.attention&attention_gradient.efficiency", 0.48)
+    for kernel in ("attention", "attention_gradient"):
+        rates = [(rate.width, rate.efficiency) for rate in before.kernels[kernel].rates]
+        assert [width for width, _ in rates] == [128, 128, 64, 64] and rates[0][1] == rates[1][1] == 0.32
+        assert [rate.efficiency for rate in after.kernels[kernel].rates] == pytest.approx([1.5 * each for _, each in rates])
+
+
 @pytest.mark.slow
 def test_seconds_of_the_host_are_found_from_runs_that_have_them():
     table, name = Table.of("experts-h100"), "kernels.dispatch.host_seconds"
@@ -262,3 +271,15 @@ def test_runs_of_training_that_were_held_out_are_told_better_than_by_a_constant(
     assert float(np.mean(errors)) <= most
     for each in held_out:
         assert each.error < float(np.mean(np.abs(each.constant_errors)))
+
+
+def test_runs_of_nemo_in_float8_have_its_recipe_and_others_scales_of_the_tensor_itself():
+    rows = [row.published for name in ("megatron-h100", "nemo-h100", "experts-h100") for row in Table.of(name).rows]
+    recipes = {(each.columns["software"], each.columns["precision"]): {
+        (other.flags.fp8_recipe, other.flags.fp8_amax_history_len, other.flags.fp8_param_gather) for other in rows
+        if (other.columns["software"], other.columns["precision"]) == (each.columns["software"], each.columns["precision"])}
+        for each in rows}
+    assert recipes == {
+        ("NeMo", "bf16"): {(None, None, None)}, ("NeMo", "fp8"): {("delayed", 1024, True)},
+        ("Megatron Bridge", "bf16"): {(None, None, None)}, ("Megatron Bridge", "fp8"): {("tensorwise", None, None)},
+        ("Megatron Bridge", "fp8-cs"): {("tensorwise", None, None)}}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,7 +22,8 @@ from parallelism.transforms import SGD, Parts, first_state, train_step
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # importing torch alone takes seconds
 MODELS = (
     "a tied GPT, some targets ignored", "label smoothing, some targets ignored", "a perceptron with a loss that is a module",
-    "experts", "an LSTM in both directions", "a diffusion U-Net", "speech with a decoder", "a vision transformer", "a Llama",
+    "experts", "experts that are looped over", "experts with biases",
+    "an LSTM in both directions", "a diffusion U-Net", "speech with a decoder", "a vision transformer", "a Llama",
     "a residual network", "nn.TransformerEncoder", "a GRU", "chances of two classes", "chances as targets",
     "a negative log likelihood", "an encoder with biased scores", "a loss of places")
 
@@ -86,6 +88,30 @@ def test_dims_that_are_said_to_be_dynamic(torch, models):
     program, weights = from_torch(gpt, ids, dynamic={"ids": {0: "B", 1: "time"}})
     assert program.symbols == {"B", "time"}
     assert_allclose(outputs_of(program, weights, [ids])[0], gpt(ids).detach().numpy(), rtol=1e-4, atol=1e-6)
+
+
+def test_experts_that_are_looped_over_are_dealt_unless_their_model_says_another_way(torch, models):
+    module, examples, loss = models.MODELS["experts that are looped over"]()
+    program, _ = from_torch(module, *examples, loss=loss)
+    assert [op.kind for op in program.ops if op.kind in ("dispatch", "combine")] == ["dispatch", "combine"] * 2
+    assert {op.region for op in program.ops if op.kind == "dispatch"} == {"experts.0", "experts.1"}
+    assert not any("forward" in vars(each) for each in module.modules())
+    for experts in module.experts:
+        experts.config = SimpleNamespace(_experts_implementation="batched_mm")
+    with pytest.raises(UnsupportedError):               # its own loop, whose length depends on the numbers
+        from_torch(module, *examples, loss=loss)
+
+
+def test_parts_of_a_tensor_in_bfloat16(torch):
+    class Parts(torch.nn.Module):
+        def forward(self, x):
+            first, second, last = x.split(3, dim=1)
+            return (first * second)[:, :2] + last
+
+    x = torch.randn(5, 8, 2).bfloat16()
+    program, _ = from_torch(Parts(), x)
+    found, = ir.interpret(program, {"x": x.view(torch.uint16).numpy().view(np.dtype("bfloat16"))}).outputs
+    assert_allclose(found.astype("f4"), Parts()(x).float().numpy(), rtol=0.01)
 
 
 def test_what_cannot_be_is_refused_with_its_reason(torch, models):

@@ -12,7 +12,7 @@ from numpy.testing import assert_array_equal
 
 from parallelism import Mesh, ir
 from parallelism.execution.device_program import DeviceProgram
-from parallelism.ir.passes.chunked_collectives import CHUNKED, chunked_over
+from parallelism.ir.passes.chunked_collectives import CHUNKED, SPLITS, chunked_over
 from parallelism.layouts import annotate, localize
 from parallelism.transforms import Strategy, TensorOverlap
 
@@ -62,15 +62,17 @@ def test_a_product_of_what_is_gathered_and_one_that_is_scattered_are_cut():
         ("all_gather", (3, 4, 4)), ("matmul", (3, 4, 6)), ("add", (3, 4, 6)),
         ("all_gather", (3, 4, 4)), ("matmul", (3, 4, 6)), ("add", (3, 4, 6)),
         ("joined_chunks", (3, 8, 6)), ("maximum", (3, 8, 6)),
-        ("chunk", (6, 2)), ("chunk", (6, 2)),
-        ("matmul", (3, 8, 2)), ("reduce_scatter", (3, 4, 2)), ("matmul", (3, 8, 2)), ("reduce_scatter", (3, 4, 2)),
+        *[("chunk", (6, 1))] * 4,
+        *[("matmul", (3, 8, 1)), ("reduce_scatter", (3, 4, 1))] * 4,
         ("joined_chunks", (3, 4, 4))]
-    assert [op.nbytes for op in program.ops if op.kind in ("chunk", "joined_chunks")] == [0] * 6
+    assert [op.nbytes for op in program.ops if op.kind in ("chunk", "joined_chunks")] == [0] * 8
+    named = [op["algorithm"] for op in program.ops if op.operator.received is not None]
+    assert named == ["chunk of 2"] * 2 + ["chunk of 4"] * 4
     assert ir.parse(str(program)) == program
 
 
 @pytest.mark.parametrize(("sizes", "sequence", "hidden", "width", "beside"), [
-    ({"tp": 2}, 8, 12, 4, 2), ({"tp": 3}, 18, 9, 6, 3), ({"tp": 4, "dp": 2}, 16, 8, 4, 3), ({"tp": 5}, 25, 10, 5, 3)])
+    ({"tp": 2}, 8, 12, 4, 2), ({"tp": 3}, 18, 9, 12, 3), ({"tp": 4, "dp": 2}, 16, 8, 4, 3), ({"tp": 5}, 25, 10, 20, 3)])
 def test_the_tiles_of_a_chunk_are_counted_with_those_of_the_chunks_that_are_computed_at_once(
         sizes, sequence, hidden, width, beside):
     tp = sizes["tp"]
@@ -78,14 +80,14 @@ def test_the_tiles_of_a_chunk_are_counted_with_those_of_the_chunks_that_are_comp
     shapes = [[step.cost.shape for step in each.steps if step.name == "matmul"] for each in (whole, cut)]
     rows, columns = 3 * sequence, hidden // tp
     assert shapes[0] == [(1, rows, columns, width), (1, rows, width, columns)]
-    gathered, scattered = (1, beside * rows // tp, columns, width), (1, rows, beside * width // tp, columns)
-    assert shapes[1] == [gathered] * tp + [scattered] * tp
+    gathered, scattered = (1, beside * rows // tp, columns, width), (1, rows, 3 * width // SPLITS, columns)
+    assert shapes[1] == [gathered] * tp + [scattered] * SPLITS
     flops = [sum(step.cost.flops for step in each.steps if step.name == "matmul") for each in (whole, cut)]
     assert flops[0] == flops[1]
 
 
 @pytest.mark.parametrize(("sizes", "sequence", "hidden", "width"), [
-    ({"tp": 2}, 8, 6, 4), ({"tp": 3}, 18, 9, 6), ({"tp": 4, "dp": 2}, 16, 8, 4), ({"tp": 2}, 4, 2, 2)])
+    ({"tp": 2}, 8, 6, 4), ({"tp": 3}, 18, 9, 12), ({"tp": 4, "dp": 2}, 16, 8, 4), ({"tp": 2}, 4, 2, 8)])
 def test_values_and_bytes_are_those_of_the_whole_collectives(sizes, sequence, hidden, width):
     function = laid_out(sequence, hidden, width)
     whole, cut = both(function, Mesh(**sizes))
@@ -94,12 +96,12 @@ def test_values_and_bytes_are_those_of_the_whole_collectives(sizes, sequence, hi
     assert_array_equal(run_everywhere(cut, given)[0], run_everywhere(whole, given)[0])
     assert moved(cut.program()) == moved(whole.program()) and moved(cut.program())
     calls = [sum(op.kind in ("all_gather", "reduce_scatter") for op in each.program().ops) for each in (whole, cut)]
-    assert calls == [2, 2 * sizes["tp"]]
+    assert calls == [2, sizes["tp"] + SPLITS]
     assert cut.received() == whole.received()
 
 
 @pytest.mark.parametrize(("sequence", "width", "whole"), [
-    (6, 4, {"all_gather"}), (8, 5, {"reduce_scatter"}), (7, 4, {"all_gather", "reduce_scatter"}), (8, 4, set())])
+    (6, 4, {"all_gather"}), (8, 6, {"reduce_scatter"}), (7, 4, {"all_gather", "reduce_scatter"}), (8, 4, set())])
 def test_what_does_not_divide_into_chunks_stays_whole(sequence, width, whole):
     program = both(laid_out(sequence, 6, width), Mesh(tp=2))[1].program()
     found = Counter(op.kind for op in program.ops)

@@ -8,6 +8,7 @@ import pytest
 
 from parallelism import Hardware, Mesh, ir, models, simulate
 from parallelism.display.quantities import rate, seconds
+from parallelism.ir.tracing import apply
 from parallelism.planning import SETTINGS, NoPlanFits, Plans, find_plan, search
 from parallelism.planning.explanation import Account, why, why_not
 from parallelism.planning.plan import Task
@@ -401,6 +402,31 @@ def test_what_a_program_does_not_allow_is_refused_with_its_reason() -> None:
     words = {reason.split(" ")[0]: each.count for reason, each in plans.refused.items()}
     assert words["5"] == 1      # ops, of which 8 stages cannot be cut
     assert words["sp:"] == 3
+
+
+def dealt(p, x, y):
+    """A loss behind four experts, of which each token takes two."""
+    chosen = np.argsort(-(x @ p["router"]), axis=2)[:, :, :2]
+    how = {"each": 3, "first": 0, "drops": False}
+    rows = apply("dispatch", x, chosen, shape=(4, x.shape[0], 3, 16), **how)
+    made = np.maximum(np.einsum("ebch,ehf->ebcf", rows, p["up"]), 0)
+    made = np.einsum("ebcf,efh->ebch", made, p["down"])
+    return np.mean((apply("combine", made, chosen, **how) - y) ** 2)
+
+
+def test_the_experts_of_a_program_are_split_where_their_number_allows_it() -> None:
+    shapes = {"router": (16, 4), "up": (4, 16, 24), "down": (4, 24, 16)}
+    tokens = ir.TensorType("f32", (ir.symbol("B"), 6, 16))
+    program = ir.record(dealt, {name: ir.TensorType("f32", shape) for name, shape in shapes.items()}, tokens, tokens)
+    plans = find_plan(program, hardware="dgx-h100", devices=8, batch=16, microbatch=2, zero=0, pp=1, tp=1,
+                      recompute="none", simulations=1)
+    assert {plan.settings["ep"] for plan in plans} == {1, 2, 4}
+    split = next(plan for plan in plans if plan.settings["ep"] == 4)
+    weights = [value for value in split.step.function.inputs if value.name in ("p.up", "p.down")]
+    assert [str(value.layout) for value in weights] == ["TensorSharding('ep', None, None)"] * 2
+    assert Task.simulate(plans.task, split.settings).makespan_seconds == pytest.approx(split.seconds, rel=1e-12)
+    with pytest.raises(NoPlanFits, match="ep does not divide the experts"):
+        _ = find_plan(program, hardware="dgx-h100", devices=8, batch=16, ep=8).best
 
 
 @pytest.mark.sampled(2)

@@ -1,0 +1,78 @@
+"""What the operators of experts mean that `parallelism.interop.torch_experts` writes into a file.
+
+    Deal(x, experts, gates)           for each expert the rows of the tokens that chose it, and the gates of these rows
+    Product(rows, weights)            the rows of each expert times its weight ``(e, f, h)``, or ``transposed`` ``(e, h, f)``
+    Combine(rows, of_rows, experts)   for each token the sum of its rows, times their gates
+
+Tokens come without their sequences, as ``(n, h)``, because models flatten them.  The sequences are found again behind the
+reshape that did it, so that a program can be split along the batch.  Each expert has the slots that
+`parallelism.ir.operators.dispatch` describes, ``(e, batch, slots, h)``; no choice is dropped.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from parallelism.interop.arrays import reshaped
+from parallelism.interop.folding import convert, emit, whole
+from parallelism.interop.onnx_models.graph import GraphNode
+from parallelism.interop.onnx_models.reading import Reader, meaning
+from parallelism.ir.core import Extent
+from parallelism.models.expert_feed_forward import Slots, slots_of
+from parallelism.models.expert_layers import Experts
+
+
+@meaning("vcluster.Deal")
+def _deal(reader: Reader, node: GraphNode, x: list[Any]) -> list[Any]:
+    tokens, experts, gates = map(whole, x)
+    batch, length = _sequences(reader, tokens)
+    count, chosen = int(node.get("count", 0)), experts.shape[1]
+    slots = _slots(count, chosen, length)
+    how: dict[str, Any] = {"each": slots.each, "first": 0, "drops": False}
+    shape = (count, batch, slots.rows)
+    experts = reshaped(experts, (batch, length, chosen))
+    rows = reshaped(tokens, (batch, length, tokens.shape[1]))
+    return [
+        emit("dispatch", rows, experts, shape=(*shape, tokens.shape[1]), **how),
+        emit("dispatch_gates", reshaped(gates, (batch, length, chosen)), experts, shape=shape, **how),
+    ]
+
+
+@meaning("vcluster.Product")
+def _product(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    weight = "ehf" if node.get("transposed", 0) else "efh"
+    return emit("einsum", whole(x[0]), whole(x[1]), equation=f"ebch,{weight}->ebcf")
+
+
+@meaning("vcluster.Combine")
+def _combine(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    rows, gates, experts = map(whole, x)
+    count, batch, _, width = rows.shape
+    tokens, chosen = experts.shape
+    length = tokens // batch
+    slots = _slots(count, chosen, length)
+    experts = reshaped(experts, (batch, length, chosen))
+    wide = np.result_type(rows.dtype, gates.dtype)  # as the software multiplies; it sends what it then rounds
+    gated = emit("einsum", convert(rows, wide), convert(gates, wide), equation="ebch,ebc->ebch")
+    mixed = emit("combine", convert(gated, rows.dtype), experts, each=slots.each, first=0, drops=False)
+    return reshaped(mixed, (tokens, width))
+
+
+def _slots(count: Extent, chosen: Extent, length: Extent) -> Slots:
+    """The slots of each expert for a sequence, with an even load."""
+    if not (isinstance(count, int) and isinstance(chosen, int)):
+        raise ValueError(f"the numbers of experts must be known, got {chosen} of {count}")
+    return slots_of(Experts(count=count, chosen=chosen), length)
+
+
+def _sequences(reader: Reader, tokens: Any) -> tuple[Extent, Extent]:
+    """The batch and the length of the sequences of tokens ``(n, h)``: those before they were flattened; else one of all."""
+    for op in reversed(reader.builder.ops):
+        if tokens.value in op.outputs:
+            before = op.inputs[0].type.shape
+            if op.kind == "reshape" and len(before) == 3 and before[2] == tokens.shape[1]:
+                return before[0], before[1]
+            break
+    return 1, tokens.shape[0]
