@@ -70,12 +70,12 @@ def _is_regular(run: TrainingRun, *, in_stages: bool) -> bool:
     zero = next((each for each in given if isinstance(each, Zero)), None)
     if overlap is None or (zero is not None and zero.stage == _SHARDED):
         return True
-    is_narrow = any(isinstance(each, MixedPrecision) and each.products is not None for each in given)
+    narrow = [each for each in given if isinstance(each, MixedPrecision) and each.products is not None]
     if in_stages:
-        return not (is_narrow and model.biases)
+        return not (narrow and (model.biases or narrow[0].history))
     one, two = (replace(model, layers=layers).parameters for layers in (1, 2))
     layer_bytes = (two - one) * 4 // run.mesh.shape.get("tp", 1)
-    return not is_narrow and 2 * overlap.bucket_bytes <= layer_bytes
+    return not narrow and 2 * overlap.bucket_bytes <= layer_bytes
 
 
 def _step_of(run: TrainingRun, software: Software) -> SimulatedOperation:
