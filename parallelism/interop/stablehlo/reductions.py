@@ -183,7 +183,8 @@ def _sort(reader: Reader, node: Node, arrays: list[Any]) -> Any:
     axis = node.attributes.get("dimension", -1) % arrays[0].ndim
     block = node.body
     arrays = [whole(x) for x in arrays]
-    if len(block.nodes) < 2 or arrays[0].shape[axis] <= 1:
+    extent = arrays[0].shape[axis]
+    if len(block.nodes) < 2 or (isinstance(extent, int) and extent <= 1):
         return arrays
     compare = block.nodes[-2]
     direction = _simple(block)

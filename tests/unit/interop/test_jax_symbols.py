@@ -69,6 +69,10 @@ def test_such_a_loss_is_planned():
 
 FUNCTIONS = {
     "sizes in numbers": (lambda x: x / x.shape[0] + x.shape[1], [f32(B, 3)]),
+    "sorted along a symbol": (lambda x: (jnp.sort(x, 0), jnp.argsort(-x, 0), x[jnp.argsort(x[:, 0])]), [f32(B, 3)]),
+    "rows of experts": (
+        lambda x, w: jax.lax.ragged_dot(x, w, jnp.bincount(jnp.abs(x[:, 0] * 9).astype(int) % 3, length=3)),
+        [f32(B, 4), f32(3, 4, 5)]),
     "joined": (lambda x, y: jnp.concatenate([x, y]), [f32(B, 3), f32(T, 3)]),
     "a slice": (lambda x: x[1:-1, ::2], [f32(B, 5)]),
     "parts of the last dim": (lambda x: (x[..., :2], x[..., 2:], jnp.split(x, [1, 4], -1)), [f32(B, 2, 5)]),
