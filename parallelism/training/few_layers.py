@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 from parallelism import transforms
+from parallelism.dtypes import as_dtype
 from parallelism.hardware import Software
 from parallelism.mesh import Mesh
 from parallelism.models import TransformerSpec
@@ -28,6 +29,8 @@ FEW_STAGES: tuple[int, ...] = (2, 3)
 """So many stages at each position: beside the first stage, and the last, are one or two others."""
 WORTH, FEWER = 16, 2
 """A model with fewer layers is simulated whole, and so is one that has not so many times the stages of both with few."""
+_BUCKETS = 3
+"""So many buckets are sums of a layer where each layer may close them at the same places."""
 _SHARDED = 3
 """The stage of `Zero` under which parameters are sharded."""
 _NAME = r"(\*|[A-Za-z_][A-Za-z0-9_+]*)"
@@ -61,21 +64,25 @@ def layered_step(run: TrainingRun, software: Software) -> LayeredStep | None:
 def _is_regular(run: TrainingRun, *, in_stages: bool) -> bool:
     """Whether layers may repeat the order of an update whose sums and gathers are in buckets.
 
-    They do not where a bucket has the sums of more than half a layer, nor where an update makes narrow weights beside
+    They do not where a layer fills few buckets, nor where an update makes narrow weights beside
     others, which are gathered in buckets of all layers; there few layers are not tried.
     """
     given, model = run.strategy.transforms, run.model
     assert isinstance(model, TransformerSpec)
     overlap = next((each for each in given if isinstance(each, Overlap)), None)
     zero = next((each for each in given if isinstance(each, Zero)), None)
-    if overlap is None or (zero is not None and zero.stage == _SHARDED):
+    precision = next((each for each in given if isinstance(each, MixedPrecision)), None)
+    if overlap is None:
         return True
-    narrow = [each for each in given if isinstance(each, MixedPrecision) and each.products is not None]
+    is_narrow = (
+        precision is not None and precision.products is not None and (zero is None or zero.stage < _SHARDED)
+    )
     if in_stages:
-        return not (narrow and (model.biases or narrow[0].history))
+        return not (is_narrow and (model.biases or (precision is not None and precision.history)))
     one, two = (replace(model, layers=layers).parameters for layers in (1, 2))
-    layer_bytes = (two - one) * 4 // run.mesh.shape.get("tp", 1)
-    return not narrow and 2 * overlap.bucket_bytes <= layer_bytes
+    width = as_dtype(model.dtype if precision is None else precision.gradients).itemsize
+    layer_bytes = (two - one) * width // run.mesh.shape.get("tp", 1)
+    return not is_narrow and _BUCKETS * overlap.bucket_bytes <= layer_bytes
 
 
 def _step_of(run: TrainingRun, software: Software) -> SimulatedOperation:
