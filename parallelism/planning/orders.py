@@ -9,7 +9,7 @@ With many microbatches most levels repeat (`Window`), so that only an order of f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import chain
@@ -72,7 +72,7 @@ class Order:
     ) -> Order:
         """The order of a schedule, where these stages are ``longer`` than others: see `place_of`."""
         more = (chunks,) if chunks > 1 else ()
-        rows = [list(_works(kind.generator(rank, ranks, microbatches, *more))) for rank in range(ranks)]
+        rows = [_works(kind.generator(rank, ranks, microbatches, *more)) for rank in range(ranks)]
         return _order(rows, ranks * chunks, longer)
 
     @property
@@ -222,12 +222,15 @@ def _repeating(
 _NUMBER_OF_KIND = {kind: number for number, kind in enumerate(KINDS)}
 
 
-def _works(steps: Any) -> Any:
+def _works(steps: Iterable[Any]) -> list[Work]:
+    """The actions of steps, of which some are several actions."""
+    found = list[Work]()
     for step in steps:
         if isinstance(step[0], tuple):
-            yield from step
+            found += step
         else:
-            yield step
+            found.append(step)
+    return found
 
 
 def _order(rows: Sequence[Sequence[Work]], stages: int, longer: range | None) -> Order:

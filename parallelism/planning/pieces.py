@@ -8,10 +8,10 @@ says which extents must divide by which devices.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from parallelism.execution.device_program import (
     GRADIENTS,
@@ -34,7 +34,6 @@ from parallelism.ir.passes.fusion import space_of
 from parallelism.ir.passes.joined_calls import joined
 from parallelism.layouts import Devices, Localized, localize
 from parallelism.layouts.stages.laid_out_stages import laid_out_stages
-from parallelism.memoized import memoized
 from parallelism.planning.symbolic_events import (
     COLLECTIVE,
     MESSAGE,
@@ -124,6 +123,23 @@ class StepPieces:
         return set[Split]().union(*(stage.splits(kinds) for stage in self.stages))
 
 
+class _NeededBy(NamedTuple):
+    """Which parameters' updates need each op and value of a program, as integers with a bit for each parameter."""
+
+    bits: Mapping[str | None, int]
+    """By parameter; None stands for what belongs to none, which every update needs."""
+    ops: Sequence[int]
+    values: Mapping[str, int]
+    """By name."""
+
+    def those_of(self, names: Iterable[str]) -> int:
+        """The bits of these parameters, and that of what belongs to none."""
+        found = self.bits.get(None, 0)
+        for name in names:
+            found |= self.bits.get(name, 0)
+        return found
+
+
 @dataclass(frozen=True)
 class Updates:
     """The update of a step of one stage with two blocks, laid out once; and what of it each stage of others does.
@@ -179,8 +195,10 @@ class Updates:
     def several(self) -> set[Split]:
         """Of what no device of the first replica may have a part of one element: of ops that reduce rows, those with one
         row are in other chains."""
+        if not self.fused:
+            return set()
         reduces = any(op.rule.whole or op.rule.reduced for op in self.local.ops if space_of(op) is not None)
-        return splits_of(self.laid_out) if self.fused and reduces else set()
+        return splits_of(self.laid_out) if reduces else set()
 
     def _of_first(self, extent: Any) -> Any:
         """The extent at the first of the replicas, whose part is the largest where parts are uneven."""
@@ -237,54 +255,53 @@ class Updates:
             at_once=order.at_once,
         )
 
-    @memoized
-    def needed(self, names: frozenset[str]) -> tuple[list[bool], set[Value]]:
-        """Which ops of the program the update of the parameters of these names needs, and which values."""
-        outputs, own = self.laid_out.function.outputs, self.step.owners
-        returned = {value.name for value in outputs if own[value.name] in (None, *names)}
-        function = self.program.function
-        values = {
-            at_device
-            for at_device, value in zip(function.outputs, outputs, strict=True)
-            if value.name in returned
-        }
+    @cached_property
+    def _needed_by(self) -> _NeededBy:
+        """What the update of each parameter needs."""
+        whole, function, own = self.laid_out.function, self.program.function, self.step.owners
+        outputs = zip(function.outputs, whole.outputs, strict=True)
+        inputs = zip(function.inputs, whole.inputs, strict=True)
+        returned = [(at_device.name, value.name) for at_device, value in outputs]
+        kept = {value.name: at_device.name for at_device, value in inputs}
+        bits = {name: 1 << number for number, name in enumerate(dict.fromkeys(own.values()))}
+        values = defaultdict[str, int](int)
+        for at_device, name in returned:
+            values[at_device] |= bits[own[name]]
         ops = []
         for op in reversed(function.ops):
-            ops.append(not values.isdisjoint(op.outputs))
-            if ops[-1]:
-                values.update(op.inputs)
-        kept = {name.removeprefix(NEXT) for name in returned}
-        values.update(
-            at_device
-            for at_device, value in zip(function.inputs, self.laid_out.function.inputs, strict=True)
-            if value.name in kept
-        )
-        return ops[::-1], values
+            mask = 0
+            for value in op.outputs:
+                mask |= values[value.name]
+            for value in op.inputs:
+                values[value.name] |= mask
+            ops.append(mask)
+        for _, name in returned:
+            if (input := kept.get(name.removeprefix(NEXT))) is not None:
+                values[input] |= bits[own[name]]
+        return _NeededBy(bits, ops[::-1], values)
 
     @cached_property
     def blocks(self) -> list[int | None]:
         """By op of the program, the block of the one parameter that needs it; None for what several need."""
-        own, function = self.step.owners, self.program.function
-        needed_by: dict[Value, set[str | None]] = defaultdict(set)
-        for at_device, value in zip(function.outputs, self.laid_out.function.outputs, strict=True):
-            needed_by[at_device].add(own[value.name])
-        found: list[int | None] = []
-        for op in reversed(function.ops):
-            parameters = set[str | None]().union(*(needed_by[value] for value in op.outputs))
-            for value in op.inputs:
-                needed_by[value] |= parameters
-            found.append(block_of(*parameters) if len(parameters) == 1 else None)
-        return found[::-1]
+        block_of_bits = {bit: block_of(name) for name, bit in self._needed_by.bits.items()}
+        return [block_of_bits.get(bits) for bits in self._needed_by.ops]
+
+    def needed(self, names: Iterable[str]) -> list[bool]:
+        """By op of the program, whether the update of the parameters of these names needs it."""
+        wanted = self._needed_by.those_of(names)
+        return [bool(bits & wanted) for bits in self._needed_by.ops]
 
     def events(self, names: frozenset[str]) -> list[Event]:
         """The events of the update of these parameters."""
-        return list(self.program.events_of(self.needed(names)[0], self.blocks, Devices.of(self.devices)))
+        return list(self.program.events_of(self.needed(names), self.blocks, Devices.of(self.devices)))
 
     def state(self, names: frozenset[str]) -> Any:
         """The bytes of the state of these parameters."""
-        state, needed = {value.name for value in self.step.parts.state}, self.needed(names)[1]
+        state, wanted = {value.name for value in self.step.parts.state}, self._needed_by.those_of(names)
         return nbytes_of(
-            value.type for value in self.program.function.inputs if value.name in state and value in needed
+            value.type
+            for value in self.program.function.inputs
+            if value.name in state and self._needed_by.values.get(value.name, 0) & wanted
         )
 
 

@@ -96,11 +96,17 @@ class StageCosts:
     def _changes_of_runs(self, place: int, action: str) -> list[tuple[bool, int, int]]:
         """For each run of events of two blocks: whether it is repeated, and the bytes that it holds, at most and at its
         end, beside what is held before it."""
-        found = []
-        for events, is_repeated in self.symbolic.runs(((place, 2), action)):
-            levels = np.cumsum(self._changes(events))
-            found.append((is_repeated, int(levels.max()), int(levels[-1])))
-        return found
+        runs = self.symbolic.runs(((place, 2), action))
+        if not runs:
+            return []
+        events = slice(runs[0].events.start, runs[-1].events.stop)
+        starts = np.array([run.events.start for run in runs]) - events.start
+        changes = self._changes(events)
+        held = np.cumsum(changes)
+        before = held[starts] - changes[starts]
+        highest = np.maximum.reduceat(held, starts) - before
+        change = np.append(before[1:], held[-1]) - before
+        return list(zip([run.is_repeated for run in runs], highest.tolist(), change.tolist(), strict=True))
 
     def _changes(self, events: slice) -> Ints:
         """The change of memory by each of some events."""

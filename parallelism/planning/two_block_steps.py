@@ -361,7 +361,20 @@ class TwoBlockSteps:
 
     @memoized
     def _pieces(self, pattern: Pattern, blocks: int) -> StepPieces:
-        """The pieces of a step with the stages of `_labels`, on one replica."""
+        """The pieces of a step with the stages of `_labels`, on one replica.
+
+        Where stages that keep everything are the same, so are those of which something runs again: what runs again is
+        chosen by its region, and it has the layouts of what is kept.
+        """
+        if pattern.recompute == "none":
+            return self._laid_out_pieces(pattern, blocks)
+        kept = self._pieces(pattern._replace(recompute="none"), blocks)
+        key = pattern.recompute, *map(id, kept.stages)  # `_known_stages` keeps them alive
+        if key not in self._known_again:
+            self._known_again[key] = self._laid_out_pieces(pattern, blocks)
+        return self._known_again[key]
+
+    def _laid_out_pieces(self, pattern: Pattern, blocks: int) -> StepPieces:
         step = self._step(pattern, blocks, replicated=self._splits_state(pattern))
         pieces = StepPieces(
             step,
@@ -376,6 +389,11 @@ class TwoBlockSteps:
     @cached_property
     def _known_stages(self) -> dict[Any, SymbolicStage]:
         """See `StepPieces.known`."""
+        return {}
+
+    @cached_property
+    def _known_again(self) -> dict[Any, StepPieces]:
+        """The pieces of steps of which something runs again, by that and by the stages that keep it."""
         return {}
 
     @cached_property

@@ -279,10 +279,10 @@ def in_runs(
         place_of |= {each: each - start + len(events.rows) for each in range(start, place)}
         events.rows += action.events.rows[start:place]
         start = place + len(run.rows)
-        seconds = price(run)
+        seconds = price(run) if run.rows else None  # behind the last event there is nothing to price
         if seconds is None:
             events.rows += run.rows
-        elif run.rows:
+        else:
             _add_run(events, run, stage, seconds)
     events.collectives = [
         each._replace(event=place_of[each.event])

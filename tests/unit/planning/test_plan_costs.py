@@ -489,13 +489,30 @@ def test_the_update_of_a_stage_is_a_part_of_that_of_all(dtype: str, tied: bool, 
         pending = dict(whole.pending)
         own_pending = {name: pending[kept] for name in names if (kept := numbered(name, -first)) in pending}
         own = localize(step.update(names, layouts, replicas=("dp",), pending=own_pending), updates.devices)
-        wanted, _ = updates.needed(frozenset(numbered(name, -first) for name in names))
+        wanted = updates.needed(numbered(name, -first) for name in names)
         part = [op for op, is_wanted in zip(updates.program.function.ops, wanted, strict=True) if is_wanted]
         in_order = joined(own.program()).of(own.program()).ops
         rows, expected = ([(op.kind, [value.type.specialize({"tp": 2, "dp": 2}) for value in op.inputs])
                            for op in ops] for ops in (part, in_order))
         assert rows == expected
         assert rows
+
+
+def test_what_runs_again_is_laid_out_once_where_what_is_kept_is_the_same() -> None:
+    """ZeRO changes nothing of these actions, and each is as it is without the other; under sequence parallelism it does."""
+    spec = models.TransformerSpec(layers=2, width=12, heads=2, vocabulary=24, sequence=6, dtype="bfloat16", **FEW)
+    steps, alone = (TwoBlockSteps(TrainedModel.of(spec, ADAM_W), fused=False) for _ in range(2))
+    pattern = Pattern(False, split=False, tp=True, sp=False, cp=1, recompute="full", zero=1)
+    found = []
+    for again in ("full", "selective"):
+        first, second = (pattern._replace(recompute=again, zero=zero) for zero in (1, 0))
+        assert steps._pieces(first, 1) is steps._pieces(second, 1)
+        found.append([[*pieces.actions([0], "FB", several=True)] for pieces in (
+            steps._pieces(second, 1), alone._laid_out_pieces(second, 1))])
+        assert found[-1][0] == found[-1][1]
+    assert found[0] != found[1]
+    sequences = [steps._pieces(pattern._replace(sp=True, zero=zero), 1) for zero in (0, 1)]
+    assert sequences[0] is not sequences[1]
 
 
 def test_a_peak_of_many_blocks() -> None:

@@ -15,7 +15,7 @@ from parallelism.pipelining import KINDS, NOBODY, passed
 from parallelism.pipelining.generators import SCHEDULES
 from parallelism.simulation import priced_pieces
 from parallelism.simulation.device_events import FIELDS, Bulk, DeviceEvents, EventRow
-from parallelism.simulation.repeated_stages import RepeatedEvents
+from parallelism.simulation.repeated_stages import RepeatedEvents, in_runs
 from parallelism.simulation.typed_device import TypedDevice
 from parallelism.timeline import Pricing
 
@@ -165,3 +165,17 @@ def test_equal_collectives_of_a_group_are_priced_once(hardware: str, groups: int
     assert found.seconds.tolist() == [pricing.collective(*call).seconds for call in calls]
     assert len(found.prices) == 1 + groups * len({(call.kind, call.nbytes) for call, _ in calls}) < len(calls)
     assert [found.groups[price] for price in found.price.tolist()] == [call.group for call, _ in calls] or groups == 1
+
+
+def test_the_price_of_nothing_is_not_asked_for() -> None:
+    rows = [EventRow("compute", "a", 2.0, 3.0), EventRow("memory", "activations", 4.0), EventRow("compute", "b", 5.0, 6.0)]
+    asked: list[int] = []
+
+    def price(events: DeviceEvents) -> float:
+        asked.append(len(events.rows))
+        return 7.0
+
+    made = in_runs(RepeatedEvents(None, 0, 0, None, None, DeviceEvents(rows)), 1, price)
+    assert asked == [3]
+    assert [(row.name, row.nbytes, row.flops, row.seconds) for row in made.events.rows if row.kind == "compute"] == [
+        ("ops", 7.0, 9.0, 7.0)]
