@@ -115,8 +115,8 @@ class Running:
         values.update((value.name, array) for value, array in zip(op.outputs, outputs, strict=True))
 
     def wait_for(self, ops: Sequence[Op]) -> None:
-        """Waits for what these ops read."""
-        for late in self.awaited.intersection(value.name for op in ops for value in op.inputs):
+        """Waits for what these ops read, in their order."""
+        for late in {each.name: each for op in ops for each in op.inputs if each.name in self.awaited}:
             for category, nbytes in self.values[late].call.freed():
                 self.hold(category, -nbytes, **self.places)
             self.values[late] = self.values[late].wait()

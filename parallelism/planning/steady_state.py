@@ -38,7 +38,10 @@ class Levels(NamedTuple):
         return len(self.action)
 
     def run(self, times: Floats, durations: Floats, messages: Floats, start: int, end: int) -> None:
-        """Computes the times at which the actions of some levels end."""
+        """Computes the times at which the actions of some levels end.
+
+        Rows of the arrays should lie together: else each `take` copies the whole array first.
+        """
         for action, before, taken, duration, message in zip(*(each[start:end] for each in self), strict=True):
             ends = times.take(taken, axis=0)  # quicker than an index, of small arrays by half
             ends += messages.take(message, axis=0)
@@ -166,7 +169,7 @@ class _Repetitions:
                 kept = kept and (kept[0][:, ~few], kept[1][:, ~few])
             if not len(active):
                 return others
-            mine = self.now[:, active]
+            mine = self.now.take(active, axis=1)  # rows that lie together, as `Levels.run` takes them
             shift = mine[there].min(axis=0)
             mine[:-1] -= shift
             self.base[active] += shift
@@ -204,7 +207,7 @@ class _Repetitions:
     def _repeated(self, mine: Floats, active: Ints, cycle: int) -> Floats:
         """Repeats the window in the times of some plans.  By how much each action waits longer for the one before it
         than for the one whose result it takes, in every repetition."""
-        durations, messages = self.durations[:, active], self.messages[:, active]
+        durations, messages = (each.take(active, axis=1) for each in (self.durations, self.messages))
         leads = np.empty((cycle, len(self.before), len(active)))
         for lead in leads:
             mine[self.count : -1] = mine[: self.count]

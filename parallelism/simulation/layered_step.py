@@ -1,64 +1,92 @@
 """`LayeredStep`: a step of a model with many equal layers as an operation, from steps of two models with few.
 
-It has the events of a `PipelinedStep` of the whole model, whose program is never made.
+It has the events of a `PipelinedStep` of the whole model, whose program is never made.  The two have either fewer layers
+in one stage, or fewer stages with as many layers each, on at most `POSITIONS` positions of a pipeline: the first, the last,
+and one that stands for all between them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any
+from dataclasses import replace
+from functools import cache, cached_property, partial
+from math import prod
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from parallelism.execution import StagePrograms
+from parallelism.collectives import MemberCall
+from parallelism.execution import StagePrograms, TypedArray
+from parallelism.execution.last_backward import LastBackward
 from parallelism.hardware import Software
 from parallelism.layouts.stages import Part
+from parallelism.layouts.stages.messages import packed
 from parallelism.memoized import memoized
+from parallelism.mesh import Mesh
+from parallelism.pipelining import Pipeline, message_user
 from parallelism.simulation.device_events import DeviceEvents
-from parallelism.simulation.equal_layers import UnequalLayers, with_layers
-from parallelism.simulation.event_classes import Templates
+from parallelism.simulation.equal_layers import MARK, UnequalLayers, with_layers
+from parallelism.simulation.event_classes import Ints, Templates
 from parallelism.simulation.operations import PipelinedStep, PriceEvents, SimulatedOperation
 from parallelism.simulation.repeated_actions import run_repeated
 from parallelism.simulation.repeated_stages import RepeatedEvents, RepeatingStage
+from parallelism.simulation.step_tails import Tail, head_of, tail_of
 from parallelism.simulation.typed_device import TypedDevice
+
+POSITIONS = 3
+
+
+class Whole(NamedTuple):
+    """The step of which a `LayeredStep` has the events."""
+
+    mesh: Mesh
+    pipeline: Pipeline
+    more: int
+    """So many layers, or stages at each position, more than the smaller step of few has."""
+    software: Software
+    made: Callable[[Software], SimulatedOperation]
+    """Makes the step for other software."""
 
 
 class LayeredStep:
-    """A step with ``layers`` more layers than that of ``few``; that of ``more`` has one more.
+    """The step that is ``whole``, from one of ``few`` layers, or stages at each position, and from one with one ``more``.
 
-    ``made`` makes the step for other software.  `UnequalLayers` where its events do not follow from those of the two.
+    `UnequalLayers` where its events do not follow from those of the two.
     """
 
-    def __init__(
-        self,
-        few: PipelinedStep,
-        more: PipelinedStep,
-        layers: int,
-        software: Software,
-        made: Callable[[Software], SimulatedOperation],
-    ) -> None:
-        self.few, self.more, self.layers, self.software, self.made = few, more, layers, software, made
-        self.mesh, self.pipeline = few.mesh, few.program.pipeline
-        if self.pipeline.stages > 1:
-            raise UnequalLayers("a step of several stages is made of its program")
-        (self.first, self.class_of), (first, class_of) = few.classes, more.classes
-        if self.first != first or few.parts != more.parts or not np.array_equal(self.class_of, class_of):
+    def __init__(self, few: PipelinedStep, more: PipelinedStep, whole: Whole) -> None:
+        self.few, self.more, self.whole, self.software = few, more, whole, whole.software
+        self.mesh, self.pipeline = whole.mesh, whole.pipeline
+        small = few.program.pipeline
+        self.axis, self.stages = few.program.axes(few.mesh)[0], small.stages
+        if any(each != number % small.ranks for number, each in enumerate(small.schedule.placement)):
+            raise UnequalLayers("stages lie on the ranks in another order than one round after the other")
+        if not np.array_equal(few.classes[1], more.classes[1]):
             raise UnequalLayers("other devices are equal with a layer more")
+        self.places = self._small_places()
+        self.first, self.class_of = self._classes()
         self._known: dict[Any, RepeatedEvents] = {}
-        self._around = [self._around_actions(rank) for rank in self.first]
-        self._programs = [
-            self._programs_of(few.programs(0, rank), more.programs(0, rank)) for rank in self.first
-        ]
+        self._run = {rank: (few.run(rank, None), more.run(rank, None)) for rank in few.classes[0]}
+        self._around = {rank: self._around_actions(*devices) for rank, devices in self._run.items()}
+        for number, rank in enumerate(self.first):
+            self._check(len(self._stages_of(number)), self._small_rank(rank))
+
+    def _check(self, stages: int, small: int) -> None:
+        """`UnequalLayers` if the events of so many stages do not follow from those of a rank in the steps of few layers."""
+        _, tail = self._around[small]
+        if sum(row.kind == MARK.kind for row in tail.rows) not in (1, 1 + stages):
+            raise UnequalLayers("some stages have no last backward")
+        if len({rows for _, rows in self.few.parts[self.few.places[small][1]]}) > 1:
+            raise UnequalLayers("microbatches have not equally many rows")
 
     @property
     def pipeline_axis(self) -> str | None:
         """The mesh axis on which the stages lie."""
-        return self.few.pipeline_axis
+        return self.axis
 
     def under(self, software: Software) -> SimulatedOperation:
         """The step as this software runs it."""
-        return self if software == self.software else self.made(software)
+        return self if software == self.software else self.whole.made(software)
 
     def templates(self, price: PriceEvents | None = None) -> Templates:
         """The events of the devices of each class: see `parallelism.simulation.PipelinedStep`."""
@@ -68,38 +96,211 @@ class LayeredStep:
         ]
         return Templates(self.mesh, events, self.class_of)
 
+    # -- devices and stages --------------------------------------------------------------------------------------------
+
+    def _small_places(self) -> Ints:
+        """By rank, the rank on the mesh of the steps of few layers that does the same."""
+        shape = tuple(self.mesh.shape.values())
+        places = dict(zip(self.mesh.axes, np.unravel_index(np.arange(self.mesh.size), shape), strict=True))
+        if self.axis is not None:
+            last, small = self.mesh.shape[self.axis] - 1, self.few.mesh.shape[self.axis] - 1
+            own = places[self.axis]
+            places[self.axis] = np.where(own == last, small, np.minimum(own, 1 if small > 1 else 0))
+        return np.ravel_multi_index(tuple(places.values()), tuple(self.few.mesh.shape.values()))
+
+    def _classes(self) -> tuple[list[int], Ints]:
+        """The first rank of each class of devices that have the same events, and the class of each rank."""
+        positions = self._positions
+        keys = zip(positions, self.few.classes[1][self.places].tolist(), strict=True)
+        first: dict[Any, int] = {}
+        of = [first.setdefault(key, rank) for rank, key in enumerate(keys)]
+        return list(first.values()), np.unique(of, return_inverse=True)[1]
+
+    @cached_property
+    def _positions(self) -> list[int]:
+        """By rank, its position in the pipeline."""
+        if self.axis is None:
+            return [0] * self.mesh.size
+        before = self.mesh.axes.index(self.axis)
+        inner = int(np.prod([*self.mesh.shape.values()][before + 1 :], dtype=np.int64))
+        return (np.arange(self.mesh.size) // inner % self.mesh.shape[self.axis]).tolist()
+
+    def _small_stage(self, number: int, position: int) -> int:
+        """The stage of the step of few layers that does what a stage does, on the device that stands for its position."""
+        if number in (0, self.pipeline.stages - 1):
+            return 0 if number == 0 else self.stages - 1
+        small = self.few.program.pipeline.ranks
+        return (
+            small if position == 0 else min(position, 1) if position < self.pipeline.ranks - 1 else small - 1
+        )
+
+    def _stages_of(self, number: int) -> dict[int, Any]:
+        """The programs of the stages of a class of devices."""
+        rank = self.first[number]
+        position, small = self._positions[rank], self._small_rank(rank)
+        return {
+            stage: self._programs_of(self._small_stage(stage, position), small)
+            for stage, at in enumerate(self.pipeline.schedule.placement)
+            if at == position
+        }
+
+    def _small_rank(self, rank: int) -> int:
+        """The representative of the devices that do what this one does, in the steps of few layers."""
+        return self.few.classes[0][int(self.few.classes[1][self.places[rank]])]
+
+    # -- events --------------------------------------------------------------------------------------------------------
+
     def _events(self, number: int, price: Any) -> DeviceEvents:
         """The events of each device of a class."""
-        rank, programs = self.first[number], self._programs[number]
-        position, replica = self.few.places[rank]
-        before, behind = self._around[number]
-        device = TypedDevice(self.mesh, rank)
-        device.events.repeat(before)
-        stage = RepeatingStage(
-            device, 0, programs, self.few.parts[replica], {}, {}, last=True, known=self._known, price=price
-        )
+        rank, programs = self.first[number], self._stages_of(number)
+        position, small = self._positions[rank], self._small_rank(rank)
+        head, behind = self._around[small]
+        device = TypedDevice(self.mesh, rank, self._messages(rank))
+        device.events.repeat(head)
+        tail = Tail(behind, device, self.pipeline)
         works = self.pipeline.schedule.works[position]
-        run_repeated(device, self.pipeline, self.few.program.axes(self.mesh)[0], {0: stage}, works)
-        device.events.repeat(behind)
+        results = {each.stage: each.result for each in self._run[small][0].closings}
+        parts = self._parts(self.few.places[small][1])
+        stages = {
+            stage: _LayeredStage(
+                device,
+                stage,
+                own,
+                parts,
+                {},
+                {},
+                last=stage == self.pipeline.stages - 1,
+                closing=self._closing(stage, works) if tail.closings else None,
+                known=self._known,
+                price=price,
+                tail=tail,
+                result=results.get(self._small_stage(stage, position)),
+            )
+            for stage, own in programs.items()
+        }
+        run_repeated(device, self.pipeline, self.axis, stages, works)
+        tail.end()
         return device.events
 
-    def _around_actions(self, rank: int) -> tuple[DeviceEvents, DeviceEvents]:
-        """The events of a rank before the first action, and behind the last."""
-        few, more = (_around(step.events(rank, None)) for step in (self.few, self.more))
-        before, behind = (with_layers(*each, self.layers) for each in zip(few, more, strict=True))
-        return before, behind
+    def _parts(self, replica: int) -> tuple[Part, ...]:
+        """The microbatches of a replica."""
+        rows = self.few.parts[replica][0][1]
+        return tuple((number * rows, rows) for number in range(self.pipeline.microbatches))
+
+    def _closing(self, stage: int, works: Sequence[Any]) -> LastBackward:
+        """The last backward of a stage, whose program is not asked for."""
+        last = next(each for each in reversed(works) if each.stage == stage and each.kind in ("B", "W"))
+        return LastBackward(last.microbatch, frozenset(), _no_program)
+
+    def _around_actions(self, few: TypedDevice, more: TypedDevice) -> tuple[DeviceEvents, DeviceEvents]:
+        """The events of a device before the first action; and those of its last backwards and behind the last action."""
+        heads = (
+            self._with_all_inputs(head_of(few), self.few),
+            self._with_all_inputs(head_of(more), self.more),
+        )
+        tails = tail_of(few, self.few.program.pipeline), tail_of(more, self.more.program.pipeline)
+        further = self.whole.more
+        return with_layers(*heads, further), with_layers(*tails, further, self._is_one_call)
+
+    def _is_one_call(self, axes: Any, few: MemberCall, call: MemberCall) -> bool:
+        """Whether a call for all layers is one: it is smaller than the buckets into which a program with overlap cuts calls.
+        Or its last part fills the bucket, as in that of few layers, and those before do not."""
+        overlap = self.few.program.overlap
+        if overlap is None:
+            return True
+        group = prod(self.mesh.shape[axis] for axis in axes) if call.kind == "all_gather" else 1
+        if call.nbytes * group < overlap.bucket_bytes:
+            return True
+        is_filled = call.kind == "all_gather" and few.nbytes * group >= overlap.bucket_bytes
+        return is_filled and self._gathered_first + (call.nbytes - few.nbytes) * group < overlap.bucket_bytes
+
+    @cached_property
+    def _gathered_first(self) -> int:
+        """The most bytes that a bucket of gathered parameters has before its last part, in the larger step of few layers."""
+        updates, found = self.more.program.updates, [0]
+        programs = (
+            ()
+            if updates is None
+            else [updates.program(r, self.more.places[r][0]) for r in self.more.classes[0]]
+        )
+        for program in programs:
+            for call in program.calls:
+                ops = [program.function.ops[number] for number in call]
+                if ops[0].kind == "all_gather":
+                    found.append(sum(int(op.outputs[0].type.nbytes) for op in ops[:-1]))
+        return max(found)
+
+    def _with_all_inputs(self, head: DeviceEvents, step: PipelinedStep) -> DeviceEvents:
+        """The events before the first action, with the inputs of as many microbatches as the whole step has."""
+        own, wanted = step.program.pipeline.microbatches, self.pipeline.microbatches
+        if own != wanted and (head.collectives or len(head.rows) > _HEAD):
+            raise UnequalLayers("something is computed of all microbatches before the first action")
+        head.rows = [
+            row._replace(nbytes=row.nbytes / own * wanted) if row.name == "inputs" else row
+            for row in head.rows
+        ]
+        return head
+
+    def _messages(self, rank: int) -> Callable[[int], TypedArray]:
+        """A function from a tag to an array of the type of the message that a rank receives with this tag."""
+        small, position = self._small_rank(rank), self._positions[rank]
+        rows = self._parts(self.few.places[small][1])[0]
+
+        @cache
+        def received(stage: int, kind: str) -> Any:
+            programs = self.few.programs(self._small_stage(stage, position), small)
+            types = programs.message(kind, programs.alike(rows), last=stage == self.pipeline.stages - 1)
+            return packed([TypedArray.of(type) for type in types])  # type: ignore[misc]
+
+        def incoming(tag: int) -> TypedArray:
+            stage, kind, _ = message_user(self.pipeline, tag)
+            array: TypedArray = received(stage, kind)
+            return array
+
+        return incoming
 
     @memoized
-    def _programs_of(self, few: StagePrograms, more: StagePrograms) -> Any:
-        """The programs of the stage, whose actions are known."""
-        programs = _LayeredPrograms(few, more, self.layers)
-        known = self.few.actions, self.more.actions
-        for key in [key for key in known[0] if key[0] is few.first]:
+    def _programs_of(self, stage: int, rank: int) -> Any:
+        """The programs of a stage of the steps of few layers on one of their ranks, with all layers."""
+        few = self.few.programs(stage, rank)
+        is_whole = self.stages > 1
+        more = few if is_whole else self.more.programs(stage, rank)
+        return self._programs_with(few.first, more.first, stage == self.stages - 1)
+
+    @memoized
+    def _programs_with(self, few: StagePrograms, more: StagePrograms, last: bool) -> Any:
+        """The programs of a stage, whose actions are known."""
+        programs = _LayeredPrograms(few, more, self.whole.more)
+        known = self.few.actions, (self.few if few is more else self.more).actions
+        for key in [key for key in known[0] if key[0] is few and key[-1] == last]:
             _, *action = key
-            self._known[programs, *action] = _repeated(
-                known[0][key], known[1][more.first, *action], self.layers
+            self._known[(programs, *action)] = _repeated(
+                known[0][key], known[1][(more, *action)], self.whole.more
             )
         return programs
+
+
+_HEAD = 5
+"""The events before the first action where nothing is computed there: the begin of the program, and what it holds."""
+
+
+def _no_program(kind: str, part: Part) -> Any:
+    raise AssertionError(f"the events of a last {kind} are known")
+
+
+class _LayeredStage(RepeatingStage):
+    """A stage of known events, whose last backward is in the tail of the device."""
+
+    def __init__(self, *arguments: Any, tail: Tail, result: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.tail, self.result = tail, result
+
+    def close(self, kind: str, microbatch: int, message: Any) -> Any:
+        """The last backward."""
+        self.tail.close(self.number, microbatch)
+        self._last[microbatch] = kind
+        self._kept.pop(microbatch, None)
+        return self.result
 
 
 class _LayeredPrograms:
@@ -118,12 +319,12 @@ class _LayeredPrograms:
         return self
 
     def alike(self, part: Part) -> Part:
-        """As `StagePrograms.alike`."""
-        return self.few.alike(part)
+        """All parts of one size are alike."""
+        return 0, part[1]
 
     def all_alike(self, parts: Sequence[Part]) -> list[Part]:
-        """As `StagePrograms.all_alike`."""
-        return self.few.all_alike(parts)
+        """`alike` for each of the parts."""
+        return list(map(self.alike, parts))
 
     def held(self, kind: str | None, part: Part) -> int:
         """As `StagePrograms.held`."""
@@ -134,26 +335,19 @@ class _LayeredPrograms:
         return _further(self.few.freed(kind, part), self.more.freed(kind, part), self.layers)
 
 
-def _around(events: DeviceEvents) -> tuple[DeviceEvents, DeviceEvents]:
-    """The events before the actions of all stages, and those behind them."""
-    if events.bulk is None:
-        raise UnequalLayers("actions with messages of their own are not repeated")
-    start, behind = events.bulk_start, events.bulk_start + len(events.bulk.columns)
-    rows = events.rows[:start], events.rows[start:]
-    before = [each for each in events.collectives if each.event < start]
-    after = [each._replace(event=each.event - behind) for each in events.collectives if each.event >= behind]
-    return DeviceEvents(rows[0], before), DeviceEvents(rows[1], after)
-
-
 def _repeated(few: RepeatedEvents, more: RepeatedEvents, layers: int) -> RepeatedEvents:
     """An action of a stage with further layers."""
     kept: Mapping[str, Any] | None = None if few.kept is None else {}
-    kept_more, freed = (
+    if few is more:
+        return replace(few, kept=kept)
+    return RepeatedEvents(
+        kept,
         _further(few.kept_more, more.kept_more, layers),
         _further(few.freed, more.freed, layers),
+        few.result,
+        few.outputs,
+        with_layers(few.events, more.events, layers),
     )
-    events = with_layers(few.events, more.events, layers)
-    return RepeatedEvents(kept, kept_more, freed, few.result, few.outputs, events)
 
 
 def _further(few: int, more: int, layers: int) -> int:

@@ -178,6 +178,10 @@ class PipelinedStep:
 
     def events(self, rank: int, price: Callable[[DeviceEvents], float | None] | None) -> DeviceEvents:
         """The events of a rank; with a ``price``, an action of a stage is one piece of compute where it can be."""
+        return self.run(rank, price).events
+
+    def run(self, rank: int, price: Callable[[DeviceEvents], float | None] | None) -> TypedDevice:
+        """The device of a rank, which has run the step: see `events`."""
         device, position = TypedDevice(self.mesh, rank, self._messages(rank)), self.places[rank][0]
         pipeline = self.program.pipeline
         axis, _ = self.program.axes(self.mesh)
@@ -194,7 +198,7 @@ class PipelinedStep:
             partial(RepeatingStage, price=None if apart else price, known={} if apart else self.actions),
             None if apart or self._has_messages(position) else run_stages,
         )
-        return device.events
+        return device
 
     def _has_messages(self, position: int) -> bool:
         """Whether an action of a stage has messages of its own, which cannot be repeated with other numbers."""

@@ -19,7 +19,7 @@ from parallelism.execution import ACTIVATIONS, ProgramStage, TypedArray
 from parallelism.layouts.stages import Part
 from parallelism.memoized import memoized
 from parallelism.simulation.device_events import Call, DeviceEvents, EventRow, PieceRow
-from parallelism.simulation.typed_device import TypedDevice
+from parallelism.simulation.typed_device import Closing, TypedDevice
 
 MESSAGES = ("send", "recv")
 """The kinds of events that an action, to be repeated, must not have."""
@@ -172,7 +172,7 @@ class RepeatingStage(ProgramStage):
         """As `ProgramStage.act`; what was run before is repeated."""
         self._last_is_piece = False
         if self.closes(kind, microbatch):
-            return super().act(kind, microbatch, message)  # it is run once, and leaves collectives under way
+            return self.close(kind, microbatch, message)
         part = self.programs.alike(self.parts[microbatch])
         # What is under way delays the collectives of later actions: these are no pieces.
         busy = bool(self.typed_device.under_way)
@@ -219,6 +219,15 @@ class RepeatingStage(ProgramStage):
         else:
             self.events.repeat(action.events, self.number, microbatch)
         return action.result
+
+    def close(self, kind: str, microbatch: int, message: Any) -> Any:
+        """The last backward, which is run once, and leaves collectives under way."""
+        device, start = self.typed_device, len(self.events.rows)
+        before = set(device.under_way)
+        result = super().act(kind, microbatch, message)
+        left = {number: work for number, work in device.under_way.items() if number not in before}
+        device.closings.append(Closing(self.number, self.events.since(start), left, result))
+        return result
 
     def _named(self, kept: Mapping[str, Any], *, own: bool) -> Mapping[str, Any]:
         """Kept values by this stage's ``own`` names, or by those of the first stage of the same programs."""

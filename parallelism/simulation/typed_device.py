@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy.typing as npt
 
@@ -59,6 +59,17 @@ class TypedWork:
         return True
 
 
+class Closing(NamedTuple):
+    """The last backward of a stage, which leaves collectives under way."""
+
+    stage: int
+    events: DeviceEvents
+    left: dict[int, TypedWork]
+    """The collectives by the numbers that they have among the ``events``."""
+    result: Any
+    """What the action returns."""
+
+
 class TypedDevice:
     """The device of one ``rank``; it has those methods of `parallelism.operation.Device` that programs call.
 
@@ -73,6 +84,8 @@ class TypedDevice:
         self._append = self.events.rows.append
         self.under_way: dict[int, TypedWork] = {}
         """The started collectives that were not waited for, by the numbers that they had first."""
+        self.closings: list[Closing] = []
+        """The last backwards of stages that leave collectives under way, in their order."""
         self._group_axes: dict[Axes, tuple[MeshAxes, GroupKey]] = {}
 
     @property

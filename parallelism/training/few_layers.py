@@ -11,19 +11,28 @@ from itertools import pairwise
 from typing import Any
 
 from parallelism import transforms
+from parallelism.dtypes import as_dtype
 from parallelism.hardware import Software
+from parallelism.mesh import Mesh
 from parallelism.models import TransformerSpec
 from parallelism.simulation.equal_layers import UnequalLayers
-from parallelism.simulation.layered_step import LayeredStep
+from parallelism.simulation.layered_step import POSITIONS, LayeredStep, Whole
 from parallelism.simulation.operations import PipelinedStep, SimulatedOperation, simulated_operation
+from parallelism.training.stage_layers import begins_of, counts_of
 from parallelism.training.training_run import TrainingRun
-from parallelism.transforms import MixedPrecision
+from parallelism.transforms import MixedPrecision, Overlap, Strategy, Zero
 from parallelism.transforms.strategy import Transform
 
-FEW = (3, 4, 5)
+FEW: tuple[int, ...] = (3, 4, 5)
 """Models of the first two numbers of layers are simulated, or, where these are too few, of the next two."""
-WORTH = 16
-"""A model with fewer layers is simulated whole."""
+FEW_STAGES: tuple[int, ...] = (2, 3)
+"""So many stages at each position: beside the first stage, and the last, are one or two others."""
+WORTH, FEWER = 16, 2
+"""A model with fewer layers is simulated whole, and so is one that has not so many times the stages of both with few."""
+_BUCKETS = 3
+"""So many buckets are sums of a layer where each layer may close them at the same places."""
+_SHARDED = 3
+"""The stage of `Zero` under which parameters are sharded."""
 _NAME = r"(\*|[A-Za-z_][A-Za-z0-9_+]*)"
 _PATTERN = re.compile(rf"{_NAME}(\.{_NAME})*")
 """Of regions in every layer alike: a part of a path is a name or anything."""
@@ -33,38 +42,102 @@ def layered_step(run: TrainingRun, software: Software) -> LayeredStep | None:
     """The step of a run as this software runs it; None where it does not follow from steps of few layers."""
     if not _has_equal_layers(run):
         return None
-    model: Any = run.model
-    steps = cache(partial(_step_with, run, software))
-    for few, more in pairwise(FEW):
+    model, pipeline = run.model, run.pipeline
+    assert isinstance(model, TransformerSpec) and pipeline is not None
+    scheduled = pipeline.on(run.mesh)
+    if not _is_regular(run, in_stages=scheduled.stages > 1):
+        return None
+    if scheduled.stages == 1:
+        sizes, whole, smaller = FEW, model.layers, partial(_with_layers, run)
+    elif _layers_of_stages(run) is not None:
+        sizes, whole, smaller = FEW_STAGES, pipeline.chunks, partial(_with_chunks, run)
+    else:
+        return None
+    steps = cache(lambda size: _whole(smaller(size), software))
+    for few, more in pairwise(sizes):
         with suppress(UnequalLayers):
-            return LayeredStep(steps(few), steps(more), model.layers - few, software, partial(_step_of, run))
+            what = Whole(run.mesh, scheduled, whole - few, software, partial(_step_of, run))
+            return LayeredStep(steps(few), steps(more), what)
     return None
+
+
+def _is_regular(run: TrainingRun, *, in_stages: bool) -> bool:
+    """Whether layers may repeat the order of an update whose sums and gathers are in buckets.
+
+    They do not where a layer fills few buckets, nor where an update makes narrow weights beside
+    others, which are gathered in buckets of all layers; there few layers are not tried.
+    """
+    given, model = run.strategy.transforms, run.model
+    assert isinstance(model, TransformerSpec)
+    overlap = next((each for each in given if isinstance(each, Overlap)), None)
+    zero = next((each for each in given if isinstance(each, Zero)), None)
+    precision = next((each for each in given if isinstance(each, MixedPrecision)), None)
+    if overlap is None:
+        return True
+    is_narrow = (
+        precision is not None and precision.products is not None and (zero is None or zero.stage < _SHARDED)
+    )
+    if in_stages:
+        return not (is_narrow and (model.biases or (precision is not None and precision.history)))
+    one, two = (replace(model, layers=layers).parameters for layers in (1, 2))
+    width = as_dtype(model.dtype if precision is None else precision.gradients).itemsize
+    layer_bytes = (two - one) * width // run.mesh.shape.get("tp", 1)
+    return not is_narrow and _BUCKETS * overlap.bucket_bytes <= layer_bytes
 
 
 def _step_of(run: TrainingRun, software: Software) -> SimulatedOperation:
     return layered_step(run, software) or _whole(run, software)
 
 
-def _whole(run: TrainingRun, software: Software) -> SimulatedOperation:
+def _whole(run: TrainingRun, software: Software) -> PipelinedStep:
     placed: Any = run.placed
-    return simulated_operation(run.step, placed["mesh"], placed["batch"], None, software=software)
-
-
-def _step_with(run: TrainingRun, software: Software, layers: int) -> PipelinedStep:
-    """The step of the model with so many layers."""
-    assert isinstance(run.model, TransformerSpec)
-    step = _whole(replace(run, model=replace(run.model, layers=layers)), software)
+    step = simulated_operation(run.step, placed["mesh"], placed["batch"], None, software=software)
     assert isinstance(step, PipelinedStep)
     return step
 
 
+def _with_layers(run: TrainingRun, layers: int) -> TrainingRun:
+    """The run of the model with so many layers."""
+    assert isinstance(run.model, TransformerSpec)
+    return replace(run, model=replace(run.model, layers=layers))
+
+
+def _with_chunks(run: TrainingRun, chunks: int) -> TrainingRun:
+    """The run of a model with so many stages at each of few positions, with as many layers in each stage."""
+    of_stages, pipeline, model = _layers_of_stages(run), run.pipeline, run.model
+    assert of_stages is not None and pipeline is not None and isinstance(model, TransformerSpec)
+    positions = min(POSITIONS, run.mesh.shape[pipeline.axis])
+    first, between, last = of_stages
+    counts = [first, *[between] * (positions * chunks - 2), last]
+    microbatches = 2 * positions
+    cut = replace(pipeline, chunks=chunks, microbatches=microbatches, begin=begins_of(counts))
+    return replace(
+        run,
+        model=replace(model, layers=sum(counts)),
+        batch=run.batch // pipeline.microbatches * microbatches,
+        strategy=Strategy(*(cut if each is pipeline else each for each in run.strategy.transforms)),
+        mesh=Mesh(**{**run.mesh.shape, pipeline.axis: positions}),
+    )
+
+
+def _layers_of_stages(run: TrainingRun) -> tuple[int, int, int] | None:
+    """The layers of the first stage, of each between, and of the last; None where those between have not equally many, and
+    where few stages are not far fewer."""
+    pipeline, model = run.pipeline, run.model
+    assert pipeline is not None and isinstance(model, TransformerSpec)
+    counts = counts_of(pipeline.begin, model.layers)
+    if counts is None or pipeline.microbatches == 1 or len(counts) < FEWER * sum(FEW_STAGES) * POSITIONS:
+        return None
+    first, *between, last = counts
+    return (first, between[0], last) if len({*between}) == 1 and first and last else None
+
+
 def _has_equal_layers(run: TrainingRun) -> bool:
-    """Whether the run is of one stage with many layers that compute the same."""
+    """Whether the run is of a model with many layers that compute the same."""
     spec, pipeline = run.model, run.pipeline
     if not isinstance(spec, TransformerSpec) or pipeline is None or spec.layers < WORTH:
         return False
-    whole = not (pipeline.meshes or pipeline.shares or pipeline.begin)
-    if not whole or run.mesh.shape[pipeline.axis] * pipeline.chunks > 1:
+    if pipeline.meshes or pipeline.shares:
         return False
     layers = {
         (spec.window_of(layer), spec.is_rotated(layer), bool(spec.experts and spec.experts.at(layer)))

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from parallelism.collectives import MemberCall
-from parallelism.simulation.device_events import DeviceEvents, EventRow
-from parallelism.simulation.equal_layers import UnequalLayers, with_layers
+from parallelism.simulation.device_events import DeviceEvents, EventRow, PieceRow
+from parallelism.simulation.equal_layers import MARK, UnequalLayers, with_layers
 
 GATHER = MemberCall("all_gather", np.dtype(np.float32), (5,))
 SUM = MemberCall("all_reduce", np.dtype(np.float32), (7,), op="sum")
@@ -89,12 +89,52 @@ def test_a_call_that_grows_with_the_layers_is_not_repeated() -> None:
 def test_a_wait_for_what_started_elsewhere_is_not_repeated() -> None:
     events = DeviceEvents()
     events.add_wait("all_reduce", 1)
-    with pytest.raises(UnequalLayers, match="a all_reduce is waited for that did not start here"):
+    with pytest.raises(UnequalLayers, match="a wait for all_reduce is for what did not start here"):
         with_layers(events, events, 5)
 
 
-def test_messages_are_not_repeated() -> None:
-    events = DeviceEvents()
-    events.add_message("send", 1, 0, 8, "float32", "pp", None)
-    with pytest.raises(UnequalLayers, match="messages and pieces"):
+def test_messages_are_numbered_by_their_peers_and_tags() -> None:
+    def program(layers: int) -> DeviceEvents:
+        events = DeviceEvents()
+        for _ in range(layers):
+            events.add_message("send", 1, 5, 8, "float32", "pp", None)
+            events.add_message("recv", 1, 6, 8, None, "pp", None)
+        return events
+
+    found, whole = with_layers(program(2), program(3), 4), program(6)
+    assert found.rows == whole.rows and found.along == whole.along
+
+
+def test_pieces_are_not_repeated() -> None:
+    events = DeviceEvents([EventRow("compute", "piece")], pieces=[PieceRow((0,), DeviceEvents(), 0)])
+    with pytest.raises(UnequalLayers, match="pieces are not repeated"):
         with_layers(events, events, 5)
+
+
+def test_a_call_that_may_grow_is_that_of_all_layers() -> None:
+    few, more, whole = (program([6] * count) for count in (3, 4, 8))
+    for events, count in ((few, 3), (more, 4), (whole, 8)):
+        call(events, MemberCall("all_reduce", np.dtype(np.float32), (7 * count,), op="sum"), "dp")
+    found = with_layers(few, more, 5, lambda axes, few, all: axes == ("dp",) and few.nbytes == 84 and all.nbytes == 224)
+    assert found.collectives == whole.collectives
+    with pytest.raises(UnequalLayers):
+        with_layers(few, more, 6, lambda axes, few, all: all.nbytes == 224)
+
+
+def test_the_end_waits_for_what_each_backward_started() -> None:
+    """Backwards are from the last stage on, and the end goes through the stages from the first on, twice."""
+    def program(stages: int) -> DeviceEvents:
+        events = DeviceEvents()
+        for stage in reversed(range(stages)):
+            events.rows.append(MARK)
+            call(events, SUM, "dp", 2 * stage + 1)
+            call(events, SUM, "dp", 2 * stage + 2)
+        events.rows.append(MARK)
+        for stage in range(stages):
+            events.add_wait("all_reduce", 2 * stage + 1)
+            events.rows.append(EventRow("compute", "update"))
+        for stage in range(stages):
+            events.add_wait("all_reduce", 2 * stage + 2)
+        return events
+
+    assert with_layers(program(3), program(4), 5).rows == renumbered(program(8))

@@ -18,7 +18,8 @@ from parallelism.simulation.layered_step import LayeredStep
 from parallelism.simulation.operations import simulated_operation
 from parallelism.training import TrainingRun, few_layers, figures
 from parallelism.training.few_layers import WORTH, layered_step
-from parallelism.transforms import SGD, Strategy
+from parallelism.training.stage_layers import begins_of
+from parallelism.transforms import SGD, Pipeline, Strategy
 
 SPEC = TransformerSpec(layers=WORTH, width=24, heads=4, vocabulary=56, sequence=8)
 GATED = replace(SPEC, norm="rms", activation="swiglu", positions="rotary", biases=False, tied=False, key_value_heads=2)
@@ -38,7 +39,7 @@ def assert_as_whole(run: TrainingRun, software: Software = PLAIN) -> None:
     mine = step.templates()
     np.testing.assert_array_equal(mine.class_of, whole.class_of)
     for own, other in zip(mine.classes, whole.classes, strict=True):
-        assert own.collectives == other.collectives
+        assert own.collectives == other.collectives and own.along == other.along
         for name in FIELDS:
             found, wanted = own.columns.values(name), other.columns.values(name)
             assert numbered(found) == numbered(wanted) if name == "work" else found == wanted, name
@@ -63,6 +64,8 @@ def test_a_step_with_sharded_parameters_is_that_of_all_layers(monkeypatch: pytes
     pytest.param("precision=bf16,products:f8 fsdp=4 recompute=block.*.attention.core overlap=1B pp=1 1f1b:3", GATED,
                  id="float8"),
     pytest.param("tp=2 pp=1 1f1b:2", GATED, id="tp"),
+    pytest.param("precision=bf16,bf16 hsdp=2x2 recompute=block.* overlap=1B pp=1 1f1b:1", GATED, id="hsdp"),
+    pytest.param("dp=4 zero=1 overlap=1KB pp=1 1f1b:1", SPEC, id="buckets of the last backward"),
     pytest.param("precision=bf16 fsdp=5 overlap=1B pp=1 1f1b:1", SPEC, id="parts of unequal sizes"),
     pytest.param("pp=1 1f1b:2", SPEC, id="one device"),
 ])
@@ -70,6 +73,36 @@ def test_steps_with_few_layers_tell_that_with_all(strategy: str, spec: Transform
     run = run_of(strategy, spec, batch=30 if "fsdp=5" in strategy else 24)
     assert_as_whole(run)
     assert_as_whole(run, Software(fused=True, overlapping=True, gradient_buffers=True))
+
+
+def in_stages(counts: Sequence[int], spec: TransformerSpec, strategy: str) -> TrainingRun:
+    """A run on four positions, with these numbers of layers in its stages."""
+    run = run_of(f"{strategy} pp=4 interleaved_1f1b:8x{len(counts) // 4}", replace(spec, layers=sum(counts)), 96)
+    *others, pipeline = run.strategy.transforms
+    assert isinstance(pipeline, Pipeline)
+    return replace(run, strategy=Strategy(*others, replace(pipeline, begin=begins_of(counts))))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("strategy", "spec"), [
+    pytest.param("precision=bf16 dp=2 zero=1 overlap=1KB", SPEC, id="shared weights"),
+    pytest.param("precision=bf16 dp=2 tp=2 sp zero=1 overlap=1GB", GATED, id="sp"),
+    pytest.param("precision=bf16 dp=3 overlap=10KB recompute=block.*", GATED, id="parts of unequal sizes"),
+    pytest.param("tp=2 sp", GATED, id="no replicas"),
+    pytest.param("precision=bf16,products:f8 dp=2 zero=1 overlap=1KB", GATED, id="float8"),
+])
+def test_steps_with_few_stages_tell_that_with_all(
+        monkeypatch: pytest.MonkeyPatch, strategy: str, spec: TransformerSpec) -> None:
+    monkeypatch.setattr(few_layers, "FEWER", 1)
+    run = in_stages([2, *[1] * 15] if "dp=3" in strategy else [1] * 16, spec, strategy)
+    assert_as_whole(replace(run, clip=1.0) if "1GB" in strategy else run)
+    assert_as_whole(run, Software(fused=True, overlapping=True, gradient_buffers=True))
+
+
+def test_stages_with_other_numbers_of_layers_are_simulated_as_a_whole() -> None:
+    for counts in ([1] * 15 + [2], [1] * 31 + [0], [1] * 30 + [2, 1], [1] * 28):
+        assert layered_step(in_stages(counts, SPEC, "dp=2"), PLAIN) is None, counts
 
 
 @pytest.mark.slow
@@ -85,9 +118,8 @@ def test_the_figures_of_few_layers_are_those_of_all() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", [
-    "fsdp=4 overlap=25MB pp=1 1f1b:2", "dp=4 zero=1 pp=1 1f1b:2", "dp=4 overlap=1KB pp=1 1f1b:2"])
-def test_sums_of_all_layers_in_one_call_are_simulated_as_a_whole(strategy: str) -> None:
+@pytest.mark.parametrize("strategy", ["fsdp=4 overlap=25MB pp=1 1f1b:2", "dp=4 overlap=40KB pp=1 1f1b:2"])
+def test_a_bucket_of_several_layers_is_simulated_as_a_whole(strategy: str) -> None:
     assert layered_step(run_of(strategy), PLAIN) is None
 
 
@@ -95,6 +127,7 @@ def test_sums_of_all_layers_in_one_call_are_simulated_as_a_whole(strategy: str) 
     pytest.param("fsdp=4 recompute=block.1 overlap=1B pp=1 1f1b:2", SPEC, id="one layer that runs again"),
     pytest.param("precision=bf16,products:f8,last:4 pp=1 1f1b:2", SPEC, id="the last layers in another precision"),
     pytest.param("pp=2 dp=2 1f1b:2", SPEC, id="two stages"),
+    pytest.param("precision=bf16,products:f8 dp=2 zero=1 overlap=1KB pp=1 1f1b:2", SPEC, id="buckets of narrow weights"),
     pytest.param("dp=4 zero=3", SPEC, id="no pipeline"),
     pytest.param("pp=1 1f1b:2", replace(SPEC, layers=WORTH - 1), id="few layers"),
     pytest.param("pp=1 1f1b:2", replace(SPEC, window=4, full_attention_every=16), id="a layer without a window"),
