@@ -165,10 +165,24 @@ def concatenated(parts: Sequence[Any], axis: int) -> Any:
     if any(part.dtype == object for part in parts) and all(known(part) is not None for part in parts):
         return np.concatenate([np.asarray(known(part), object) for part in parts], axis)
     parts = [part for part in parts if part.shape[axis] != 0] or list(parts[:1])
+    if len(parts) > 1 and (same := _same_along(parts, axis)):
+        narrow = [
+            spread(part.array, [1 if d in same else n for d, n in enumerate(part.shape)]) for part in parts
+        ]
+        found = whole(concatenated(narrow, axis))
+        return spread(found, [parts[0].shape[d] if d in same else n for d, n in enumerate(found.shape)])
     while len(parts) > 1:
         group, rest = parts[:24], parts[24:]
         parts = [emit("concatenate", *map(whole, group), axis=axis), *rest]
     return parts[0]
+
+
+def _same_along(parts: Sequence[Any], axis: int) -> list[int]:
+    """The other dims along which each part is broadcast later: the same copies may be joined before."""
+    if not all(isinstance(part, Spread) for part in parts):
+        return []
+    dims = [d for d in range(parts[0].ndim) if d != axis and parts[0].shape[d] != 1]
+    return [d for d in dims if all(part.array.shape[d] == 1 for part in parts)]
 
 
 def flipped(x: Any, axis: int) -> Any:

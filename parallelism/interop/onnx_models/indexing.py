@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.interop.arrays import iota, part, reshaped, taken
+from parallelism.interop.arrays import concatenated, iota, part, reshaped, taken
 from parallelism.interop.folding import MOST_FOLDED, Spread, convert, emit, known, plainest, spread, whole
 from parallelism.interop.onnx_models.elementwise import ew
 from parallelism.interop.onnx_models.graph import GraphNode
@@ -71,11 +71,26 @@ def flat_places(indices: Any, shape: Any, batch: int = 0) -> Any:
 @meaning("GatherND")
 def _gather_nd(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     data, indices, batch = x[0], convert(x[1], np.dtype(np.int64)), node.get("batch_dims", 0)
+    if isinstance(data, Spread) and not batch:
+        data, indices = _without_copies(data, indices)
     depth = indices.shape[-1]
     rest = tuple(data.shape[batch + depth :])
     places = flat_places(indices, data.shape, batch)
     table = reshaped(data, (prod(data.shape[: batch + depth]), *rest))
     return emit("take", whole(table), whole(places), axis=0)
+
+
+def _without_copies(data: Spread, indices: Any) -> tuple[Any, Any]:
+    """The data and their indices without the dims along which all is the same, as positions along a batch.
+
+    A place in these is no matter.  With it each row would seem to depend on all rows.
+    """
+    depth, last = indices.shape[-1], len(indices.shape) - 1
+    kept = [d for d in range(depth) if data.array.shape[d] != 1] or [depth - 1]
+    shape = [data.shape[d] for d in [*kept, *range(depth, data.ndim)]]
+    own = [data.array.shape[d] for d in [*kept, *range(depth, data.ndim)]]
+    columns = [part(indices, last, d, d + 1) for d in kept]
+    return spread(reshaped(data.array, own), shape), concatenated(columns, last)
 
 
 _REDUCTIONS = {"none": "set", "add": "sum", "mul": "prod", "max": "max", "min": "min"}

@@ -11,7 +11,7 @@ import numpy as np
 
 from parallelism.dtypes import is_floating
 from parallelism.interop.arrays import flipped, iota, number, padded, reshaped, rounded_once
-from parallelism.interop.folding import convert, emit, recorded, spread, whole
+from parallelism.interop.folding import Spread, convert, emit, recorded, spread, whole
 from parallelism.interop.onnx_models.elementwise import ew
 from parallelism.interop.onnx_models.graph import GraphNode
 from parallelism.interop.onnx_models.reading import Reader, meaning
@@ -193,7 +193,8 @@ def _cumsum(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
         low = [1 if d == axis else 0 for d in range(ndim)]
         a = padded(a, number(one, a), low, [-k for k in low], [0] * ndim)
     if node.kind == "CumSum":
-        a = convert(emit("cumsum", whole(a), axis=axis), a.dtype)
+        own = a.array if isinstance(a, Spread) and a.array.shape[axis] == n else whole(a)
+        a = spread(convert(emit("cumsum", own, axis=axis), a.dtype), a.shape)
     else:
         wide = padded(
             a, number(1, a), [n - 1 if d == axis else 0 for d in range(ndim)], [0] * ndim, [0] * ndim

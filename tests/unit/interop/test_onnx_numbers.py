@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("onnx")
 
 from numpy.testing import assert_allclose, assert_array_equal
-from onnx import helper
+from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from parallelism import ir
@@ -125,3 +125,29 @@ def test_a_sequence_of_fewer_steps_is_as_alone_and_zero_behind_its_end(kind, dir
         assert not every[n:, :, row].any()
         for found, expected in zip(ends, last, strict=True):
             assert_allclose(found[:, row], expected[:, 0], rtol=1e-5, atol=1e-6)
+
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize(("axis", "kept"), [(1, (1, 4)), (0, (3, 1)), (1, (1, 1)), (1, (3, 4))])
+def test_what_is_broadcast_is_joined_summed_and_read_by_places_as_if_it_were_whole(batch, axis, kept):
+    """Positions along a batch, as models find documents in them: a batch row must not depend on another."""
+    rng = np.random.default_rng(batch)
+    a, b = rng.integers(-9, 10, (2, *kept)).astype(np.int64)
+    places = np.stack([rng.integers(0, 3, (batch, 2)), rng.integers(0, 4, (batch, 2))], -1)
+    nodes = [
+        helper.make_node("Expand", ["a", "shape"], ["wide_a"]), helper.make_node("Expand", ["b", "shape"], ["wide_b"]),
+        helper.make_node("Concat", ["wide_a", "wide_b"], ["both"], axis=axis),
+        helper.make_node("CumSum", ["both", "axis"], ["sums"]), helper.make_node("GatherND", ["sums", "places"], ["y"])]
+    constants = {"a": a, "b": b, "shape": np.array([3, 4]), "axis": np.array(axis)}
+    tensors = [numpy_helper.from_array(x, name) for name, x in constants.items()]
+    types = [helper.make_tensor_value_info("places", 7, ["B", 2, 2])]
+    graph = helper.make_graph(nodes, "g", types, [helper.make_tensor_value_info("y", 7, ["B", 2])], tensors)
+    program, weights = from_onnx(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10))
+    found, = ir.interpret(program, {**weights, "places": places}).outputs
+    wide = np.cumsum(np.concatenate([np.broadcast_to(x, (3, 4)) for x in (a, b)], axis), axis)
+    assert_array_equal(found, wide[places[..., 0], places[..., 1]])
+    (op,) = [op for op in program.ops if op.kind == "take"]
+    extents = [n * (2 if d == axis else 1) for d, n in enumerate((3, 4))]
+    copies = [n for d, n in enumerate(extents) if kept[d] == 1 and d != axis]
+    assert op.inputs[0].type.shape == (6 * 4 // (copies[0] if copies else 1),)
