@@ -166,9 +166,10 @@ def concatenated(parts: Sequence[Any], axis: int) -> Any:
         return np.concatenate([np.asarray(known(part), object) for part in parts], axis)
     parts = [part for part in parts if part.shape[axis] != 0] or list(parts[:1])
     if len(parts) > 1 and (same := _same_along(parts, axis)):
-        narrow = [
-            spread(part.array, [1 if d in same else n for d, n in enumerate(part.shape)]) for part in parts
-        ]
+        narrow = []
+        for part in parts:
+            shape = [1 if d in same else n for d, n in enumerate(part.shape)]
+            narrow.append(spread(part.array, shape))
         found = whole(concatenated(narrow, axis))
         return spread(found, [parts[0].shape[d] if d in same else n for d, n in enumerate(found.shape)])
     while len(parts) > 1:
