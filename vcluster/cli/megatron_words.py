@@ -216,11 +216,9 @@ def _add_megatron(parser: Parser, own: Arguments) -> None:
     for name, count in UNCHANGING.items():
         if f"--{name}" in own:  # `--save` of a plan writes the plans
             continue
-        values: dict[str, Any] = (
-            {"action": "store_true"}
-            if count == "0"
-            else {"nargs": int(count) if count.isdecimal() else count}
-        )
+        values: dict[str, Any] = {"action": "store_true"}
+        if count != "0":
+            values = {"nargs": int(count) if count.isdecimal() else count}
         group.add_argument(
             f"--{name}",
             dest=f"unchanging {name}",
