@@ -201,9 +201,10 @@ def iota(extent: Extent, dtype: np.dtype[Any] = INDEX, ndim: int = 1, axis: int 
 
 
 def padded(x: Any, value: Any, low: Sequence[int], high: Sequence[int], interior: Sequence[int]) -> Any:
-    """``x`` with ``value``, an array of no dims, around and between its elements.  Negative padding cuts off.
+    """``x`` with a ``value``, an array of no dims, before, after and between the elements of each dim.
 
-    Of zeros, `place` makes it; of another value, a second array says where the elements of ``x`` lie.
+    A negative number in ``low`` or ``high`` cuts elements off.  Zeros around ``x`` are one op, `place`; for another value
+    a constant mask says which elements are those of ``x``.
     """
     if not (any(low) or any(high) or any(interior)):
         return x

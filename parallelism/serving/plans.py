@@ -97,7 +97,7 @@ class PrefillPool:
 
     @property
     def layout(self) -> Layout:
-        """Its layout."""
+        """How the model is split over the devices: tp, pp, ep and replicas."""
         return Layout(self.tp, self.pp, self.ep, self.replicas)
 
     @property
@@ -187,7 +187,7 @@ class ServingPlan:
 
     @property
     def layout(self) -> Layout:
-        """Its layout."""
+        """How the model is split over the devices: tp, pp, ep and replicas."""
         return Layout(self.tp, self.pp, self.ep, self.replicas)
 
     @property

@@ -51,7 +51,7 @@ class Comparison:
 
     @property
     def constant_errors(self) -> list[float]:
-        """By line, the error of the constant."""
+        """By line, the relative error of the seconds that the constant MFU predicts."""
         work = np.array([line.work for line in self.lines])
         measured = np.array([line.row.measured for line in self.lines])
         found: list[float] = (work / np.median(work / measured) / measured - 1).tolist()
