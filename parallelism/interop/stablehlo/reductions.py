@@ -164,9 +164,12 @@ def _argument(reader: Reader, node: Node, arrays: list[Any], axis: int) -> list[
         return None
     words = [inner.word("comparison_direction") for inner in nodes if "compare" in inner.kind]
     a, i, b, j = (node.body.arguments[k] for k in (0, 1, 2, 3))
-    if words[1:] != ["NE", "EQ", "LT"] or nodes[0].operands != (a, b) or nodes[4].operands != (i, j):
+    first, *others = words
+    if others != ["NE", "EQ", "LT"] or nodes[0].operands != (a, b) or nodes[4].operands != (i, j):
         return None
-    largest = words[0] == "GT"
+    if first not in ("GT", "LT"):
+        return None
+    largest = first == "GT"
     x = whole(arrays[0])
     place = emit("argmax" if largest else "argmin", x, axis=axis)
     return [
