@@ -246,7 +246,7 @@ def check_shard(
     array, expected = plain_array(what, shard), _local_shape(layout, shape, device.mesh, device.rank)
     if array.shape != expected:
         raise ValueError(
-            f"{what} is of the shape of its shard, {expected} on rank {device.rank}, got {array.shape}"
+            f"{what} must have the shape of its shard, {expected} on rank {device.rank}, got {array.shape}"
         )
     return array
 

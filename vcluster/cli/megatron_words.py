@@ -247,7 +247,10 @@ def _keywords(option: Option) -> dict[str, Any]:
 
 
 def flags_of(arguments: argparse.Namespace) -> MegatronFlags:
-    """The flags of Megatron-LM that were given.  `WrongWords` for wrong ones, and with ``--strict-flags`` for some more."""
+    """The flags of Megatron-LM that were given.
+
+    `WrongWords` for wrong ones, and with ``--strict-flags`` for those that are known and not modelled.
+    """
     try:
         given = {option.field: getattr(arguments, option.field) for option in OPTIONS}
         texts = {name: " ".join(value) for name, value in given.items() if isinstance(value, list)}
