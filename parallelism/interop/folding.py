@@ -74,7 +74,8 @@ def emit(kind: str, *operands: Plain, **attributes: Any) -> Any:
 
 def _is_small(x: TensorType) -> bool:
     """Whether an array has few numbers, and no extent with a symbol; beside an extent of zero even such a size is known."""
-    return all(isinstance(n, int) for n in x.shape) and prod(x.shape) <= MOST_FOLDED
+    known = [n for n in x.shape if isinstance(n, int)]
+    return len(known) == x.ndim and prod(known) <= MOST_FOLDED
 
 
 def recorded(x: Plain) -> Traced:
