@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 
 from vcluster.cli.command_line import Parser, WrongWords, nearest, serve
 
@@ -69,6 +68,8 @@ def main(words: Sequence[str]) -> int:
         print(LIST, end="")
         return 0
     if words[0] == "--version":
+        from importlib.metadata import PackageNotFoundError, version
+
         try:
             print("vcluster", version("vcluster"))
         except PackageNotFoundError:
