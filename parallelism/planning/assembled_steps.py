@@ -240,11 +240,10 @@ class AssembledStep:
             what: Any = costs.symbolic.kinds[event]
             if what.what == LEFT:
                 device.hold(what.name, -held[what.name], **marks)
-            elif what.what == MEMORY:
+                continue
+            if what.what == MEMORY:
                 held[what.name] += recorder.nbytes(event)
-                recorder.record(event)
-            else:
-                recorder.record(event)
+            recorder.record(event)
         return device.events
 
     def _end(self, device: TypedDevice, position: int, costs: StageCosts, place: int, blocks: int) -> None:
