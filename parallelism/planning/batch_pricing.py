@@ -326,11 +326,21 @@ def _prepared(
                 of_shape[table.shape(row)].append(row)
             except Unpriceable as error:
                 left[row] = str(error)
-        for shape, own in of_shape.items():
+        for shape, own in _in_one_order(table, of_shape):
             peaks[own] = table.peaks(shape, own)
+        for shape, own in of_shape.items():
             groups[shape] += own
             larger.learn(shape, [row for row in own if peaks[row] > limits[row]], peaks)
     return groups, dict(sorted(left.items()))
+
+
+def _in_one_order(table: PlanCosts, of_shape: Mapping[Shape, list[int]]) -> Iterable[tuple[Shape, list[int]]]:
+    """The rows together whose devices do the same actions in the same order, with the shape of one of them."""
+    found: dict[Any, tuple[Shape, list[int]]] = {}
+    for shape, rows in of_shape.items():
+        key = id(table.orders(shape)[0]), table.number_of(shape).tobytes(), table.adds_up(shape)
+        found.setdefault(key, (shape, []))[1].extend(rows)
+    return found.values()
 
 
 class _Larger:
