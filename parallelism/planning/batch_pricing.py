@@ -241,6 +241,11 @@ def _told_of_all(told: Told, count: int, processes: int, what: str, done: int, _
     told(what, min(done * processes, count), count)
 
 
+def _told_behind(told: Told, before: int, what: str, done: int, count: int) -> None:
+    """Tells what is done behind what was done ``before``."""
+    told(what, before + done, count)
+
+
 def _silent(what: str, done: int, count: int) -> None:
     """The progress of a share that another process does: that of the own share stands for both."""
 
@@ -274,10 +279,8 @@ def _share(
     left = dict[int, str]()
     largest = np.full(len(possible), np.inf) if all_peaks else limits
     for own in alike:
-        done = sum(map(len, met))
-        of_shapes, why = _prepared(
-            table, own, largest, peaks, lambda what, more, count, done=done: told(what, done + more, count)
-        )
+        behind = partial(_told_behind, told, sum(map(len, met)))
+        of_shapes, why = _prepared(table, own, largest, peaks, behind)
         for shape, each in of_shapes.items():
             groups[shape] += each
         left |= why

@@ -82,13 +82,13 @@ class Strategy:
         return Step(function, pipelines[0], tuple(again)).warned() if pipelines else function
 
     @property
-    def _steps(self) -> list[Transform]:
+    def _steps(self) -> list[Any]:
         """The transforms, and the steps of those that have several, the last one first."""
         # Of one phase the last one is applied first: what is split over an axis later is split around it.
         steps = [step for each in self.transforms for step in getattr(each, "steps", (each,))]
         return sorted(steps, key=lambda each: -each.phase)
 
-    def in_order(self, function: Function) -> list[Transform]:
+    def in_order(self, function: Function) -> list[Any]:
         """The transforms of a program, in the order in which they are applied to it: all but a pipeline, and but what runs
         again in one."""
         steps = self._steps

@@ -230,7 +230,7 @@ def test_rows_that_a_copy_took_before_it_failed_are_priced_here(monkeypatch: pyt
             assert select([told], [], [], 20)[0] and os.read(told, 1) == b"3"
         rows = np.concatenate([np.zeros(0, int), *groups])
         priced.extend(rows.tolist())
-        return batch_pricing._Share(rows, np.zeros(0), np.zeros(0), True, {}, 0.0, {})
+        return batch_pricing._Share(rows, np.zeros(0), rows[:0], True, {}, 0.0, {})
 
     monkeypatch.setattr(batch_pricing, "_share", share)
     groups = [np.array([0, 2]), np.array([1]), np.array([3, 4])]
