@@ -17,7 +17,7 @@ from parallelism.dtypes import as_dtype, is_narrow
 from parallelism.interop.errors import warn_of_own_derivatives
 from parallelism.interop.onnx_models.files import Model
 from parallelism.interop.onnx_models.programs import Imported, imported
-from parallelism.interop.torch_derivatives import detach_ungraded, lost_derivatives
+from parallelism.interop.torch_derivatives import corners, detach_ungraded, lost_derivatives
 from parallelism.interop.torch_embeddings import bags_of_rows, embedding
 from parallelism.interop.torch_experts import dealt_experts
 from parallelism.interop.torch_refusals import refusal
@@ -249,13 +249,7 @@ def _exported(
     try:
         program = torch.export.export(whole, given, dynamic_shapes=_as_taken(whole, shapes), strict=False)
         detach_ungraded(torch, program.graph_module)
-        program = program.run_decompositions(
-            {
-                torch.ops.aten.cross_entropy_loss.default: _cross_entropy,
-                torch.ops.aten.embedding.default: _embedding,
-                torch.ops.aten.split.Tensor: _split,
-            }
-        )
+        program = program.run_decompositions(_decompositions(torch))
         _view_copies(torch, program.graph_module)
         made = torch.onnx.export(
             program,
@@ -285,6 +279,17 @@ def _exported(
         for d, name in own.items():
             value.type.tensor_type.shape.dim[d].dim_param = name
     return proto, arrays
+
+
+def _decompositions(torch: Any) -> dict[Any, Callable[..., Any]]:
+    """Operators of PyTorch whose meaning or gradient the exporter loses, in plain operators."""
+    aten = torch.ops.aten
+    return {
+        aten.cross_entropy_loss.default: _cross_entropy,
+        aten.embedding.default: _embedding,
+        aten.split.Tensor: _split,
+        **corners(torch),
+    }
 
 
 def _view_copies(torch: Any, module: Any) -> None:

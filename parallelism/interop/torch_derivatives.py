@@ -1,8 +1,8 @@
-"""Derivatives of PyTorch that its export loses: parts without gradients are kept, others are told of."""
+"""Derivatives of PyTorch that its export loses: those at corners and of parts without gradients are kept, others told."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -73,3 +73,38 @@ def detach_ungraded(torch: Any, module: Any) -> None:
             detached.meta.update(result.meta)
             result.replace_all_uses_with(detached, delete_user_cb=lambda user, own=detached: user is not own)
     module.recompile()
+
+
+def corners(torch: Any) -> dict[Any, Callable[..., Any]]:
+    """Functions with corners, by their operators, in plain operators that have the derivatives of PyTorch there.
+
+    A bound of ``clamp`` has a gradient, one of ``hardtanh`` has none, and a deviation of zero has none.  ONNX knows no
+    derivatives: its largest and smallest would share them, and a root has none at zero.
+    """
+    aten, where = torch.ops.aten, torch.where
+
+    def clamp(x: Any, low: Any = None, high: Any = None) -> Any:
+        if not x.is_floating_point():
+            return NotImplemented
+        x = x if low is None else where(x < low, low, x)
+        return x if high is None else where(x > high, high, x)
+
+    def hardtanh(x: Any, low: float = -1, high: float = 1) -> Any:
+        return where(x <= low, low, where(x >= high, high, x))
+
+    def deviation(x: Any, *how: Any, **named: Any) -> Any:
+        variance = torch.var(x, *how, **named)
+        return where(variance == 0, variance, where(variance == 0, 1, variance).sqrt())
+
+    return {
+        aten.clamp.default: clamp,
+        aten.clamp.Tensor: clamp,
+        aten.clamp_min.default: clamp,
+        aten.clamp_min.Tensor: clamp,
+        aten.clamp_max.default: lambda x, high: clamp(x, None, high),
+        aten.clamp_max.Tensor: lambda x, high: clamp(x, None, high),
+        aten.hardtanh.default: hardtanh,
+        aten.relu6.default: lambda x: hardtanh(x, 0, 6),
+        aten.std.dim: deviation,
+        aten.std.correction: deviation,
+    }

@@ -169,9 +169,15 @@ def _is_inf(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
 
 @meaning("Clip")
 def _clip(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    """A number that is equal to a bound has its gradient, as in PyTorch: `maximum` and `minimum` would halve it."""
     result = x[0]
-    for bound, kind in zip(x[1:], ("maximum", "minimum"), strict=False):
-        result = result if bound is None else ew(kind, result, bound)
+    for bound, kind, is_beyond in zip(x[1:], ("maximum", "minimum"), ("less", "greater"), strict=False):
+        if bound is None:
+            continue
+        if is_floating(result.dtype) and known(result) is None:
+            result = ew("where", ew(is_beyond, result, bound), bound, result)
+        else:
+            result = ew(kind, result, bound)
     return result
 
 
@@ -218,7 +224,7 @@ def _sigmoid(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
 @meaning("LeakyRelu", "PRelu")
 def _leaky(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     slope = x[1] if node.kind == "PRelu" else number(node.get("alpha", 0.01), x[0])
-    return ew("where", ew("less", x[0], number(0, x[0])), ew("multiply", x[0], slope), x[0])
+    return where_positive(x[0], x[0], ew("multiply", x[0], slope))
 
 
 @meaning("Elu", "Selu", "Celu")
@@ -227,8 +233,10 @@ def _elu(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     a = x[0]
     alpha = node.get("alpha", {"Selu": 1.67326319217681884765625}.get(node.kind, 1.0))
     inner = ew("divide", a, number(alpha, a)) if node.kind == "Celu" else a
-    low = ew("multiply", ew("expm1", ew("minimum", inner, number(0, a))), number(alpha, a))
-    result = where_positive(a, a, low)
+    low = ew(
+        "expm1", where_positive(a, number(0, a), inner)
+    )  # 0 where the other is taken: no exponential overflows
+    result = where_positive(a, a, ew("multiply", low, number(alpha, a)))
     gamma = node.get("gamma", 1.05070102214813232421875)
     return ew("multiply", result, number(gamma, a)) if node.kind == "Selu" else result
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from parallelism.dtypes import is_floating
 from parallelism.interop.arrays import flipped, iota, number, padded, reshaped, rounded_once
-from parallelism.interop.folding import Spread, convert, emit, recorded, spread, whole
+from parallelism.interop.folding import Spread, convert, emit, known, recorded, spread, whole
 from parallelism.interop.onnx_models.elementwise import ew
 from parallelism.interop.onnx_models.graph import GraphNode
 from parallelism.interop.onnx_models.reading import Reader, meaning
@@ -109,6 +109,14 @@ def _mean(total: Any, count: Any) -> Any:
     return ew("divide" if is_floating(total.dtype) else "floor_divide", total, number(count, total))
 
 
+def _root(total: Any, count: Any) -> Any:
+    """The square root, whose gradient is zero at zero, as that of a norm is in PyTorch."""
+    if known(total) is not None:
+        return ew("sqrt", total)
+    is_zero = ew("equal", total, number(0, total))
+    return ew("where", is_zero, total, ew("sqrt", ew("where", is_zero, number(1, total), total)))
+
+
 _OF_NUMBERS = {
     "ReduceSum": _Reduction(),
     "ReduceMean": _Reduction(after=_mean),
@@ -119,7 +127,7 @@ _OF_NUMBERS = {
 """Those that give a number alone as it is."""
 _REDUCTIONS = _OF_NUMBERS | {
     "ReduceL1": _Reduction(before=lambda a: ew("absolute", a)),
-    "ReduceL2": _Reduction(before=_square, after=lambda total, count: ew("sqrt", total)),
+    "ReduceL2": _Reduction(before=_square, after=_root),
     "ReduceLogSum": _Reduction(after=lambda total, count: ew("log", total)),
     "ReduceSumSquare": _Reduction(before=_square),
 }
