@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, cast, overload
 import numpy as np
 import numpy.typing as npt
 
+from parallelism.arrays import plain_number
 from parallelism.auto_sharding import AutoPlans, auto_plans
 from parallelism.display.quantities import short_errors
 from parallelism.hardware import Hardware, Reserve, memory_bytes_of, sized_hardware
@@ -148,6 +149,7 @@ def find_plan(
     memory, there are no plans, and `Plans.best` raises `NoPlanFits`.
     """
     start = perf_counter()
+    batch, devices = plain_number(batch), plain_number(devices)
     _check_counts(batch, simulations)
     found, count = machine_of(hardware, devices)
     limit = memory_of(memory, found)

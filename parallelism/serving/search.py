@@ -15,6 +15,7 @@ from os import PathLike
 from time import perf_counter
 from typing import Any
 
+from parallelism.arrays import plain_number
 from parallelism.hardware import Hardware, memory_bytes_of, sized_hardware
 from parallelism.memoized import memoized
 from parallelism.mesh import Mesh
@@ -92,6 +93,7 @@ def find_serving(
     ``ValueError`` for figures that do not fit together.
     """
     began = perf_counter()
+    devices, concurrency, chunk = map(plain_number, (devices, concurrency, chunk))
     _check_limits(first_token_seconds, token_seconds, price, chunk)
     requests = _requests(input_tokens, output_tokens, lengths)
     sized = sized_hardware(hardware, devices)
@@ -170,7 +172,7 @@ def _check_answers(workload: Workload) -> None:
 def _values(name: str, value: Values) -> tuple[int, ...] | None:
     if value is None:
         return None
-    values = tuple(value) if isinstance(value, Iterable) else (value,)
+    values = tuple(map(plain_number, value if isinstance(value, Iterable) else (value,)))
     if not values or any(type(each) is not int or each < 1 for each in values):
         raise ValueError(f"{name} must be an integer of at least 1, or several, got {value!r}")
     return values

@@ -7,9 +7,11 @@ import re
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from parallelism import Hardware, models
+from parallelism.planning import find_plan
 from parallelism.serving import find_serving
 from vcluster.__main__ import main
 from vcluster.cli.command_line import WrongWords
@@ -222,3 +224,19 @@ def test_a_wrong_model_is_refused_in_one_line(word, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(WrongWords):
         main(["serve", word, "--devices", "2"])
+
+
+def test_numbers_of_numpy_are_numbers():
+    def integers(**figures):
+        return {name: np.int64(figure) for name, figure in figures.items()}
+
+    given = integers(devices=1, input_tokens=30, output_tokens=3, batch=2)
+    plans = find_serving(models.transformer("gpt2"), "dgx-h100", **given)
+    assert plans.best.batch == 2
+    experts = models.Experts(**integers(count=4, chosen=2), capacity=np.float64(1.5))
+    figures = {"layers": 2, "width": 16, "heads": 4, "vocabulary": 8, "sequence": 4}
+    spec = models.TransformerSpec(**integers(**figures), experts=experts)
+    assert spec == models.TransformerSpec(**figures, experts=models.Experts(count=4, chosen=2, capacity=1.5))
+    assert type(spec.parameters) is type(spec.width) is type(spec.head_width * 1) is int
+    plans = find_plan(spec, hardware="dgx-h100", **integers(devices=2, batch=8, microbatch=2, tp=2))
+    assert plans.best.mesh.shape["tp"] == plans.best.microbatch == 2
