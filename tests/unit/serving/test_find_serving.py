@@ -240,3 +240,11 @@ def test_numbers_of_numpy_are_numbers():
     assert type(spec.parameters) is type(spec.width) is type(spec.head_width * 1) is int
     plans = find_plan(spec, hardware="dgx-h100", **integers(devices=2, batch=8, microbatch=2, tp=2))
     assert plans.best.mesh.shape["tp"] == plans.best.microbatch == 2
+
+
+def test_rows_of_requests_that_arrive_by_themselves_have_the_figures_of_each_alone():
+    """They share the prices of what is alike in their runs."""
+    given = {"spec": models.transformer("gpt2"), "devices": 1, "rate": 30.0, "tp": 1}
+    together = found(**given, batch=(1, 2, 8, 16)).rows
+    alone = [row for batch in (1, 2, 8, 16) for row in found(**given, batch=batch).rows]
+    assert sorted(map(repr, together)) == sorted(map(repr, alone)) and len(alone) == 4
