@@ -82,9 +82,7 @@ def memory_bytes_of(name: str, memory: float | str, *, zero: bool = False) -> fl
             )
     is_number = isinstance(memory, int | float) and not isinstance(memory, bool)
     if not is_number or not 0 <= memory < inf or not (memory or zero):
-        raise ValueError(
-            f"{name} must be {'at least' if zero else 'above'} 0 bytes and finite; got {memory!r}"
-        )
+        raise ValueError(f"{name} must be above 0 bytes and finite; got {memory!r}")
     return memory
 
 
