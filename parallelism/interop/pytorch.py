@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from itertools import count
@@ -173,8 +173,17 @@ def _extents(whole: Any, examples: Sequence[Any], dims: Sequence[Mapping[int, st
     """For each symbol a number of elements that no other dim has: PyTorch would take two equal ones for the same."""
     taken = {n for tensor in whole.state_dict().values() for n in tensor.shape}
     taken |= {n for x in examples for n in getattr(x, "shape", ()) if isinstance(n, int)}
-    free = (n for n in count(3, 2) if n not in taken and all(n % k for k in range(3, n, 2)))
-    return {name: next(free) for name in dict.fromkeys(name for own in dims for name in own.values())}
+    free = (n for n in count(3, 2) if n not in taken and _is_prime(n))
+    return {name: next(free) for name in _symbols(dims)}
+
+
+def _is_prime(odd: int) -> bool:
+    return all(odd % k for k in range(3, odd, 2))
+
+
+def _symbols(dims: Sequence[Mapping[int, str]]) -> Iterable[str]:
+    """The symbols of all arguments, each once."""
+    return dict.fromkeys(name for own in dims for name in own.values())
 
 
 def _example(torch: Any, x: Any, dims: Mapping[int, str], name: str, extents: Mapping[str, int]) -> Any:
@@ -235,9 +244,7 @@ def _exported(
     torch: Any, whole: Any, given: Any, names: Sequence[str], dims: Any
 ) -> tuple[Any, dict[str, Any]]:
     """The model as ONNX without its large tensors, and all its tensors, which share memory with the module."""
-    symbols = {
-        name: torch.export.Dim(name) for name in dict.fromkeys(n for own in dims for n in own.values())
-    }
+    symbols = {name: torch.export.Dim(name) for name in _symbols(dims)}
     shapes: Any = tuple([{d: symbols[name] for d, name in own.items()} for own in dims])
     try:
         program = torch.export.export(whole, given, dynamic_shapes=_as_taken(whole, shapes), strict=False)
