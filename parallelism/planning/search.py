@@ -8,13 +8,13 @@ from dataclasses import replace
 from functools import partial
 from os import PathLike
 from time import perf_counter
-from typing import Any, Literal, NamedTuple, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from parallelism.arrays import plain_number
-from parallelism.auto_sharding import AutoPlans, auto_plans
+from parallelism.auto_sharding import AutoPlans
 from parallelism.display.quantities import short_errors
 from parallelism.hardware import Hardware, Reserve, memory_bytes_of, sized_hardware
 from parallelism.ir import Function
@@ -33,6 +33,9 @@ from parallelism.training import Figures
 from parallelism.training.training_run import ADAM_W
 from parallelism.transforms import SGD, Adam, MixedPrecision, Parts
 from parallelism.transforms.pipelines import warn_of_unused
+
+if TYPE_CHECKING:
+    from parallelism.auto_sharding import AutoPlans
 
 _log = logging.getLogger("parallelism")
 AUTO_SECONDS = 60.0
@@ -156,6 +159,8 @@ def find_plan(
     optimizer = ADAM_W if optimizer is None else optimizer
     if strategies is not None:
         step = _step_of_auto(model, optimizer, strategies, batch, fixed)
+        from parallelism.auto_sharding import auto_plans  # of integer programs, which other searches need not
+
         return auto_plans(
             step, found, devices=count, limit_bytes=int(limit), time_limit=AUTO_SECONDS, progress=progress
         )
