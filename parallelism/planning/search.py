@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from parallelism.arrays import plain_number
-from parallelism.auto_sharding import AutoPlans
 from parallelism.display.quantities import short_errors
 from parallelism.hardware import Hardware, Reserve, memory_bytes_of, sized_hardware
 from parallelism.ir import Function
