@@ -415,7 +415,7 @@ def test_a_question_that_cannot_be_is_refused(text: str, error: str) -> None:
     ("loss.mlir --hardware dgx-a100 --devices 4 --batch B", "and a number: B=512, got 'B'"),
     ("loss.mlir --hardware dgx-a100 --devices 4 --batch B=0", "and a number: B=512, got 'B=0'"),
     ("none.mlir --hardware dgx-a100 --devices 4 --batch B=4", "none.mlir cannot be read"),
-    ("bytes.mlir --hardware dgx-a100 --devices 4 --batch B=4", "bytes.mlir is neither text in UTF-8, nor StableHLO, nor ONNX"),
+    ("bytes.mlir --hardware dgx-a100 --devices 4 --batch B=4", "bytes.mlir is neither text in UTF-8, nor StableHLO"),
     ("loss.mlir --hardware dgx-a100 --devices 4", "--batch must give the rows of a step"),
     ("loss.mlir --hardware dgx-a100 --devices 4 --batch N=4", "@mlp has no symbol N for the rows of its batch: its "
      "symbols are B"),
