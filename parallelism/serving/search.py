@@ -19,7 +19,7 @@ from parallelism.arrays import plain_number
 from parallelism.hardware import Hardware, memory_bytes_of, sized_hardware
 from parallelism.memoized import memoized
 from parallelism.mesh import Mesh
-from parallelism.models import TransformerSpec
+from parallelism.models import TransformerSpec, transformer
 from parallelism.models.inference.programs import kinds_of
 from parallelism.serving.engine import PAGE_TOKENS, Engine, EngineSettings, padded
 from parallelism.serving.placement import (
@@ -45,7 +45,7 @@ Values = int | Sequence[int] | None
 
 
 def find_serving(
-    spec: TransformerSpec,
+    spec: TransformerSpec | str,
     hardware: Hardware | str | PathLike[str],
     devices: int | None = None,
     *,
@@ -77,6 +77,8 @@ def find_serving(
     >>> plans.best.tp * plans.best.pp * plans.best.replicas
     2
 
+    ``spec`` is the model, or the name of a published one.
+
     ``input_tokens`` and ``output_tokens`` are those of every request, or ``lengths`` has pairs of them in turn.  So many
     clients as ``concurrency`` says send one request after the other; or ``rate`` requests a second arrive; with neither the
     devices have as many requests as the plan takes at a time.  ``hits`` is the part of prompts that is in the cache already.
@@ -101,7 +103,7 @@ def find_serving(
     is_loaded = concurrency is None and rate is None
     workload = Workload(requests, 1 if is_loaded else concurrency, rate, hits)
     task = Task(
-        served_spec(spec, precision),
+        served_spec(_model(spec), precision),
         sized,
         count,
         workload,
@@ -128,6 +130,14 @@ def find_serving(
     return search.plans(began)
 
 
+def _model(spec: TransformerSpec | str) -> TransformerSpec:
+    if isinstance(spec, str):
+        return transformer(spec)
+    if not isinstance(spec, TransformerSpec):
+        raise TypeError(f"plans of serving are for a TransformerSpec, or its name; got {type(spec).__name__}")
+    return spec
+
+
 def served_spec(spec: TransformerSpec, precision: str) -> TransformerSpec:
     """The model in the dtype of its values."""
     Precision.parse(precision)
@@ -144,7 +154,7 @@ def _requests(
                 "input_tokens and output_tokens must say the lengths of requests, or lengths= of each"
             )
         lengths = [(input_tokens, output_tokens)]
-    return tuple((int(prompt), int(new)) for prompt, new in lengths)
+    return tuple(tuple(map(plain_number, pair)) for pair in lengths)
 
 
 def _check_limits(

@@ -248,3 +248,15 @@ def test_rows_of_requests_that_arrive_by_themselves_have_the_figures_of_each_alo
     together = found(**given, batch=(1, 2, 8, 16)).rows
     alone = [row for batch in (1, 2, 8, 16) for row in found(**given, batch=batch).rows]
     assert sorted(map(repr, together)) == sorted(map(repr, alone)) and len(alone) == 4
+
+
+def test_a_model_by_its_name_and_one_that_is_trained_with_dropout():
+    gpt2 = models.transformer("gpt2")
+    best = found(spec="gpt2", devices=1, batch=2).best
+    assert best == found(spec=gpt2, devices=1, batch=2).best
+    assert best == found(spec=replace(gpt2, dropout=0.1), devices=1, batch=2).best
+    with pytest.raises(TypeError, match="for a TransformerSpec, or its name; got NoneType"):
+        found(spec=None)
+    for wrong in [(3,)], [(3.5, 2)]:
+        with pytest.raises(ValueError, match=rf"lengths must be pairs of integers .*, got {re.escape(str(wrong[0]))}"):
+            find_serving("gpt2", "dgx-h100", 1, lengths=wrong)
