@@ -15,8 +15,6 @@ from parallelism.trace import Trace
 from vcluster.cli.plan_document import account, why_not_text
 from vcluster.cli.serving.cache_words import cache_text
 from vcluster.cli.training import gigabytes
-from vcluster.report import plan_html
-from vcluster.runs.verified import verified_text
 
 LEAST_TOLD = 0.0005
 """Parts of a smaller share of each step are not told."""
@@ -69,7 +67,7 @@ def plan_text(document: Mapping[str, Any], *, again: bool) -> str:
         imperfect = document.get("imperfect")
         lines += [*wrap(imperfect["text"], WIDTH, break_on_hyphens=False), ""] if imperfect else []
         lines += [*_why(plans), *(line for answer in answers for line in (*wrap(answer, WIDTH), ""))]
-        lines += [verified_text(document["verified"]), ""] if document.get("verified") else []
+        lines += [_verified_text(document), ""] if document.get("verified") else []
         lines += [*wrap(cache_text(document["cache"]), WIDTH), ""] if document.get("cache") else []
         lines += [*_commands(document, again), ""]
     if "all_seconds" in document:
@@ -114,13 +112,11 @@ def _heading(document: Mapping[str, Any]) -> list[str]:
 
 def _search(document: Mapping[str, Any]) -> list[str]:
     gap = document["gap"]
-    proof = (
-        "none fits"
-        if not document["plans"]
-        else "the first is the best of all"
-        if not gap
-        else (f"the first may be up to {gap:.1%} slower than the best: --simulations stopped the proof")
-    )
+    proof = "the first is the best of all"
+    if not document["plans"]:
+        proof = "none fits"
+    elif gap:
+        proof = f"the first may be up to {gap:.1%} slower than the best: --simulations stopped the proof"
     refused = document["refused"]
     lines = [
         *(line for text in _heading(document) for line in wrap(text, WIDTH)),
@@ -162,28 +158,25 @@ def _same_programs(document: Mapping[str, Any]) -> list[str]:
 
 def _parts(plans: Sequence[Mapping[str, Any]]) -> list[str]:
     """The percentages of the step of each part, by plan."""
-    names = [
-        name
-        for name in dict.fromkeys(name for plan in plans for name in plan["parts"])
-        if any(plan["parts"].get(name, 0) >= LEAST_TOLD * plan["seconds"] for plan in plans)
-    ]
+    told = _told_parts(plans)
+    names = [name for name in dict.fromkeys(name for plan in plans for name in plan["parts"]) if name in told]
     rows = [("%", *(NAMES.get(name, name) for name in names))]
-    rows += [
-        (str(place), *(f"{100 * plan['parts'].get(name, 0) / plan['seconds']:.1f}" for name in names))
-        for place, plan in enumerate(plans, 1)
-    ]
+    for place, plan in enumerate(plans, 1):
+        shares = [f"{100 * plan['parts'].get(name, 0) / plan['seconds']:.1f}" for name in names]
+        rows.append((str(place), *shares))
     return ["the step by part, on the device that waits least for others", *in_columns(rows, 0)]
+
+
+def _told_parts(plans: Sequence[Mapping[str, Any]]) -> set[str]:
+    return {
+        name for plan in plans for name, own in plan["parts"].items() if own >= LEAST_TOLD * plan["seconds"]
+    }
 
 
 def _legend(document: Mapping[str, Any]) -> list[str]:
     """What the short words mean that the tables have."""
     plans = document["plans"]
-    words = {
-        NAMES.get(name, name)
-        for plan in plans
-        for name, value in plan["parts"].items()
-        if value >= LEAST_TOLD * plan["seconds"]
-    }
+    words = {NAMES.get(name, name) for name in _told_parts(plans)}
     for split in (each["split"] for each in (*plans, *_shown(document["front"]))):
         words |= {
             match[0] for match in re.finditer(r"\b(?:zero=|cp=|sp\b|mb=|balanced\b)|(?<=[a-z])x(?=\d)", split)
@@ -344,7 +337,7 @@ def write_page(document: Mapping[str, Any], trace: Trace | None, path: Path) -> 
             *_why_text(plans),
         ]
         if document.get("verified"):
-            verdict.append(" ".join(verified_text(document["verified"]).split()))
+            verdict.append(" ".join(_verified_text(document).split()))
     facts = [
         ("combinations", f"{document['considered']:,}"),
         ("refused", f"{sum(document['refused'].values()):,}"),
@@ -358,6 +351,8 @@ def write_page(document: Mapping[str, Any], trace: Trace | None, path: Path) -> 
         for each in document["why_not"]
     ]
     answers += [("The first plan again:", plans[0]["command"])] if plans else []
+    from vcluster.report import plan_html
+
     plan_html(
         path,
         title=f"Plans of {document['model']} on {document['devices']} devices of {_stacked(document)}",
@@ -371,6 +366,13 @@ def write_page(document: Mapping[str, Any], trace: Trace | None, path: Path) -> 
         notes=notes,
         trace=trace,
     )
+
+
+def _verified_text(document: Mapping[str, Any]) -> str:
+    """What a run of the first plan on processes showed."""
+    from vcluster.runs.verified import verified_text
+
+    return verified_text(document["verified"])
 
 
 def _front_of(found: Mapping[str, Any]) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -51,7 +51,12 @@ def _passed_on(reader: Reader, node: Node, x: list[Any]) -> Any:
 
 @meaning("sdy.named_computation")
 def _named_computation(reader: Reader, node: Node, x: list[Any]) -> Any:
-    return reader.branch(node.body, x)
+    return reader.applied(node.body, x)
+
+
+def _along(layout: TensorSharding, axes: Collection[str]) -> TensorSharding:
+    """The layout without other axes."""
+    return TensorSharding(*([axis for axis in dim.axes if axis in axes] for dim in layout.dims))
 
 
 @meaning("sdy.manual_computation")
@@ -65,9 +70,7 @@ def _manual_computation(reader: Reader, node: Node, x: list[Any]) -> Any:
     def layouts(name: str, ndims: Sequence[int]) -> list[TensorSharding]:
         found = sdy_layouts(str(node.attributes[name]))
         return [
-            TensorSharding(*([axis for axis in dim.axes if axis in named] for dim in layout.dims))
-            if layout
-            else TensorSharding(*[()] * ndim)
+            _along(layout, named) if layout else TensorSharding(*[()] * ndim)
             for layout, ndim in zip(found, ndims, strict=True)
         ]
 
@@ -77,7 +80,7 @@ def _manual_computation(reader: Reader, node: Node, x: list[Any]) -> Any:
         parts = [_own_part(reader, node, array, layout) for array, layout in zip(x, sources, strict=True)]
         return [
             _gathered_parts(reader, node, array, layout)
-            for array, layout in zip(reader.branch(node.body, parts), targets, strict=True)
+            for array, layout in zip(reader.applied(node.body, parts), targets, strict=True)
         ]
     return reader.cut(node, [laid(reader, *pair) for pair in zip(x, sources, strict=True)], targets)
 

@@ -123,6 +123,15 @@ def test_a_bucket_of_several_layers_is_simulated_as_a_whole(strategy: str) -> No
     assert layered_step(run_of(strategy), PLAIN) is None
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("size", ["500B", "3000B"])
+def test_a_bucket_that_only_all_layers_fill_is_simulated_as_a_whole(size: str) -> None:
+    """The weights of norms of few layers are gathered in one call, and those of all layers in several."""
+    strategy = f"precision=bf16,products:f8 dp=2 zero=1 overlap={size}"
+    assert layered_step(in_stages([1] * 32, GATED, strategy), PLAIN) is None
+    assert layered_step(in_stages([1] * 32, GATED, strategy.replace(size, "1GB")), PLAIN) is not None
+
+
 @pytest.mark.parametrize(("strategy", "spec"), [
     pytest.param("fsdp=4 recompute=block.1 overlap=1B pp=1 1f1b:2", SPEC, id="one layer that runs again"),
     pytest.param("precision=bf16,products:f8,last:4 pp=1 1f1b:2", SPEC, id="the last layers in another precision"),
