@@ -87,7 +87,9 @@ class Algorithm:
     def chunks_of_buffer(self) -> int:
         """How many chunks the buffer S of the closed forms has; the chunks of an all_to_all are those of g buffers."""
         kind = kind_of(self.collective)
-        return 1 if kind.paired else max(1, self.chunks // (self.size if kind.unit == BLOCKS_OF_ALL else 1))
+        if kind.paired:
+            return 1
+        return max(1, self.chunks // self.size if kind.unit == BLOCKS_OF_ALL else self.chunks)
 
     @cached_property
     def steps(self) -> tuple[Step, ...]:
@@ -197,13 +199,9 @@ def record_of(kind: str, name: str, size: int, *, run: bool = False) -> Collecti
         if record.name == name and (record.steps is not None or not run):
             return record
     known = ALGORITHMS.records.get((kind, name))
-    why = (
-        ""
-        if known is None
-        else f" (it needs {known.needs})"
-        if not known.fits(size)
-        else " (it is only priced)"
-    )
+    why = ""
+    if known is not None:
+        why = " (it is only priced)" if known.fits(size) else f" (it needs {known.needs})"
     names = ", ".join(each.name for each in applying if each.steps is not None or not run)
     raise ValueError(f"no algorithm {name!r} for {kind} over {size}{why}; these apply: {names}")
 

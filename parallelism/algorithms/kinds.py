@@ -176,7 +176,7 @@ class CollectiveKind:
 
     @cached_property
     def in_shards(self) -> bool:
-        """Whether S is all members' arrays together; otherwise S is one member's array."""
+        """Whether S, in formulas of bytes, is the size of all members' arrays together; otherwise it is that of one."""
         return self.unit == ARRAYS and not self.paired
 
 

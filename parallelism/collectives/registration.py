@@ -87,7 +87,7 @@ def register_algorithm(algorithm: CollectiveAlgorithm, *, replace: bool = False)
 
 
 def unregister(record: CollectiveKind | CollectiveAlgorithm) -> None:
-    """Take out a record that was registered; a kind with all algorithms that serve it."""
+    """Removes a record that was registered; with a kind go all algorithms that serve it."""
     if isinstance(record, CollectiveAlgorithm):
         ALGORITHMS.forget(record)
         return

@@ -39,7 +39,9 @@ def call_fields(
     if not of_kind.is_given_by(position, root):
         return {"dim": dim}, None, None
     array, form = to_array(kind, x)
-    reducing = reduction("sum" if op is None else op, array.dtype) if of_kind.reduces else None
+    reducing = None
+    if of_kind.reduces:
+        reducing = reduction("sum" if op is None else op, array.dtype)
     if reducing is not None:
         array = array.astype(reducing.dtype, copy=False)
     fields: dict[str, Any] = {

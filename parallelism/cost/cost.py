@@ -483,7 +483,7 @@ def _tokens(collective: str, algorithm: str | None) -> Deduplicated | None:
 def _ranks(group: Iterable[int]) -> Group:
     ranks = tuple(group)
     if not ranks or len(set(ranks)) < len(ranks):
-        raise ValueError(f"a group is ranks that differ, at least one; got {ranks}")
+        raise ValueError(f"a group needs at least one rank, and each rank once; got {ranks}")
     return ranks
 
 

@@ -326,10 +326,8 @@ class DeviceProgram:
                 return WaitStep(number, ops, self._held(step.freed), _names(step.unread), into)
         chain = [each.op for each in step]
         places = [self._into(op.outputs) for op in chain]
-        taken, freed = (
-            [value for values in side for value in values if value not in inner]
-            for side in ((each.taken for each in step), (each.freed for each in step))
-        )
+        taken = [value for each in step for value in each.taken if value not in inner]
+        freed = [value for each in step for value in each.freed if value not in inner]
         return ProgramStep(
             chain[-1],
             self._cost_of_chain(chain, inner) if chain[1:] else self._cost(chain[0]),

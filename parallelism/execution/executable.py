@@ -85,7 +85,7 @@ class Executable(Operation):
         for name, category in (categories or {}).items():
             named = [name] if name in known else [v.name for v in inputs_named(self.programs.function, name)]
             if not named:
-                raise ValueError(f"categories name %{name}, which {self.name} has not")
+                raise ValueError(f"categories has %{name}, which is no value of {self.name}")
             self.categories.update(dict.fromkeys(named, category))
         self.order = order_on_all(program, Overlap.of(program.function), beside=overlapping)
         """The order in which devices run the ops; None: that of the program."""

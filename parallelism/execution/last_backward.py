@@ -104,7 +104,7 @@ def sums_behind(function: Function, numbers: Sequence[int]) -> dict[int, tuple[O
 
 
 def without_sums(function: Function, chains: Mapping[str, Sequence[Op]]) -> Function:
-    """The update without these sums: it takes what they return in place of its inputs of these names."""
+    """The update without these sums: it takes their results in place of the inputs that they add up, by name."""
     gone = {op.outputs for ops in chains.values() for op in ops}
     inputs = [
         chains[value.name][-1].outputs[0] if value.name in chains else value for value in function.inputs

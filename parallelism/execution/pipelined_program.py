@@ -138,8 +138,9 @@ class PipelinedProgram(PipelinedOperation):
         check_stages(stages, pipeline)
         if metrics := stages.results[1:]:
             raise ValueError(
-                f"@{stages.function.name} returns %{', %'.join(metrics)} beside its loss; the result has the loss and "
-                "the gradients alone: a step of train_step(loss, optimizer) returns metrics, too"
+                f"@{stages.function.name} returns %{', %'.join(metrics)} beside its loss, but a pipeline without an "
+                "optimizer returns only the loss and the gradients; train_step(loss, optimizer) makes a step that "
+                "returns metrics, too"
             )
         sums = dict(sums or {})
         laid = laid_out_stages(stages, inside, sums) if inside and inside.size > 1 else stages

@@ -116,16 +116,11 @@ def leaving(device: Device, crossing: Crossing, message: Array, ranks: Sequence[
     overlap with those of this one.
     """
     values = unpacked(message, crossing.local(crossing.source, device.rank))
-    return Leaving(
-        [
-            device.isend(
-                packed([_contiguous(values[piece.value][piece.part]) for piece in pieces]),
-                ranks[receiver],
-                tag=tag,
-            )
-            for receiver, pieces in crossing.sent(device.rank).items()
-        ]
-    )
+    works = []
+    for receiver, pieces in crossing.sent(device.rank).items():
+        parts = [_contiguous(values[piece.value][piece.part]) for piece in pieces]
+        works.append(device.isend(packed(parts), ranks[receiver], tag=tag))
+    return Leaving(works)
 
 
 def arriving(device: Device, crossing: Crossing, ranks: Sequence[int], tag: int) -> Arriving:

@@ -350,11 +350,13 @@ class Hardware:
         return tuple(fault for fault in self.faults if not fault.is_of_port)
 
     def placed(self, placement: Sequence[int]) -> Hardware:
-        """The same with rank r at ``placement[r]``; there are no other ranks then."""
+        """This hardware with rank r on device ``placement[r]``; there are no other ranks then."""
         return replace(self, placement=tuple(placement))
 
     def placed_by(self, mesh: Mesh, order: Sequence[str]) -> Hardware:
-        """The same with the ranks of a mesh laid in an order of its axes, outermost first: the last are neighbours.
+        """This hardware, on which the ranks of a mesh lie in an ``order`` of its axes, outermost first.
+
+        Ranks that differ along the last axis of the order alone are neighbours.
 
         >>> Hardware.preset("dgx-a100").placed_by(Mesh(tp=2, dp=3), ("dp", "tp")).placement
         (0, 2, 4, 1, 3, 5)
@@ -427,7 +429,7 @@ class Hardware:
         return next(i for i, size in enumerate(self._units) if a // size == b // size)
 
     def path(self, source: int, target: int) -> LinkPath:
-        """The way of a message from one rank to another."""
+        """The links that a message crosses from one rank to another."""
         if source == target:
             return LinkPath(0.0, inf, (), None)
         level = self.level(source, target)

@@ -193,12 +193,10 @@ def mixed(
     """
     parts = first, second
     devices = [part.devices for part in parts]
-    rates = {
-        dtype: sum(count * part.flops_per_second[dtype] for count, part in zip(devices, parts, strict=True))
-        / sum(devices)
-        for dtype in first.flops_per_second
-        if dtype in second.flops_per_second
-    }
+    rates = {}
+    for dtype in first.flops_per_second:
+        if dtype in second.flops_per_second:
+            rates[dtype] = sum(part.devices * part.flops_per_second[dtype] for part in parts) / sum(devices)
     if not rates:
         raise ValueError(f"{first.name} and {second.name} have rates for no dtype in common")
     links = (*first.links, *second.links)

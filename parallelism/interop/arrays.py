@@ -166,9 +166,10 @@ def concatenated(parts: Sequence[Any], axis: int) -> Any:
         return np.concatenate([np.asarray(known(part), object) for part in parts], axis)
     parts = [part for part in parts if part.shape[axis] != 0] or list(parts[:1])
     if len(parts) > 1 and (same := _same_along(parts, axis)):
-        narrow = [
-            spread(part.array, [1 if d in same else n for d, n in enumerate(part.shape)]) for part in parts
-        ]
+        narrow = []
+        for part in parts:
+            shape = [1 if d in same else n for d, n in enumerate(part.shape)]
+            narrow.append(spread(part.array, shape))
         found = whole(concatenated(narrow, axis))
         return spread(found, [parts[0].shape[d] if d in same else n for d, n in enumerate(found.shape)])
     while len(parts) > 1:
@@ -200,9 +201,10 @@ def iota(extent: Extent, dtype: np.dtype[Any] = INDEX, ndim: int = 1, axis: int 
 
 
 def padded(x: Any, value: Any, low: Sequence[int], high: Sequence[int], interior: Sequence[int]) -> Any:
-    """``x`` with ``value``, an array of no dims, around and between its elements.  Negative padding cuts off.
+    """``x`` with a ``value``, an array of no dims, before, after and between the elements of each dim.
 
-    Of zeros, `place` makes it; of another value, a second array says where the elements of ``x`` lie.
+    A negative number in ``low`` or ``high`` cuts elements off.  Zeros around ``x`` are one op, `place`; for another value
+    a constant mask says which elements are those of ``x``.
     """
     if not (any(low) or any(high) or any(interior)):
         return x

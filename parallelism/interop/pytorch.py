@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from itertools import count
@@ -17,6 +17,8 @@ from parallelism.dtypes import as_dtype, is_narrow
 from parallelism.interop.errors import warn_of_own_derivatives
 from parallelism.interop.onnx_models.files import Model
 from parallelism.interop.onnx_models.programs import Imported, imported
+from parallelism.interop.torch_derivatives import detach_ungraded, lost_derivatives
+from parallelism.interop.torch_embeddings import bags_of_rows, embedding
 from parallelism.interop.torch_experts import dealt_experts
 from parallelism.interop.torch_refusals import refusal
 from parallelism.ir.core import Expression, TensorType
@@ -63,7 +65,8 @@ def from_torch(
     (`parallelism.transforms.frozen`).  Ops know their line and are in regions named after the modules.  It is the
     program of evaluation (``module.eval()``): nothing is dropped out, and the module stays in the mode that it was in.
     Experts of Hugging Face's transformers become `dispatch` and `combine`, so that they can be split over ``ep``.
-    The backward of a ``torch.autograd.Function`` is not in the program, which an `OwnDerivativeWarning` says.
+    The backward of a ``torch.autograd.Function``, and what hooks do with gradients, is not in the program, which an
+    `OwnDerivativeWarning` says.
 
     `UnsupportedError` for what PyTorch cannot export, and for an operator that programs do not have, with its line.
 
@@ -84,10 +87,12 @@ def from_torch(
     given = tuple(
         [_example(torch, x, of_x, name, extents) for x, of_x, name in zip(examples, dims, names, strict=True)]
     )
-    with _evaluated(whole), _quiet(), dealt_experts(torch, whole), _own_derivatives(torch) as own_derivatives:
+    with _for_the_export(torch, whole), lost_derivatives(torch, module) as lost:
         proto, arrays = _exported(torch, whole, given, names, dims)
     instead = "write the function in operators whose derivative is meant, or detach what it holds back"
-    warn_of_own_derivatives(own_derivatives, "torch.autograd.Function", instead, stacklevel=2)
+    warn_of_own_derivatives(lost.functions, "torch.autograd.Function", instead, stacklevel=2)
+    instead = "take away a hook that only looks, and write what one changes in operators of the model"
+    warn_of_own_derivatives(lost.hooks, "a hook on gradients", instead, stacklevel=2)
     prefix = "" if whole is module else f"{WRAPPED}."
     weights = dict(whole.named_parameters(remove_duplicate=False))
     still = [name for name, weight in weights.items() if not weight.requires_grad]
@@ -168,8 +173,17 @@ def _extents(whole: Any, examples: Sequence[Any], dims: Sequence[Mapping[int, st
     """For each symbol a number of elements that no other dim has: PyTorch would take two equal ones for the same."""
     taken = {n for tensor in whole.state_dict().values() for n in tensor.shape}
     taken |= {n for x in examples for n in getattr(x, "shape", ()) if isinstance(n, int)}
-    free = (n for n in count(3, 2) if n not in taken and all(n % k for k in range(3, n, 2)))
-    return {name: next(free) for name in dict.fromkeys(name for own in dims for name in own.values())}
+    free = (n for n in count(3, 2) if n not in taken and _is_prime(n))
+    return {name: next(free) for name in _symbols(dims)}
+
+
+def _is_prime(odd: int) -> bool:
+    return all(odd % k for k in range(3, odd, 2))
+
+
+def _symbols(dims: Sequence[Mapping[int, str]]) -> Iterable[str]:
+    """The symbols of all arguments, each once."""
+    return dict.fromkeys(name for own in dims for name in own.values())
 
 
 def _example(torch: Any, x: Any, dims: Mapping[int, str], name: str, extents: Mapping[str, int]) -> Any:
@@ -190,6 +204,13 @@ def _example(torch: Any, x: Any, dims: Mapping[int, str], name: str, extents: Ma
 
 
 # -- the export --------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _for_the_export(torch: Any, module: Any) -> Iterator[None]:
+    """The module in evaluation, its experts and its bags of rows in operators that can be written."""
+    with _evaluated(module), _quiet(), dealt_experts(torch, module), bags_of_rows(torch):
+        yield
 
 
 @contextmanager
@@ -219,48 +240,21 @@ def _quiet() -> Iterator[None]:
             log.setLevel(level)
 
 
-@contextmanager
-def _own_derivatives(torch: Any) -> Iterator[list[str]]:
-    """The names of the functions with a backward of their own that are called meanwhile, but for those of PyTorch.
-
-    The exporter records what they compute.  A checkpoint computes its part with gradients meanwhile: by itself it would
-    do so under ``torch.no_grad()``.
-    """
-    from torch.utils.checkpoint import CheckpointFunction
-
-    base, found = (
-        torch.autograd.Function.__mro__[1],
-        list[str](),
-    )  # a name for ``apply`` may be older than this call
-
-    def apply(cls: Any, *given: Any, **named: Any) -> Any:
-        if cls is CheckpointFunction:
-            part, _, *arguments = given
-            return part(*arguments)
-        if not cls.__module__.startswith("torch."):
-            found.append(cls.__name__)
-        return super(base, cls).apply(*given, **named)
-
-    base.apply = classmethod(apply)
-    try:
-        yield found
-    finally:
-        del base.apply
-
-
 def _exported(
     torch: Any, whole: Any, given: Any, names: Sequence[str], dims: Any
 ) -> tuple[Any, dict[str, Any]]:
     """The model as ONNX without its large tensors, and all its tensors, which share memory with the module."""
-    symbols = {
-        name: torch.export.Dim(name) for name in dict.fromkeys(n for own in dims for n in own.values())
-    }
+    symbols = {name: torch.export.Dim(name) for name in _symbols(dims)}
     shapes: Any = tuple([{d: symbols[name] for d, name in own.items()} for own in dims])
     try:
         program = torch.export.export(whole, given, dynamic_shapes=_as_taken(whole, shapes), strict=False)
-        _detach_ungraded(torch, program.graph_module)
+        detach_ungraded(torch, program.graph_module)
         program = program.run_decompositions(
-            {torch.ops.aten.cross_entropy_loss.default: _cross_entropy, torch.ops.aten.split.Tensor: _split}
+            {
+                torch.ops.aten.cross_entropy_loss.default: _cross_entropy,
+                torch.ops.aten.embedding.default: _embedding,
+                torch.ops.aten.split.Tensor: _split,
+            }
         )
         _view_copies(torch, program.graph_module)
         made = torch.onnx.export(
@@ -293,20 +287,6 @@ def _exported(
     return proto, arrays
 
 
-def _detach_ungraded(torch: Any, module: Any) -> None:
-    """Results of a part under ``torch.no_grad()`` are detached: the part is inlined, and that it was one is lost."""
-    graph = module.graph
-    for node in list(graph.nodes):
-        if node.target is not torch.ops.higher_order.wrap_with_set_grad_enabled or node.args[0]:
-            continue
-        for result in [user for user in node.users if "getitem" in str(user.target)]:
-            with graph.inserting_after(result):
-                detached = graph.call_function(torch.ops.aten.detach.default, (result,))
-            detached.meta.update(result.meta)
-            result.replace_all_uses_with(detached, delete_user_cb=lambda user, own=detached: user is not own)
-    module.recompile()
-
-
 def _view_copies(torch: Any, module: Any) -> None:
     """Views are taken of copies: PyTorch's exporter may lay an operand out in another order, of which there is no view."""
     graph = module.graph
@@ -328,6 +308,12 @@ def _split(x: Any, size: int, dim: int = 0) -> Any:
     if x.dtype != _torch().bfloat16 or not isinstance(extent, int):
         return NotImplemented
     return [x.narrow(dim, first, min(size, extent - first)) for first in range(0, extent, size)]
+
+
+def _embedding(
+    table: Any, indices: Any, padding: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
+) -> Any:
+    return embedding(_torch(), table, indices, padding, scale_grad_by_freq)
 
 
 def _cross_entropy(

@@ -15,7 +15,8 @@ from typing import Any
 DOMAIN = "vcluster"
 """The domain of the operators in the file, and their namespace in PyTorch."""
 CHOSEN_BY_USERS = "batched_mm"
-"""The implementation of experts that stays: it is never transformers' own choice for training."""
+"""The implementation of experts that stays.  Only users choose it: transformers itself takes ``grouped_mm`` or, where a model
+does not know that, ``eager`` (transformers 5.24, ``PreTrainedModel.get_correct_experts_implementation``)."""
 _KNOWN = (
     "has_gate",
     "has_bias",

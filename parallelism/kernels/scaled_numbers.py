@@ -206,13 +206,13 @@ def _spread(scales: Array, shape: Sequence[int]) -> Array:
 
 
 def packed_pairs(x: Array, dim: int | None) -> Array:
-    """Numbers of 4 bits, e2m1, rounded from ``x``: the neighbours along a dim of even extent lie in a byte."""
+    """``x`` rounded to floats of 4 bits (e2m1).  Two neighbours along ``dim``, whose extent is even, share a byte."""
     assert dim is not None
     return packed_codes(x.astype(as_dtype(FLOAT4)).view(PAIRS), dim)
 
 
 def packed_codes(codes: Array, dim: int) -> Array:
-    """Codes of 4 bits, of which the neighbours along a dim of even extent lie in a byte; higher bits are left out."""
+    """The lowest 4 bits of each code.  Two neighbours along ``dim``, whose extent is even, share a byte."""
     first, second = (codes[_every_second(dim, start)] & 15 for start in (0, 1))
     pairs: Array = first | second << 4
     return pairs

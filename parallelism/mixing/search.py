@@ -295,5 +295,7 @@ class _Search:
             full.append(rest.pop(place).simulated())
             best = min(best, full[-1].seconds)
         least = min([self.others, *(plan.bound_seconds for plan in rest[:1])])
-        gap = 0.0 if not self.kept or least >= best else float(1 - least / best) if full else 1.0
+        gap = 0.0
+        if self.kept and least < best:
+            gap = float(1 - least / best) if full else 1.0
         return [*sorted(full, key=attrgetter("seconds")), *rest], len(full), gap

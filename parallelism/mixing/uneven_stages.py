@@ -54,14 +54,14 @@ class PartOfPlans:
         """Those of a stage at a place for these numbers of blocks: of its ``F`` and ``B``, and of its end ``before`` and
         ``after`` gradients are exchanged."""
         layout, table = self.layout(row, stages), self.table
-        actions = {kind: table.seconds_of(table.actions(row, kind), layout) for kind in "FB"}
-        ends = table.seconds_of(table.ends(row, in_stages=True), layout)
         blocks = [table.alike(count, place) for count in counts]
-        found = {
-            kind: np.array([actions[kind].action(place, kind, each) for each in blocks]) for kind in "FB"
-        }
-        before, after = np.array([ends.end(place, each) for each in blocks]).T
-        return found | {"before": before, "after": after}
+        found = {}
+        for kind in "FB":
+            actions = table.seconds_of(table.actions(row, kind), layout)
+            found[kind] = np.array([actions.action(place, kind, each) for each in blocks])
+        ends = table.seconds_of(table.ends(row, in_stages=True), layout)
+        found["before"], found["after"] = np.array([ends.end(place, each) for each in blocks]).T
+        return found
 
     @memoized
     def held(self, row: int, place: int, counts: range) -> dict[str, Floats]:

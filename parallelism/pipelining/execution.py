@@ -155,7 +155,7 @@ class _Messages:
 
 
 def run_action(device: Device, stage: Stage, action: Action, x: Array | None) -> Array | None:
-    """Runs one action, which takes ``x``; its result, if it has one.  Dropped values are computed again before it."""
+    """Runs one action on ``x`` and returns its result, or None.  Values that were dropped are computed again first."""
     number, kind, k = action
     y: Array | None = None
     for part in parts_of(stage, kind):

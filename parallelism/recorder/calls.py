@@ -27,8 +27,10 @@ def result(calls: Sequence[CountedCall], position: int, x: Any, blanks: Sequence
         return [np.zeros(call.shape or (), call.dtype) for call in calls]
     if kind.copies:
         sources = kind.sources_of(position, size, mine.root, mine.pairs)
-        given = calls[sources[0]] if sources else None
-        return zeros(x if given is None else given.value if given.value is not None else blanks[sources[0]])
+        if not sources:
+            return zeros(x)
+        given = calls[sources[0]].value
+        return zeros(blanks[sources[0]] if given is None else given)
     expected = result_of(calls, position, blanks)
     if expected is None:
         return None

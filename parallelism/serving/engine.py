@@ -94,6 +94,10 @@ class Work:
         """The most rows of a replica that another token follows."""
         return max(sum(row.samples for row in rows) for rows in self.rows)
 
+    def later(self, steps: int) -> Work:
+        """The same so many tokens later."""
+        return Work(tuple(tuple(row.later(steps) for row in rows) for rows in self.rows))
+
 
 Step = tuple[Work, ...]
 """The works of all microbatches that have any."""
@@ -226,12 +230,14 @@ class Engine:
         needed = {
             kind: self.settings.table_pages(self.spec, kind, request.cached_tokens) for kind in self.kinds
         }
-        able = [
-            replica
-            for replica, pages in enumerate(self.pages)
-            if counts[replica] < self.settings.batch
-            and all(pages[kind].free >= needed[kind] for kind in self.kinds)
-        ]
+
+        def is_able(replica: int) -> bool:
+            pages = self.pages[replica]
+            return counts[replica] < self.settings.batch and all(
+                pages[kind].free >= needed[kind] for kind in self.kinds
+            )
+
+        able = filter(is_able, range(self.settings.replicas))
         return min(able, key=lambda replica: counts[replica], default=None)
 
     def _microbatch_of(self, replica: int) -> int:

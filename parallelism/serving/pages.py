@@ -43,6 +43,6 @@ class Pages:
         return self._of[request]
 
     def give_back(self, request: int) -> None:
-        """The pages of a request are free again."""
+        """Frees the pages of a request."""
         for page in self._of.pop(request):
             heappush(self._free, page)

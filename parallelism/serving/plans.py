@@ -97,7 +97,7 @@ class PrefillPool:
 
     @property
     def layout(self) -> Layout:
-        """Its layout."""
+        """How the model is split over the devices: tp, pp, ep and replicas."""
         return Layout(self.tp, self.pp, self.ep, self.replicas)
 
     @property
@@ -187,7 +187,7 @@ class ServingPlan:
 
     @property
     def layout(self) -> Layout:
-        """Its layout."""
+        """How the model is split over the devices: tp, pp, ep and replicas."""
         return Layout(self.tp, self.pp, self.ep, self.replicas)
 
     @property
@@ -358,13 +358,11 @@ class ServingPlans:
 
     def _refusal(self, wanted: Mapping[str, int]) -> str:
         """The reasons of rows with these settings that have no figures."""
-        found = {
-            reason: None
-            for key, reason in self.reasons.items()
-            if all(
-                dict(zip(SETTINGS, key, strict=True))[name] in (value, None) for name, value in wanted.items()
-            )
-        }
+        found: dict[str, None] = {}
+        for key, reason in self.reasons.items():
+            settings = dict(zip(SETTINGS, key, strict=True))
+            if all(settings[name] in (value, None) for name, value in wanted.items()):
+                found[reason] = None
         return ", ".join(found) or "no row has it, or it cannot meet the limits by a bound"
 
     def _repr_html_(self) -> str:

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from math import ceil, gcd, prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from parallelism.memoized import memoized
 from parallelism.serving.engine import Engine, EngineSettings
-from parallelism.serving.plans import SLACK, Layout, PrefillPool, ServingPlan, memory_of
+from parallelism.serving.plans import SLACK, Layout, PrefillPool, ServingPlan, Task, memory_of
 from parallelism.serving.pools import PooledRun
 from parallelism.serving.priced_engine import PricedEngine
 
@@ -72,24 +72,24 @@ def checked_prefill(prefill: Mapping[str, int], devices: int) -> dict[str, int]:
     return dict(prefill)
 
 
+def task_of_prompts(task: Task) -> Task:
+    """The task of the devices that compute prompts alone."""
+    lengths = tuple((prompt, 1) for prompt, _ in task.workload.lengths)
+    longest = max(prompt for prompt, _ in lengths)
+    chunk = max(task.chunk, min(longest, LONGEST_CHUNK))
+    return replace(task, workload=replace(task.workload, lengths=lengths), chunk=chunk)
+
+
 class PoolSearch:
     """Plans with prefill on devices of its own, for the task of a search."""
 
-    def __init__(self, search: Search, fixed: Mapping[str, int]) -> None:
+    def __init__(self, search: Search, of_prompts: Search, fixed: Mapping[str, int]) -> None:
         self.search, self.task = search, search.task
-        workload = self.task.workload
-        self.longest = max(prompt for prompt, _ in workload.lengths)
-        self.mean = sum(prompt for prompt, _ in workload.lengths) / len(workload.lengths)
-        """Tokens of a prompt."""
-        alone = replace(workload, lengths=tuple((prompt, 1) for prompt, _ in workload.lengths))
-        chunk = max(self.task.chunk, min(self.longest, LONGEST_CHUNK))
-        allowed: dict[str, Any] = {
-            name: (fixed[name],) if name in fixed else None for name in PREFILL_SETTINGS
-        }
-        self.of_prompts = type(search)(
-            replace(self.task, workload=alone, chunk=chunk), {**allowed, "batch": None}
-        )
+        self.of_prompts = of_prompts
+        """The search for the layouts of prefill, with the task of `task_of_prompts`."""
         self.fixed = fixed
+        self.mean = self.task.workload.mean_lengths[0]
+        """Tokens of a prompt."""
 
     def rows(self) -> Iterator[ServingPlan]:
         """The plans of the best pairs.  Those that are left out are counted by the search."""

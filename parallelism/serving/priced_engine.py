@@ -102,10 +102,7 @@ class PricedEngine:
             each.done += count - 1
             each.answer.extend([0] * (count - 1))
             self.last[each.number] = self.now
-        last = tuple(
-            type(work)(tuple(tuple(row.later(count - 1) for row in rows) for rows in work.rows))
-            for work in step
-        )
+        last = tuple(work.later(count - 1) for work in step)
         return self._finish(last, {request: 0 for work in last for _, _, request in sampled_rows(work)})
 
     def _numbers(

@@ -33,7 +33,7 @@ from parallelism.serving.placement import (
     usual_strategy,
 )
 from parallelism.serving.plans import SLACK, Layout, ServingPlan, ServingPlans, Task
-from parallelism.serving.pool_search import PoolSearch, checked_prefill
+from parallelism.serving.pool_search import PoolSearch, checked_prefill, task_of_prompts
 from parallelism.serving.prices import Precision, StepParts, StepPrices
 from parallelism.serving.workloads import PricedRun, Workload
 
@@ -119,7 +119,9 @@ def find_serving(
     fixed = None if prefill is None else checked_prefill(prefill, count)
     if disaggregate or fixed is not None:
         _check_answers(workload)
-        search.pools = PoolSearch(search, fixed or {})
+        given = {name: (value,) for name, value in (fixed or {}).items()}
+        of_prompts = Search(task_of_prompts(task), {**dict.fromkeys(allowed), **given})
+        search.pools = PoolSearch(search, of_prompts, fixed or {})
     if fixed is None:
         search.together()
     return search.plans(began)

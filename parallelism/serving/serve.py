@@ -11,6 +11,7 @@ import numpy as np
 
 from parallelism import ir
 from parallelism.arrays import Array
+from parallelism.ir.core import TensorType
 from parallelism.serving.engine import Engine, Step
 from parallelism.serving.served import ServedModel, numbers_of, sampled_rows, step_arrays
 
@@ -125,15 +126,17 @@ def on_this_process(served: ServedModel, parameters: Mapping[str, Array]) -> Run
             types = {value.name: value.type for value in program.inputs}
             names = [name for name in types if name.startswith("cache.")]
             if not cache:
-                cache.extend(
-                    np.zeros([int(n) for n in types[name].shape], types[name].dtype) for name in names
-                )
+                cache.extend(_zeros(types[name]) for name in names)
             given |= dict(zip(names, cache, strict=True))
             out, *cache[:] = ir.interpret(program, [given[name] for name in types]).outputs
             logits.append(out)
         return chosen(engine, step, logits), 0.0
 
     return run
+
+
+def _zeros(type: TensorType) -> Array:
+    return np.zeros([int(n) for n in type.shape], type.dtype)
 
 
 def on_simulator(served: ServedModel, hardware: Any) -> RunStep:

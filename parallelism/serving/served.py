@@ -174,14 +174,8 @@ class ServedModel(Operation):
         for rank in range(mesh.size):
             stage, place = self.placement.place(rank)
             own_weights, others = self.inputs_of[stage][0], self.inputs_of[stage][2]
-            data = tuple(
-                tuple(self._shard(stage, place, name, given[name]) for name in others) for _, given in arrays
-            )
-            held = None
-            if own is not None:
-                held = tuple(
-                    self._shard(stage, place, name, own[name.removeprefix("p.")]) for name in own_weights
-                )
+            data = tuple(self._shards(stage, place, others, given) for _, given in arrays)
+            held = None if own is None else self._shards(stage, place, own_weights, own)
             shares.append((Share(numbers, data, held),))
         return shares
 
@@ -189,6 +183,12 @@ class ServedModel(Operation):
         """The arrays of the weights of the stages, whole, by name."""
         own = self.placement.parameters(given)
         return own if self.quantized is None else self.quantized.arrays(own)
+
+    def _shards(
+        self, stage: int, place: int, names: Sequence[str], given: Mapping[str, Array]
+    ) -> tuple[Array, ...]:
+        """The parts of a device, of the inputs with these names."""
+        return tuple(self._shard(stage, place, name, given[name.removeprefix("p.")]) for name in names)
 
     def _shard(self, stage: int, place: int, name: str, array: Array) -> Array:
         value = self._named[stage][name]
@@ -329,7 +329,9 @@ class SimulatedStep:
 def _category(value: Value) -> str | None:
     """Weights, cache, or neither."""
     name = value.name
-    return WEIGHTS if name.startswith("p.") else CACHE if name.startswith("cache.") else None
+    if name.startswith("p."):
+        return WEIGHTS
+    return CACHE if name.startswith("cache.") else None
 
 
 def step_arrays(

@@ -126,7 +126,7 @@ class PricedRun:
             self._send()
 
     def served(self) -> Served:
-        """Runs until every request is answered."""
+        """Runs until every request is answered, and returns what became of each."""
         engine, run = self.engine, self._run
         while not engine.is_done:
             answered = run.advance()

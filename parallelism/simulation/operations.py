@@ -189,9 +189,8 @@ class PipelinedStep:
         def run_stages(_: Device, stages: Mapping[int, RepeatingStage]) -> None:
             run_repeated(device, pipeline, axis, stages, pipeline.schedule.works[position])
 
-        apart = (
-            self.program.own is not None
-        )  # then an action has groups of one device alone, and several messages
+        # With meshes of its own, an action has groups of one device alone, and several messages.
+        apart = self.program.own is not None
         self.program.run(
             device.device,
             self._share(rank),

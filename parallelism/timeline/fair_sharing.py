@@ -217,7 +217,7 @@ class SharedLinks:
         return now + lag if flow.held_up else arrival
 
     def settle(self, now: float) -> None:
-        """Computes the rates of all transfers that are connected to one that began or ended."""
+        """Computes anew the rates of transfers that share links, also through others, with one that began or ended."""
         before = self._serial
         for crowd in self._impatient:
             for flow in crowd.flows:

@@ -42,7 +42,7 @@ _FLOATS = frozenset({"float16", "float32", "float64", *NARROW_FLOATS.values(), F
 
 
 def priced_scale(dtype: str | None, priced_dtype: str | None) -> float:
-    """The number of bytes as which a byte of an array of ``dtype`` is priced."""
+    """How many bytes are priced for each byte of an array of ``dtype``: ``priced_dtype`` stands for its floats."""
     if priced_dtype is None or dtype not in _FLOATS:
         return 1.0
     return ITEMSIZE[rate_name(priced_dtype)] / ITEMSIZE[rate_name(dtype)]

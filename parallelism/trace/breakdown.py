@@ -107,8 +107,9 @@ def step_part_of(columns: Columns) -> npt.NDArray[np.int8]:
 
     def op(name: object) -> int:
         kinds = str(name).split("+")  # of a chain that runs as one
-        attends = not _ATTENTION.isdisjoint(kinds)
-        return _STEP["products" if name in _PRODUCTS else "attention" if attends else "elementwise"]
+        if name in _PRODUCTS:
+            return _STEP["products"]
+        return _STEP["elementwise" if _ATTENTION.isdisjoint(kinds) else "attention"]
 
     def over(axes: tuple[str, ...] | None) -> int:
         known = [part for axis, part in _AXIS_PARTS.items() if axis in (axes or ())]

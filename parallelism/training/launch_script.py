@@ -291,9 +291,7 @@ class _Reader:
             elif character == "\\":
                 following = self.text[self.at + 1 : self.at + 2]
                 self.at += 2
-                self.fields.add(
-                    "" if following == "\n" else following if following in '$`"\\' else character + following
-                )
+                self.fields.add(_unescaped(following))
             else:
                 end = _IN_QUOTES.match(self.text, self.at)
                 assert end is not None
@@ -489,3 +487,10 @@ class _Fields:
     def closed(self) -> list[str]:
         self.part()
         return self.whole
+
+
+def _unescaped(following: str) -> str:
+    """What a backslash and the character after it stand for between double quotes."""
+    if following == "\n":
+        return ""
+    return following if following in '$`"\\' else f"\\{following}"

@@ -338,11 +338,7 @@ class MegatronFlags(ModelFlags):
             tp_comm_overlap=TensorOverlap in kinds,
             overlap_grad_reduce=Overlap in kinds,
             **_sharding_flags(run),
-            recompute_granularity=None
-            if again is None
-            else "selective"
-            if again == Recompute(ATTENTION_CORE)
-            else "full",
+            recompute_granularity=_granularity(again),
             recompute_method="block" if most else None,
             recompute_num_layers=most,
             **precision_flags(precision),
@@ -420,3 +416,9 @@ _AXES = {
     "overlap_grad_reduce": "dp",
 }
 """Flags that need several devices along an axis, or along one of two."""
+
+
+def _granularity(again: Recompute | None) -> str | None:
+    if again is None:
+        return None
+    return "selective" if again == Recompute(ATTENTION_CORE) else "full"

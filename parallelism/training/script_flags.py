@@ -52,9 +52,11 @@ def launch_flags(text: str, given: Mapping[str, str]) -> LaunchFlags:
     if unset:
         raise ValueError(_without_value(sorted(unset)))
     last = {each.name: each for each in modelled}  # of a flag that is given twice
-    words = [[f"--{each.name}", *(value.text for value in each.values)] for each in last.values()]
+    words = []
+    for each in last.values():
+        words += [f"--{each.name}", *(value.text for value in each.values)]
     others = dict.fromkeys(each.name for each in flags if ARGUMENTS[each.name].kind != MODELLED)
-    return LaunchFlags([word for one in words for word in one], [*others])
+    return LaunchFlags(words, [*others])
 
 
 def _without_value(names: Sequence[str]) -> str:

@@ -95,7 +95,7 @@ def head_layers(spec: TransformerSpec) -> float:
 
 
 def begins_of(counts: Sequence[int], block: str = "block") -> tuple[str, ...]:
-    """The regions at which all stages but the first begin.  ``ValueError`` for a stage without anything."""
+    """The regions at which all stages but the first begin.  ``ValueError`` for one in the middle without a layer."""
     layers = sum(counts)
     empty = [stage for stage, count in enumerate(counts[1:-1], 1) if count < 1]
     if empty:

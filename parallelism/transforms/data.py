@@ -14,7 +14,7 @@ from parallelism.kernels.token_order import TokenOrder
 from parallelism.layouts.localization.local_program import free_name
 from parallelism.layouts.propagation.annotation import laid_out
 from parallelism.sharding import TensorSharding
-from parallelism.transforms.dims import Place, dims_of, layout, lettered, orders_of, relation_of
+from parallelism.transforms.dims import Place, axes_of, dims_of, layout, lettered, orders_of, relation_of
 from parallelism.transforms.parts import Parts
 from parallelism.transforms.words import checked_axis, word
 
@@ -154,10 +154,8 @@ def _is_shared_out(parts: Parts) -> bool:
     """Whether `Zero` has split the state, the gradients or the parameters over an axis of the batch."""
     if parts.update is None:
         return False
-    of_batch = {axis for value in parts.dealt for axes in dims_of(value) for axis in axes}
-    own = [
-        {axis for axes in dims_of(value) for axis in axes} for value in parts.parameters if value.type.ndim
-    ]
+    of_batch = axes_of(*parts.dealt)
+    own = [axes_of(value) for value in parts.parameters if value.type.ndim]
     everywhere = set.intersection(*own) if own else set()
     laid = [value.layout for value in (*parts.state, *parts.gradients) if value.layout]
     laid += [TensorSharding.parse(op["layout"]) for op in parts.update.ops if op.kind == "reshard"]

@@ -137,6 +137,16 @@ def dims_of(value: Value) -> Dims:
     return [dim.axes for dim in value.layout.dims] if value.layout else [()] * value.type.ndim
 
 
+def axes_of(*values: Value) -> set[str]:
+    """The axes over which dims of these values are split."""
+    return {axis for value in values if value.layout for axis in value.layout.axes}
+
+
+def without(dims: Dims, axes: Collection[str]) -> Dims:
+    """The axes of each dim but for these."""
+    return [tuple(axis for axis in dim if axis not in axes) for dim in dims]
+
+
 def split_at(value: Value, axis: str) -> int | None:
     """The dim of a value that its layout splits over an axis; None if there is none."""
     return next((dim for dim, axes in enumerate(dims_of(value)) if axis in axes), None)

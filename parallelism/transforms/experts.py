@@ -8,7 +8,7 @@ from typing import ClassVar
 from parallelism.ir.core import Function, Value
 from parallelism.sharding import TensorSharding
 from parallelism.transforms.data import split_class
-from parallelism.transforms.dims import Dims, Place, dims_of, layout
+from parallelism.transforms.dims import Dims, Place, axes_of, dims_of, layout, without
 from parallelism.transforms.parts import Parts
 from parallelism.transforms.products import Product, product_of
 from parallelism.transforms.words import checked_name, word
@@ -64,15 +64,13 @@ class ExpertParallel:
                 f"{self}: no weight of @{function.name} is left to be split over {self.axis!r}: none has "
                 "experts, or they are split already"
             )
-        if parts.rows is not None and not any(
-            self.axis in axes for value in parts.dealt for axes in dims_of(value)
-        ):
+        if parts.rows is not None and self.axis not in axes_of(*parts.dealt):
             parts = split_class(self, parts, parts.rows, around=False)
         return parts.laid(layouts).joined()
 
     def _split(self, value: Value, dim: int) -> Dims:
         """The axes of the dims of a value that is split over the experts, its dim ``dim``."""
-        dims = [tuple(axis for axis in axes if axis not in self.beside) for axes in dims_of(value)]
+        dims = without(dims_of(value), self.beside)
         dims[dim] = self.axes
         return dims
 

@@ -174,9 +174,7 @@ class _Loss(NamedTuple):
             term: _after_one_value(_after_parameters(parts, term), term, data, depending)
             for term in _added(forward.ops, value)
         }
-        supervised = {
-            term for term, ops in terms.items() if any(not data.isdisjoint(op.inputs) for op in ops)
-        }
+        supervised = {term for term, ops in terms.items() if not data.isdisjoint(_inputs(ops))}
         for term, ops in terms.items():
             read = _read(ops, depending)
             if term in supervised or not supervised:
@@ -221,9 +219,11 @@ def _added(ops: Sequence[Op], total: Value) -> list[Value]:
 def _read(ops: Sequence[Op], depending: Collection[Value]) -> list[Value]:
     """The values among those ``depending`` on parameters that the ops read and do not make."""
     made = {value for op in ops for value in op.outputs}
-    return [
-        *dict.fromkeys(value for op in ops for value in op.inputs if value in depending and value not in made)
-    ]
+    return [*dict.fromkeys(value for value in _inputs(ops) if value in depending and value not in made)]
+
+
+def _inputs(ops: Sequence[Op]) -> list[Value]:
+    return [value for op in ops for value in op.inputs]
 
 
 def _after_one_value(
@@ -366,9 +366,8 @@ def _with_updates(parts: Parts, heads: Sequence[_Head], subject: str) -> Functio
                 values[value] = builder.input(
                     name, TensorType(value.type.dtype, _shape(value, like, head.weight))
                 )
-        mine = [
-            value for value in update.outputs if value.name.removeprefix(NEXT) in {v.name for v in values}
-        ]
+        own_names = {value.name for value in values}
+        mine = [value for value in update.outputs if value.name.removeprefix(NEXT) in own_names]
         if others := {owner for value in mine for owner in behind[value]} - {like.name}:
             raise ValueError(
                 f"{subject}: the update of %{like.name} of @{parts.name} depends on "

@@ -90,11 +90,11 @@ class Overlap:
         given: dict[str, int] = {}
         for part in value.split(",") if value else ():
             size = _SIZE.fullmatch(part)
-            name, number = (
-                ("bucket_bytes", int(size[1]) * _SIZES[size[2]])
-                if size
-                else ("ahead", int(part[6:]) if part.startswith("ahead:") and part[6:].isdecimal() else -1)
-            )
+            name, number = "ahead", -1
+            if size:
+                name, number = "bucket_bytes", int(size[1]) * _SIZES[size[2]]
+            elif part.startswith("ahead:") and part[6:].isdecimal():
+                number = int(part[6:])
             if number < 0 or name in given:
                 raise ValueError(
                     "overlap is followed by the bytes of a bucket and by ahead:, a number of layers, such "

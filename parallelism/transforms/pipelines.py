@@ -26,7 +26,7 @@ from parallelism.mesh import Mesh
 from parallelism.pipelining import Pipeline as Scheduled
 from parallelism.pipelining.generators import SCHEDULES
 from parallelism.sharding import TensorSharding
-from parallelism.transforms.dims import dims_of, layout
+from parallelism.transforms.dims import axes_of, dims_of, layout, without
 from parallelism.transforms.parts import NEXT, Parts, needed
 from parallelism.transforms.recomputation import Recompute, RunAgain
 from parallelism.transforms.words import ScheduleWord, checked_axis, word
@@ -197,14 +197,16 @@ class Pipeline:
         return Scheduled(stages, self.microbatches, self.schedule, self.chunks, self.axis)
 
     def __str__(self) -> str:
-        meshes = "|".join(".".join(f"{axis}={n}" for axis, n in mesh.shape.items()) for mesh in self.meshes)
+        meshes = []
+        for mesh in self.meshes:
+            meshes.append(".".join(f"{axis}={n}" for axis, n in mesh.shape.items()))
         schedule = ScheduleWord(
             self.schedule,
             self.microbatches,
             self.chunks,
             self.recompute,
             self.batch,
-            meshes,
+            "|".join(meshes),
             "|".join(map(str, self.shares)),
         )
         return f"{word('pp', self.axis, self.begin)} {schedule}"
@@ -327,7 +329,7 @@ class Step:
             if self.pipeline.batch in names_in(extent)
             for axis in axes
         )
-        inside = {axis for value in weights for axes in dims_of(value) for axis in axes}
+        inside = axes_of(*weights)
         return tuple(axis for axis in rows if axis not in inside) if rows else (REPLICAS,)
 
     def stages(self, count: int) -> Stages:
@@ -347,9 +349,7 @@ class Step:
         """The forward, whose layouts lie on the axes inside a stage alone."""
         forward = self.parts.forward
         bare = {
-            value.name: layout(
-                [tuple(axis for axis in dim if axis not in self.replicas) for dim in dims_of(value)]
-            )
+            value.name: layout(without(dims_of(value), self.replicas))
             for value in forward.values
             if value.layout
         }
@@ -358,12 +358,12 @@ class Step:
     @cached_property
     def again(self) -> RunAgain | None:
         """What the backwards compute once more."""
-        each = [recompute.of(self.parts.forward) for recompute in self.recompute]
-        if not each:
-            return None
-        return RunAgain(
-            *(tuple(path for one in each for path in getattr(one, side)) for side in ("paths", "kept"))
-        )
+        paths, kept = list[str](), list[str]()
+        for recompute in self.recompute:
+            again = recompute.of(self.parts.forward)
+            paths += again.paths
+            kept += again.kept
+        return RunAgain(tuple(paths), tuple(kept)) if self.recompute else None
 
     def update(
         self,
@@ -391,12 +391,9 @@ class Step:
         )
         kept = {value.name.removeprefix(NEXT) for value in outputs}
         read = {value.name for value in function.inputs}
-        inputs = [
-            parts.update.inputs[place]
-            for place in sorted(
-                self._given_to_update[name] for name in self._given_to_update.keys() & (read | kept)
-            )
-        ]
+        place_of = self._given_to_update
+        places = sorted(place_of[name] for name in place_of.keys() & (read | kept))
+        inputs = [parts.update.inputs[place] for place in places]
         function = replace(function, name=f"{self.function.name}.update", inputs=tuple(inputs))
         near = {value.name for value in function.values}.union(
             kept, (own[value.name] or value.name for value in inputs)

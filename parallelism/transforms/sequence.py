@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from parallelism.ir.core import Function, Value
 from parallelism.layouts.propagation.relations import Letters
-from parallelism.transforms.dims import dims_of, layout, relation_of
+from parallelism.transforms.dims import dims_of, layout, relation_of, without
 from parallelism.transforms.parts import Parts
 from parallelism.transforms.products import Product, product_of, split_letter
 from parallelism.transforms.words import checked_axis, word
@@ -57,10 +57,8 @@ class SequenceParallel:
             if value.layout is not None or value in inputs or value.name in layouts:
                 continue
             of_experts = {*chain(*of_weight.values())}
-            dims = [
-                tuple(axis for axis in given.get(classes.of(value, dim), ()) if axis not in of_experts)
-                for dim in range(value.type.ndim)
-            ]
+            dims = [given.get(classes.of(value, dim), ()) for dim in range(value.type.ndim)]
+            dims = without(dims, of_experts)
             for dim, axes in of_weight.items():
                 dims[dim] = axes
             if self.axis in of_experts:

@@ -355,13 +355,7 @@ def _repeated(update: Function, few: Sequence[Value], parameters: Sequence[Value
     def new(value: Value, place: int) -> Value:
         here, of = known[-1 if owner[value.name] is None else place], names.get(value.name)
         if value.name not in here:
-            name = (
-                f"{value.name.removesuffix(of)}{parameters[place].name}"
-                if of
-                else f"{next(numbers)}"
-                if value.name.isdecimal()
-                else value.name
-            )
+            name = _name_for(parameters[place], value.name, of, numbers)
             here[value.name] = renamed_value(value, name)
         return here[value.name]
 
@@ -386,6 +380,13 @@ def _repeated(update: Function, few: Sequence[Value], parameters: Sequence[Value
         for op, place in spread(rounds)
     ]
     return Function(update.name, inputs, tuple(ops), values(update.outputs))
+
+
+def _name_for(parameter: Value, name: str, of: str | None, numbers: Iterator[int]) -> str:
+    """The name, for another parameter, of a value with this ``name``; ``of`` is the parameter that it stands for."""
+    if of:
+        return name.removesuffix(of) + parameter.name
+    return str(next(numbers)) if name.isdecimal() else name
 
 
 def _rounds(items: Sequence[T], owner: Callable[[T], int | None]) -> list[dict[int, list[T]]]:

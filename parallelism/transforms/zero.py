@@ -11,7 +11,7 @@ from parallelism.ir.core import Expression, Function, Op, Value
 from parallelism.ir.core.derived import with_values
 from parallelism.ir.operators import layout_text
 from parallelism.sharding import TensorSharding
-from parallelism.transforms.dims import Dims, dims_of, layout
+from parallelism.transforms.dims import Dims, axes_of, dims_of, layout
 from parallelism.transforms.parts import UPDATE, Parts
 from parallelism.transforms.words import checked_axis, word
 
@@ -57,19 +57,15 @@ class Zero:
                 f"{self}: @{function.name} has no optimizer; train_step(loss, optimizer) makes a training "
                 "step of it"
             )
-        own = {value.name for value in parts.parameters if any(self.axis in axes for axes in dims_of(value))}
-        again = [
-            value
-            for value in (*parts.state, *parts.gradients)
-            if value.layout and any(self.axis in axes for axes in dims_of(value))
-        ]
+        again = [value for value in (*parts.state, *parts.gradients) if self.axis in axes_of(value)]
         again += [value for op in parts.update.ops if op.kind == "reshard" for value in op.inputs]
-        again += parts.parameters if len(own) == len(parts.parameters) else ()
+        if all(self.axis in axes_of(value) for value in parts.parameters):
+            again += parts.parameters
         if again:
             raise ValueError(
                 f"{self}: %{again[0].name} of @{function.name} is split over {self.axis!r} already"
             )
-        if not any(self.axis in axes for value in parts.dealt for axes in dims_of(value)):
+        if self.axis not in axes_of(*parts.dealt):
             raise ValueError(
                 f"{self}: no input of @{function.name} is split over {self.axis!r}, so no gradient is "
                 f"summed over it; DataParallel comes before {self}, or both in one Strategy"
@@ -94,7 +90,9 @@ class Zero:
 
         def extent(dim: int) -> int:
             n = value.type.shape[dim]
-            return 0 if dims[dim] else 1 if isinstance(n, Expression) else n + 1
+            if dims[dim]:
+                return 0
+            return 1 if isinstance(n, Expression) else n + 1
 
         chosen = max(range(len(dims)), key=lambda dim: (extent(dim), -dim))
         used = {*chain(*dims)}
@@ -126,7 +124,7 @@ def _axes_of_experts(parts: Parts) -> list[str]:
         if parts.classes.of(value, dim) == parts.rows
         for axis in axes
     )
-    of_parameters = {axis for value in parts.weights for axis in chain(*dims_of(value))}
+    of_parameters = axes_of(*parts.weights)
     return [axis for axis in rows if axis in of_parameters]
 
 

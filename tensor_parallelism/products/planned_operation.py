@@ -64,11 +64,11 @@ class Sharding:
             if not isinstance(layout, TensorSharding):
                 raise TypeError(f"{name} {of} is a TensorSharding, got {layout!r}")
             given, open_ended = len(layout.dims), layout.ellipsis is not None
-            if (
-                (given > ndim if open_ended else given != ndim)
-                if exactly
-                else (given < ndim and not open_ended)
-            ):
+            if given < ndim:
+                fits = open_ended
+            else:
+                fits = given == ndim or not exactly
+            if not fits:
                 least = "" if exactly else "at least "
                 raise ValueError(f"{name} {of} is of {least}{ndim} dim{'s' * (ndim > 1)}, got {layout!r}")
             if exactly:
@@ -246,7 +246,7 @@ def check_shard(
     array, expected = plain_array(what, shard), _local_shape(layout, shape, device.mesh, device.rank)
     if array.shape != expected:
         raise ValueError(
-            f"{what} is of the shape of its shard, {expected} on rank {device.rank}, got {array.shape}"
+            f"{what} must have the shape of its shard, {expected} on rank {device.rank}, got {array.shape}"
         )
     return array
 

@@ -51,7 +51,7 @@ class Comparison:
 
     @property
     def constant_errors(self) -> list[float]:
-        """By line, the error of the constant."""
+        """By line, the relative error of the seconds that the constant MFU predicts."""
         work = np.array([line.work for line in self.lines])
         measured = np.array([line.row.measured for line in self.lines])
         found: list[float] = (work / np.median(work / measured) / measured - 1).tolist()
@@ -147,7 +147,9 @@ class Report:
         cells = [tuple(heads + ["constant MFU"] * bool(constant))]
         for line in self.lines:
             row, other = line.row, without.get(line.row) or best.get(line.row)
-            told_as = "counted" if row.part == MEMORY else "held out" if line.held_out else "fitted"
+            told_as = "held out" if line.held_out else "fitted"
+            if row.part == MEMORY:
+                told_as = "counted"
             shown = [row.part, named(row), _shown(row, row.measured), _shown(row, line.predicted)]
             shown += [f"{line.error:+.1%}", told_as, "" if other is None else f"{other.error:+.1%}"]
             shown += [f"{constant[row]:+.1%}" if row in constant else ""] * bool(constant)

@@ -171,7 +171,7 @@ def _run(flags: Flags, devices: int) -> TrainingRun:
 
 
 def layer_seconds(flags: Flags, devices: int, hardware: Hardware) -> tuple[float, float]:
-    """The seconds of the forward and of the backward of a layer: what a model of two takes beyond a model of one."""
+    """The seconds of the forward and of the backward of a layer: a model of two layers less a model of one."""
     one, two = (
         _phases(tuple(sorted({**dict(flags), "num_layers": layers}.items())), devices, hardware)
         for layers in (1, 2)

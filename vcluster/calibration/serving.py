@@ -181,15 +181,7 @@ def errors(
     own: Sequence[ServedRun], hardware: Hardware | None = None
 ) -> np.ndarray[Any, np.dtype[np.float64]]:
     """The relative errors of first token, token and throughput, ``(runs, 3)``."""
-    return np.array(
-        [
-            [
-                found / measured - 1
-                for found, measured in zip(predicted(run, hardware), run.measured, strict=True)
-            ]
-            for run in own
-        ]
-    )
+    return np.array([np.divide(predicted(run, hardware), run.measured) - 1 for run in own])
 
 
 def report() -> str:

@@ -24,6 +24,7 @@ _TOO_LONG = (
     "comes first"
 )
 _EXCHANGED = {"F": "B", "B": "F"}
+_WORDS = {"F": "forwards", "B": "backwards"}
 Rows = list[list[Any]]
 
 
@@ -89,13 +90,13 @@ def check_schedule(
                 cases=count,
             )
     assert shown is not None
-    others = [
-        Pipeline(stages, microbatches, name).schedule
-        for name in dict.fromkeys([like] if like == "gpipe" else (*_KNOWN, *([like] if like else [])))
-    ]
+    known = _KNOWN[:1] if like == "gpipe" else _KNOWN
+    names = dict.fromkeys(known if like is None else (*known, like))
+    others = [Pipeline(stages, microbatches, name).schedule for name in names]
     figures = (
         ("", "cycles", "bubble", "microbatches kept, by rank"),
-        *(_row(name, each) for name, each in (("yours", shown), *((each.name, each) for each in others))),
+        _row("yours", shown),
+        *(_row(each.name, each) for each in others),
     )
     sentence = f"it can run at all {len(sizes)} sizes" if function is not None else "it can run"
     if wanted is not None:
@@ -129,7 +130,7 @@ def _schedule(mine: Any, stages: int, microbatches: int, like: str | None) -> Sc
     """The schedule, which can run; `_Wrong` if there is none."""
     if isinstance(mine, Schedule):
         schedule = mine
-        rows = [list(map(str, row)) for row in mine.actions]
+        rows = _texts(mine)
     else:
         rows = _rows(mine, stages, microbatches)
         if callable(mine):
@@ -157,12 +158,14 @@ def _schedule(mine: Any, stages: int, microbatches: int, like: str | None) -> Sc
 
 def _rows(mine: Any, stages: int, microbatches: int) -> Rows:
     if not callable(mine):
-        return [[_written(action, rank) for action in row] for rank, row in enumerate(mine)]
+        return [_with_stage(row, rank) for rank, row in enumerate(mine)]
     rows = []
     for rank in range(stages):
         try:
             given = limited(mine, rank, stages, microbatches)
-            row = None if given is None else [given] if isinstance(given, str) else list(given)
+            if isinstance(given, str):
+                given = [given]
+            row = None if given is None else list(given)
         except Exception as error:
             found = raised(f"for rank {rank}", error)
             if isinstance(error, TypeError) and "argument" in str(error):
@@ -170,12 +173,21 @@ def _rows(mine: Any, stages: int, microbatches: int) -> Rows:
             raise _Wrong(found) from None
         if row is None:
             raise _Wrong(Finding(f"rank {rank} returns None", likely="a return is missing"))
-        rows.append([_written(action, rank) for action in row])
+        rows.append(_with_stage(row, rank))
     return rows
 
 
-def _written(action: Any, rank: int) -> Any:
-    return f"{rank}{action}" if isinstance(action, str) and re.match(r"[FBIW]-?\d", action) else action
+def _texts(schedule: Schedule) -> Rows:
+    return [list(map(str, row)) for row in schedule.actions]
+
+
+def _with_stage(row: Iterable[Any], rank: int) -> list[Any]:
+    """The actions of a rank.  An action without a stage, such as ``"F0"``, is of the stage with the rank's number."""
+    found = []
+    for action in row:
+        is_bare = isinstance(action, str) and re.match(r"[FBIW]-?\d", action)
+        found.append(f"{rank}{action}" if is_bare else action)
+    return found
 
 
 def _parts(action: Any) -> tuple[int, str, int]:
@@ -192,6 +204,11 @@ def _parts(action: Any) -> tuple[int, str, int]:
             "of microbatch 0 or 'B0' for its backward; a list has one text for each",
         )
     )
+
+
+def _microbatches_of(kind: str, row: Iterable[Any]) -> list[int]:
+    """The microbatches of the actions of a kind, in their order."""
+    return [k for _, of, k in map(_parts, row) if of == kind]
 
 
 def _check_counts(rows: Rows, microbatches: int, like: str | None) -> None:
@@ -221,7 +238,7 @@ def _check_counts(rows: Rows, microbatches: int, like: str | None) -> None:
                     "another one",
                 )
             )
-        by_kind = {kind: [k for _, of, k in actions if of == kind] for kind in "FBIW"}
+        by_kind = {kind: _microbatches_of(kind, actions) for kind in "FBIW"}
         if not by_kind["F"] and not actions:
             raise _Wrong(
                 Finding(f"rank {rank} has no actions", likely="the rank is left out, or its loops are empty")
@@ -252,7 +269,6 @@ def _check_counts(rows: Rows, microbatches: int, like: str | None) -> None:
 
 
 def _check_kind(rank: int, kind: str, found: list[int], microbatches: int) -> None:
-    what = "forwards" if kind == "F" else "backwards"
     beyond = sorted({k for k in found if not 0 <= k < microbatches})
     missing = sorted(set(range(microbatches)) - set(found))
     doubled = sorted(k for k, count in Counter(found).items() if count > 1)
@@ -269,30 +285,35 @@ def _check_kind(rank: int, kind: str, found: list[int], microbatches: int) -> No
         raise _Wrong(
             Finding(
                 f"rank {rank} has {kind}{doubled[0]} twice",
-                likely="the number of the microbatch does not change in the loop"
-                if len(set(found)) == 1 < len(found) - 1
-                else "the part with a backward and a forward in turn begins at microbatch 0 again, but the "
-                "warm-up already ran its forward"
-                if kind == "F" and found[0] == doubled[0] == 0 and not missing
-                else f"the ranges of two loops overlap: some {what} run in both"
-                if not missing
-                else f"the number of the {what} is off: {kind}{missing[0]} is missing",
+                likely=_why_twice(kind, found, doubled[0], missing),
             )
         )
     if missing:
         names = ", ".join(f"{kind}{k}" for k in missing[:4]) + (", ..." if len(missing) > 4 else "")
-        likely = (
-            f"off by one: the last of the {what} is left out"
-            if missing == [microbatches - 1]
-            else f"the first of the {what} is left out"
-            if missing == [0]
-            else (
-                "part 3 is missing, the backwards that are left: those of the warm-up microbatches"
-                if kind == "B" and missing[-1] == microbatches - 1
-                else f"some {what} are left out"
-            )
+        raise _Wrong(Finding(f"rank {rank} lacks {names}", likely=_why_missing(kind, missing, microbatches)))
+
+
+def _why_twice(kind: str, found: list[int], doubled: int, missing: list[int]) -> str:
+    if len(set(found)) == 1 < len(found) - 1:
+        return "the number of the microbatch does not change in the loop"
+    if missing:
+        return f"the number of the {_WORDS[kind]} is off: {kind}{missing[0]} is missing"
+    if kind == "F" and found[0] == doubled == 0:
+        return (
+            "the part with a backward and a forward in turn begins at microbatch 0 again, but the warm-up "
+            "already ran its forward"
         )
-        raise _Wrong(Finding(f"rank {rank} lacks {names}", likely=likely))
+    return f"the ranges of two loops overlap: some {_WORDS[kind]} run in both"
+
+
+def _why_missing(kind: str, missing: list[int], microbatches: int) -> str:
+    if missing == [microbatches - 1]:
+        return f"off by one: the last of the {_WORDS[kind]} is left out"
+    if missing == [0]:
+        return f"the first of the {_WORDS[kind]} is left out"
+    if kind == "B" and missing[-1] == microbatches - 1:
+        return "part 3 is missing, the backwards that are left: those of the warm-up microbatches"
+    return f"some {_WORDS[kind]} are left out"
 
 
 def _warm_ups(rows: Rows) -> list[int]:
@@ -306,7 +327,9 @@ def _warm_ups(rows: Rows) -> list[int]:
 
 def _uneven(schedule: Schedule) -> Finding | None:
     """Stages without work, or ranks with more stages than others."""
-    held = [{work.stage for entry in row for work in entry.works} for row in schedule.actions]
+    held: list[set[int]] = []
+    for row in schedule.actions:
+        held.append({work.stage for entry in row for work in entry.works})
     if sum(map(len, held)) > len(set().union(*held)):
         return None  # a stage on two ranks, which the validation names
     if lacking := sorted(set(range(schedule.stages)) - set().union(*held)):
@@ -314,12 +337,10 @@ def _uneven(schedule: Schedule) -> Finding | None:
         rows = "there is 1 row" if schedule.ranks == 1 else f"there are {schedule.ranks} rows"
         idle = [rank for rank, stages in enumerate(held) if not stages]
         word = "stage" if len(lacking) == 1 else "stages"
-        return Finding(
-            f"{rows} of actions, and none has work of {word} {numbers}",
-            likely=f"{ranks_in_words(idle)} {'has' if len(idle) == 1 else 'have'} no actions"
-            if idle
-            else "the row of a rank is missing, or the work of one of its stages",
-        )
+        likely = "the row of a rank is missing, or the work of one of its stages"
+        if idle:
+            likely = f"{ranks_in_words(idle)} {'has' if len(idle) == 1 else 'have'} no actions"
+        return Finding(f"{rows} of actions, and none has work of {word} {numbers}", likely=likely)
     if any(len(stages) != schedule.chunks for stages in held):
         numbers = ", ".join(str(len(stages)) for stages in held)
         return Finding(f"ranks have work of {numbers} stages, and should have as many each")
@@ -331,12 +352,7 @@ def _why(rows: Rows, text: str, like: str | None) -> str:
     if "too early" in text:
         if like == "gpipe":
             return "the backwards stand before the forwards: with GPipe all forwards come first"
-        if _can_run(
-            [
-                [f"{stage}{_EXCHANGED.get(kind, kind)}{k}" for stage, kind, k in map(_parts, row)]
-                for row in rows
-            ]
-        ):
+        if _can_run([list(map(_exchanged, row)) for row in rows]):
             return "F and B are exchanged"
         rank = next((rank for rank, count in enumerate(_warm_ups(rows)) if count == 0 and rows[rank]), None)
         return "a backward comes before the forward of the same microbatch on the same rank" + (
@@ -346,10 +362,10 @@ def _why(rows: Rows, text: str, like: str | None) -> str:
         return ""
     try:
         ahead = _warm_ups(rows)
-        orders = [[k for _, kind, k in map(_parts, row) if kind == "F"] for row in rows]
+        orders = {tuple(_microbatches_of("F", row)) for row in rows}
     except _Wrong:
         return ""
-    if len(set(map(tuple, orders))) > 1:
+    if len(orders) > 1:
         return "the ranks run their forwards in different orders: each waits for what the other does later"
     if any(before < after for before, after in pairwise(ahead)):
         return (
@@ -357,6 +373,11 @@ def _why(rows: Rows, text: str, like: str | None) -> str:
             "a later rank waits for forwards that an earlier one runs only after a backward"
         )
     return "ranks wait for each other in a circle"
+
+
+def _exchanged(action: Any) -> str:
+    stage, kind, k = _parts(action)
+    return f"{stage}{_EXCHANGED.get(kind, kind)}{k}"
 
 
 def _can_run(rows: Rows) -> bool:
@@ -372,8 +393,7 @@ def _compare(mine: Schedule, wanted: Schedule) -> None:
     """`_Wrong` if ``mine`` takes longer or holds more than ``wanted``."""
     if mine.ranks != wanted.ranks:
         raise _Wrong(Finding(f"it has {mine.ranks} ranks, and {wanted.name} {wanted.ranks}"))
-    mine_rows, wanted_rows = ([list(map(str, row)) for row in each.actions] for each in (mine, wanted))
-    ahead, usual = _warm_ups(mine_rows), _warm_ups(wanted_rows)
+    ahead, usual = _warm_ups(_texts(mine)), _warm_ups(_texts(wanted))
     cycles, least = mine.makespan(), wanted.makespan()
     if wanted.name == "gpipe" and ahead != usual:
         raise _Wrong(
@@ -392,19 +412,11 @@ def _compare(mine: Schedule, wanted: Schedule) -> None:
         )
     )
     if cycles > least:
-        short = different is not None and ahead[different] < usual[different]
         raise _Wrong(
             Finding(
                 f"it can run and takes {cycles} cycles, where {wanted.name} takes {least}",
                 (told,) if told else (),
-                "the warm-up is too short: later ranks wait for work"
-                if short
-                else "the order of the backwards, or of the work behind the warm-up, makes ranks wait"
-                if different is None
-                else f"the warm-up is as long on each rank ({plural(ahead[0], 'forward')}): the nearer a rank is to the last "
-                "stage, the fewer forwards it needs before its first backward"
-                if len(set(ahead)) == 1 < len(ahead)
-                else _TOO_LONG,
+                _why_longer(ahead, usual, different),
             )
         )
     for rank, (held, most) in enumerate(zip(mine.peak_live(), wanted.peak_live(), strict=True)):
@@ -420,3 +432,17 @@ def _compare(mine: Schedule, wanted: Schedule) -> None:
                     else _TOO_LONG,
                 )
             )
+
+
+def _why_longer(ahead: list[int], usual: list[int], different: int | None) -> str:
+    """Why a step takes longer than usual.  ``different`` is the first rank with another warm-up."""
+    if different is None:
+        return "the order of the backwards, or of the work behind the warm-up, makes ranks wait"
+    if ahead[different] < usual[different]:
+        return "the warm-up is too short: later ranks wait for work"
+    if len(set(ahead)) == 1 < len(ahead):
+        return (
+            f"the warm-up is as long on each rank ({plural(ahead[0], 'forward')}): the nearer a rank is to the last "
+            "stage, the fewer forwards it needs before its first backward"
+        )
+    return _TOO_LONG

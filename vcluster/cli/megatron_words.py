@@ -216,11 +216,9 @@ def _add_megatron(parser: Parser, own: Arguments) -> None:
     for name, count in UNCHANGING.items():
         if f"--{name}" in own:  # `--save` of a plan writes the plans
             continue
-        values: dict[str, Any] = (
-            {"action": "store_true"}
-            if count == "0"
-            else {"nargs": int(count) if count.isdecimal() else count}
-        )
+        values: dict[str, Any] = {"action": "store_true"}
+        if count != "0":
+            values = {"nargs": int(count) if count.isdecimal() else count}
         group.add_argument(
             f"--{name}",
             dest=f"unchanging {name}",
@@ -249,7 +247,10 @@ def _keywords(option: Option) -> dict[str, Any]:
 
 
 def flags_of(arguments: argparse.Namespace) -> MegatronFlags:
-    """The flags of Megatron-LM that were given.  `WrongWords` for wrong ones, and with ``--strict-flags`` for some more."""
+    """The flags of Megatron-LM that were given.
+
+    `WrongWords` for wrong ones, and with ``--strict-flags`` for those that are known and not modelled.
+    """
     try:
         given = {option.field: getattr(arguments, option.field) for option in OPTIONS}
         texts = {name: " ".join(value) for name, value in given.items() if isinstance(value, list)}

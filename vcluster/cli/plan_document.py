@@ -340,11 +340,11 @@ def _why_not(
     if plan is None:
         return {"question": words, "answer": reason}
     row = _row(asked, plan)
-    same = (
-        f"the first plan has {words}"
-        if row["command"] == first_row["command"]
-        else (f"with {words} the program is that of the first plan" if plan.program == first.program else "")
-    )
+    same = ""
+    if row["command"] == first_row["command"]:
+        same = f"the first plan has {words}"
+    elif plan.program == first.program:
+        same = f"with {words} the program is that of the first plan"
     return {"question": words, "answer": same, "plan": row}
 
 

@@ -114,13 +114,11 @@ def _heading(document: Mapping[str, Any]) -> list[str]:
 
 def _search(document: Mapping[str, Any]) -> list[str]:
     gap = document["gap"]
-    proof = (
-        "none fits"
-        if not document["plans"]
-        else "the first is the best of all"
-        if not gap
-        else (f"the first may be up to {gap:.1%} slower than the best: --simulations stopped the proof")
-    )
+    proof = "the first is the best of all"
+    if not document["plans"]:
+        proof = "none fits"
+    elif gap:
+        proof = f"the first may be up to {gap:.1%} slower than the best: --simulations stopped the proof"
     refused = document["refused"]
     lines = [
         *(line for text in _heading(document) for line in wrap(text, WIDTH)),
@@ -162,28 +160,25 @@ def _same_programs(document: Mapping[str, Any]) -> list[str]:
 
 def _parts(plans: Sequence[Mapping[str, Any]]) -> list[str]:
     """The percentages of the step of each part, by plan."""
-    names = [
-        name
-        for name in dict.fromkeys(name for plan in plans for name in plan["parts"])
-        if any(plan["parts"].get(name, 0) >= LEAST_TOLD * plan["seconds"] for plan in plans)
-    ]
+    told = _told_parts(plans)
+    names = [name for name in dict.fromkeys(name for plan in plans for name in plan["parts"]) if name in told]
     rows = [("%", *(NAMES.get(name, name) for name in names))]
-    rows += [
-        (str(place), *(f"{100 * plan['parts'].get(name, 0) / plan['seconds']:.1f}" for name in names))
-        for place, plan in enumerate(plans, 1)
-    ]
+    for place, plan in enumerate(plans, 1):
+        shares = [f"{100 * plan['parts'].get(name, 0) / plan['seconds']:.1f}" for name in names]
+        rows.append((str(place), *shares))
     return ["the step by part, on the device that waits least for others", *in_columns(rows, 0)]
+
+
+def _told_parts(plans: Sequence[Mapping[str, Any]]) -> set[str]:
+    return {
+        name for plan in plans for name, own in plan["parts"].items() if own >= LEAST_TOLD * plan["seconds"]
+    }
 
 
 def _legend(document: Mapping[str, Any]) -> list[str]:
     """What the short words mean that the tables have."""
     plans = document["plans"]
-    words = {
-        NAMES.get(name, name)
-        for plan in plans
-        for name, value in plan["parts"].items()
-        if value >= LEAST_TOLD * plan["seconds"]
-    }
+    words = {NAMES.get(name, name) for name in _told_parts(plans)}
     for split in (each["split"] for each in (*plans, *_shown(document["front"]))):
         words |= {
             match[0] for match in re.finditer(r"\b(?:zero=|cp=|sp\b|mb=|balanced\b)|(?<=[a-z])x(?=\d)", split)

@@ -292,9 +292,9 @@ def trained_run(arguments: argparse.Namespace) -> TrainingRun:
     strategy, mesh = _mesh(arguments, MOST_DESCRIBED)
     assert strategy is not None and mesh is not None
     sizes = sizes_of(arguments.size)
-    name = (
-        strategy.pipeline.batch if strategy.pipeline else ROWS if ROWS in sizes else next(iter(sizes), ROWS)
-    )
+    name = ROWS if ROWS in sizes else next(iter(sizes), ROWS)
+    if strategy.pipeline:
+        name = strategy.pipeline.batch
     if (rows := sizes.pop(name, None)) is None:
         raise WrongWords(f"--size must give a value for {name}, as {name}=64")
     program, sizes = program_in(arguments.file, sizes)

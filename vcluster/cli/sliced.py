@@ -10,7 +10,7 @@ from typing import Any
 from parallelism.display import progress
 from parallelism.ir import Function
 from parallelism.models import TransformerSpec
-from parallelism.slicing import NoSlicingFits, SlicedPlans, find_slicing
+from parallelism.slicing import NoSlicingFits, SlicedPlan, SlicedPlans, find_slicing
 from parallelism.transforms import SGD, Adam
 from vcluster.cli.command_line import WrongWords
 from vcluster.cli.megatron_words import searched_hardware
@@ -61,19 +61,20 @@ def slicings_document(plans: SlicedPlans, top: int) -> dict[str, Any]:
         "batch": task.batch,
         "microbatches": task.microbatches,
         "memory_bytes": plans.memory_bytes,
-        "plans": [
-            {
-                "seconds": each.seconds,
-                "simulated": each.simulated_seconds is not None,
-                "chosen_by_seconds": each.slicing.seconds,
-                "peak_bytes": each.peak_bytes,
-                "strategy": str(each),
-                "stages": [
-                    {"first_block": own.first, "last_block": own.last, "mesh": dict(mesh.shape)}
-                    for own, mesh in zip(each.slicing.slices, each.meshes, strict=True)
-                ],
-            }
-            for each in plans[:top]
-        ],
+        "plans": [_figures(each) for each in plans[:top]],
         "refused": [{"mesh": dict(mesh.shape), "reason": reason} for mesh, reason in plans.refused.items()],
+    }
+
+
+def _figures(plan: SlicedPlan) -> dict[str, Any]:
+    return {
+        "seconds": plan.seconds,
+        "simulated": plan.simulated_seconds is not None,
+        "chosen_by_seconds": plan.slicing.seconds,
+        "peak_bytes": plan.peak_bytes,
+        "strategy": str(plan),
+        "stages": [
+            {"first_block": own.first, "last_block": own.last, "mesh": dict(mesh.shape)}
+            for own, mesh in zip(plan.slicing.slices, plan.meshes, strict=True)
+        ],
     }

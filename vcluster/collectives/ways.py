@@ -17,7 +17,7 @@ def never(calls: Calls) -> None:
 
 
 def no_library(call: Call, reduction: Reduction | None) -> None:
-    """``ValueError``: there is no MPI library."""
+    """Refuses a call with ``algorithm="mpi"`` on devices that are no ranks of an MPI job, with a ``ValueError``."""
     raise ValueError(
         f"{call.kind}: algorithm='mpi' asks for the collective of an MPI library, and the devices of this cluster are "
         f"no ranks of an MPI job; leave it out, or type: mpiexec -n RANKS python -m vcluster.mpi script.py"

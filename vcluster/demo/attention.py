@@ -278,11 +278,12 @@ def _recorded(operation: Attention, shapes: Shapes, mesh: Mesh) -> Trace:
 
 def _verdict_of_blocks(screen: Screen, plan: AttentionPlan, trace: Trace) -> None:
     """Say whether a ring never held more than two blocks of keys and values."""
+    longest = max(sum(map(len, runs)) for runs in plan.runs)
     largest = max(
         2
         * plan.dtype.itemsize
         * plan.sharding.x.local_shape(plan.shapes.x, plan.mesh, rank)[0]
-        * max(sum(map(len, runs)) for runs in plan.runs)
+        * longest
         * plan.sharding.wk.local_shape(plan.shapes.wk, plan.mesh, rank)[1]
         * plan.shapes.head_dim
         for rank in range(plan.mesh.size)

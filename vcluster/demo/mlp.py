@@ -231,12 +231,10 @@ def _show_bytes(screen: Screen, job: Job, step: Trace) -> None:
         screen.table(("channel", "bytes", "content"), rows)
         screen.line()
     collectives = step.filter(kind="collective")
+    names = sorted({event.name for event in collectives})
     kinds = {
         "messages": step.filter(kind="send").bytes_sent(),
-        **{
-            name: collectives.filter(name=name).bytes_received()
-            for name in sorted({e.name for e in collectives})
-        },
+        **{name: collectives.filter(name=name).bytes_received() for name in names},
         "host to devices": step.filter(kind="h2d").bytes_received(),
         "devices to host": step.filter(kind="d2h").bytes_sent(),
     }

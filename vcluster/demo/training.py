@@ -134,13 +134,11 @@ def show_holders(
 ) -> None:
     """Write one row for each device: its index on the mesh, the given cells, and its process id."""
     holders = zip(mesh, cells, cluster.run(lambda device: os.getpid()), strict=True)
-    screen.table(
-        ("device", "place", *header, "pid"),
-        [
-            (f"r{rank}", " ".join(f"{axis}={i}" for axis, i in index.items()), *own, pid)
-            for rank, (index, own, pid) in enumerate(holders)
-        ],
-    )
+    rows = []
+    for rank, (index, own, pid) in enumerate(holders):
+        place = " ".join(f"{axis}={i}" for axis, i in index.items())
+        rows.append((f"r{rank}", place, *own, pid))
+    screen.table(("device", "place", *header, "pid"), rows)
 
 
 def taking_turns(devices: int, backend: str) -> str:

@@ -132,8 +132,9 @@ def _is_installed(filename: str) -> bool:
 
 
 def _arrays(sizes: tuple[tuple[int, ...], ...], dtypes: tuple[str, ...]) -> str:
+    dtypes = dtypes or ("",)
     texts = [
-        f"{dtypes[i] if i < len(dtypes) else dtypes[0] if dtypes else ''}{list(extents)}"
+        f"{dtypes[i] if i < len(dtypes) else dtypes[0]}{list(extents)}"
         for i, extents in enumerate(sizes[:MOST_SIZES])
     ]
     more = [f"{len(sizes) - MOST_SIZES} more"] * (len(sizes) > MOST_SIZES)

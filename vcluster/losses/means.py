@@ -325,7 +325,7 @@ def of_parts_of_ranks(facts: Facts, name: str) -> Iterator[Cause]:
 
 
 def of_experts(facts: Facts, name: str) -> Iterator[Cause]:
-    """Gradients of experts, of which each rank of ``ep`` holds others."""
+    """The mistakes of gradients of experts: each rank of ``ep`` holds other experts."""
     weight = name.removeprefix(GRADIENT)
     if weight not in facts.case.weights or "ep" not in facts.case.split_over(weight):
         return

@@ -22,10 +22,11 @@ def of_norm(facts: Facts) -> Iterator[Cause]:
 
     def counted(chosen: Sequence[str], names: Sequence[str]) -> Array:
         """The norm if copies of these weights along these axes count each."""
-        factors = {
-            name: np.prod([over[name][axis] for axis in chosen]) if name in names else 1 for name in squares
-        }
-        return np.asarray(np.sqrt(sum(float(each.sum()) * factors[name] for name, each in squares.items())))
+        terms = []
+        for name, each in squares.items():
+            copies = np.prod([over[name][axis] for axis in chosen]) if name in names else 1
+            terms.append(float(each.sum()) * copies)
+        return np.asarray(np.sqrt(sum(terms)))
 
     for chosen in subsets(axes):
         where = " and ".join(chosen)

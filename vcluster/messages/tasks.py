@@ -275,7 +275,7 @@ class Tasks:
                 self._block(lambda: not threads.helpers)
 
     def blocked_on(self) -> Awaited:
-        """What the threads wait for, and the pending operations. The calling thread is about to sleep."""
+        """What the threads wait for, and the pending operations, when the calling thread is about to sleep."""
         mine = self._blocked.get(get_ident())
         if mine is not None:
             mine.locate()

@@ -8,7 +8,7 @@ BACKENDS = "process", "thread", "mpi"
 
 
 def find_mpi() -> None:
-    """Return if mpi4py is installed; it is not loaded. ``ImportError`` says what to install."""
+    """Check that mpi4py is installed, without loading it. ``ImportError`` says what to install."""
     if find_spec("mpi4py") is None:
         raise ImportError(
             "backend='mpi' needs mpi4py and an MPI: pip install mpi4py mpich, or pip install mpi4py beside the MPI of "

@@ -245,9 +245,9 @@ def _detail(columns: Columns, name: str, at: Ints) -> Data:
 
 
 def _word(value: object) -> str:
-    return _clean(
-        ", ".join(map(str, value)) if isinstance(value, tuple) else "" if value is None else str(value)
-    )
+    if isinstance(value, tuple):
+        return _clean(", ".join(map(str, value)))
+    return _clean("" if value is None else str(value))
 
 
 def _matrices(trace: Trace, left_out: list[str]) -> list[Data]:

@@ -84,8 +84,10 @@ class Body:
         self.arena = Arena(self.layout.nbytes)
         self.crew = self._new_crew(backend, start_method)
         self._queued = transport == "queue"
+        self.endpoint: Endpoint
+        """The host's. Under the ``queue`` transport there is another one after each death."""
         self.endpoints: list[Endpoint] = []
-        """The endpoints of the host. There is one, or under the ``queue`` transport one more after each death."""
+        """The endpoint, once there is one, for the finalizer."""
         self._number = self._generation = self._sent_generation = 0
         self._groups = 0
         """The number of times that the directories of groups were emptied because one was filling up."""
@@ -143,18 +145,22 @@ class Body:
             ],
             check,
         )
-        if self._queued or not hasattr(self, "endpoint"):
-            host = self.layout.host
-            self.endpoint = (
-                Endpoint(self.arena, self.layout, host, capacity=self._capacity, queues=queues[host])
-                if self._over_mpi is None
-                else self._over_mpi.endpoint
+        if self._queued or not self.endpoints:
+            self._connect(queues[self.layout.host])
+
+    def _connect(self, queues: Queues) -> None:
+        """Make the endpoint of the host, in place of the one before."""
+        if self._over_mpi is None:
+            self.endpoint = Endpoint(
+                self.arena, self.layout, self.layout.host, capacity=self._capacity, queues=queues
             )
-            self._owner = _HostOwner(self.endpoint)
-            for replaced in self.endpoints:
-                replaced.let_go()
-                self.layout.forget_traffic(self.arena)  # the replaced endpoint has closed its channels
-            self.endpoints[:] = [self.endpoint]
+        else:
+            self.endpoint = self._over_mpi.endpoint
+        self._owner = _HostOwner(self.endpoint)
+        for replaced in self.endpoints:
+            replaced.let_go()
+            self.layout.forget_traffic(self.arena)  # the replaced endpoint has closed its channels
+        self.endpoints[:] = [self.endpoint]
 
     @property
     def closed(self) -> bool:

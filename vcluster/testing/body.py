@@ -93,14 +93,8 @@ def run_body(device: Any, test: Callable[..., Any], host: HostSide | None, /, **
     patch = None if host is None else host.monkeypatch
     if host is None and any(isinstance(value, OwnMonkeyPatch) for value in arguments.values()):
         patch = importlib.import_module("_pytest.monkeypatch").MonkeyPatch()
-    given = {
-        name: device
-        if isinstance(value, DeviceToCome)
-        else patch
-        if isinstance(value, OwnMonkeyPatch)
-        else value
-        for name, value in arguments.items()
-    }
+    own = {DeviceToCome: device, OwnMonkeyPatch: patch}
+    given = {name: own.get(type(value), value) for name, value in arguments.items()}
     try:
         value = test(**given)
         return Outcome("passed", returned=None if value is None else type(value).__name__)

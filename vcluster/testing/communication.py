@@ -119,13 +119,11 @@ def _operations(trace: Trace) -> str:
     """One line for each operation and line of code. Ranks with equal operations share a line, in order of the first."""
     operations: defaultdict[tuple[str, str, str], Counter[int]] = defaultdict(Counter)
     for event in filter(_is_communication, trace):
-        over = (
-            f" over {', '.join(event.axes)}"
-            if event.axes
-            else f" in {list(event.group)}"
-            if event.group
-            else ""
-        )
+        over = ""
+        if event.axes:
+            over = f" over {', '.join(event.axes)}"
+        elif event.group:
+            over = f" in {list(event.group)}"
         if event.peer is not None:
             over = f" {'to' if event.kind == 'send' else 'from'} rank {event.peer}"
         moved = f"sent {event.bytes_sent}" if event.kind == "send" else f"received {event.bytes_received}"

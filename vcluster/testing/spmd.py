@@ -99,14 +99,13 @@ def _arguments(cluster: VirtualCluster, given: Mapping[str, Any]) -> dict[str, A
                 f"other processes: {OF_THE_HOST[name]}",
                 pytrace=False,
             )
-    return {
-        name: DeviceToCome(cluster.mesh)
-        if name in ("device", "virtual_device")
-        else OwnMonkeyPatch()
-        if isinstance(value, pytest.MonkeyPatch)
-        else value
-        for name, value in given.items()
-    }
+    arguments = dict(given)
+    for name, value in given.items():
+        if name in ("device", "virtual_device"):
+            arguments[name] = DeviceToCome(cluster.mesh)
+        elif isinstance(value, pytest.MonkeyPatch):
+            arguments[name] = OwnMonkeyPatch()
+    return arguments
 
 
 def _what_cannot_be_sent(test: Callable[..., Any], arguments: Mapping[str, Any]) -> str | None:

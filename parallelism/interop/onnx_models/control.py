@@ -86,10 +86,7 @@ def _scan(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     sequences = [flipped(s, a) if t else s for s, a, t in zip(sequences, axes, turned, strict=True)]
     made: list[list[Any]] = []
     for turn in range(sequences[0].shape[axes[0]]):
-        parts = [
-            reshaped(cut(s, a, turn, turn + 1), [n for d, n in enumerate(s.shape) if d != a])
-            for s, a in zip(sequences, axes, strict=True)
-        ]
+        parts = [_of_turn(s, a, turn) for s, a in zip(sequences, axes, strict=True)]
         results = _run(reader, node, "body", [*state, *parts])
         state = results[: len(state)]
         made = made or [[] for _ in results[len(state) :]]
@@ -104,6 +101,12 @@ def _scan(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
             for parts, axis, turn in zip(made, joins, back, strict=True)
         ),
     ]
+
+
+def _of_turn(sequence: Any, axis: int, turn: int) -> Any:
+    """What a turn reads of a sequence along a dim."""
+    rest = [n for d, n in enumerate(sequence.shape) if d != axis]
+    return reshaped(cut(sequence, axis, turn, turn + 1), rest)
 
 
 # -- sequences ---------------------------------------------------------------------------------------------------------

@@ -162,13 +162,9 @@ def _is_inf(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     both = [
         each for each, wanted in ((up, "detect_positive"), (down, "detect_negative")) if node.get(wanted, 1)
     ]
-    return (
-        ew("logical_or", *both)
-        if len(both) == 2
-        else both[0]
-        if both
-        else ew("not_equal", ew("isnan", x[0]), ew("isnan", x[0]))
-    )
+    if not both:
+        return ew("not_equal", ew("isnan", x[0]), ew("isnan", x[0]))
+    return ew("logical_or", *both) if len(both) == 2 else both[0]
 
 
 @meaning("Clip")

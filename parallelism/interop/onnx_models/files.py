@@ -524,16 +524,13 @@ def written(
 ) -> Any:
     """The model of these nodes, checked."""
     onnx = _onnx()
-    sides = [
-        [
-            onnx.helper.make_tensor_value_info(
-                value.name, _code(onnx, value.type.dtype), list(value.type.shape)
-            )
-            for value in side
-        ]
-        for side in (inputs, outputs)
-    ]
-    graph = onnx.helper.make_graph(nodes, name, *sides, tensors)
+
+    def declared(value: Any) -> Any:
+        code = _code(onnx, value.type.dtype)
+        return onnx.helper.make_tensor_value_info(value.name, code, list(value.type.shape))
+
+    declarations = [*map(declared, inputs)], [*map(declared, outputs)]
+    graph = onnx.helper.make_graph(nodes, name, *declarations, tensors)
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)], ir_version=9)
     onnx.checker.check_model(model)
     return model

@@ -115,13 +115,7 @@ class Reader:
         return means if means and self.opsets.get("", before) < before else MEANINGS.get(node.kind)
 
     def _composed(self, node: GraphNode, inputs: list[Any]) -> list[Any]:
-        types = [
-            None
-            if x is None or isinstance(x, list)
-            else TensorType(np.int64 if x.dtype == object else x.dtype, x.shape)
-            for x in inputs
-        ]
-        body = self.model.body(node, types, self.opsets)
+        body = self.model.body(node, [*map(_type_of, inputs)], self.opsets)
         if body is None:
             raise node.unsupported("this operator is not supported")
         self.depth += 1
@@ -193,3 +187,10 @@ def vector(extents: Sequence[Extent]) -> np.ndarray[Any, Any]:
     array = np.empty(len(extents), object)
     array[:] = extents
     return array
+
+
+def _type_of(x: Any) -> TensorType | None:
+    """The type of an array; None for what is left out, and for a sequence of arrays."""
+    if x is None or isinstance(x, list):
+        return None
+    return TensorType(np.int64 if x.dtype == object else x.dtype, x.shape)

@@ -84,7 +84,9 @@ def _direction(
     zero = spread(np.zeros((1, 1), a.dtype), (batch, hidden))
     bias = None if x[3] is None else _picked(x[3], d)
     h = zero if x[5] is None else _picked(x[5], d)
-    c = None if node.kind != "LSTM" else zero if x[6] is None else _picked(x[6], d)
+    c = None
+    if node.kind == "LSTM":
+        c = zero if x[6] is None else _picked(x[6], d)
     of_inputs = None if bias is None else cut(bias, 0, 0, gates * hidden)
     after = None if bias is None else cut(bias, 0, gates * hidden, 2 * gates * hidden)
     of_step = _of_step(x, d, of_inputs, products)

@@ -168,7 +168,9 @@ def _all_to_all(reader: Reader, node: Node, operands: list[Any]) -> Any:
     for x in operands:
         shape = tuple(x.shape)
         if split != join:
-            after = [n // count if d == split else n * count if d == join else n for d, n in enumerate(shape)]
+            after = [*shape]
+            after[split] //= count
+            after[join] *= count
             results.append(
                 _collective(
                     reader,

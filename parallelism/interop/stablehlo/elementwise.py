@@ -141,13 +141,10 @@ def _rsqrt(reader: Reader, node: Node, x: list[Any]) -> Any:
 @meaning("stablehlo.divide")
 def _divide(reader: Reader, node: Node, x: list[Any]) -> Any:
     a, b = x
-    return (
-        _of_nonzero(
-            divided, a, b, number(-1 if integer_limits(a.dtype)[0] else integer_limits(a.dtype)[1], a)
-        )
-        if is_integer(a.dtype)
-        else ew("divide", a, b)
-    )
+    if not is_integer(a.dtype):
+        return ew("divide", a, b)
+    lowest, highest = integer_limits(a.dtype)
+    return _of_nonzero(divided, a, b, number(-1 if lowest else highest, a))
 
 
 @meaning("stablehlo.remainder")
@@ -167,7 +164,7 @@ def _of_nonzero(function: Callable[[Any, Any], Any], a: Any, b: Any, other: Any)
 
 @meaning("stablehlo.compare", "chlo.broadcast_compare")
 def _compare(reader: Reader, node: Node, x: list[Any]) -> Any:
-    direction = _word(node.attributes["comparison_direction"])
+    direction = node.word("comparison_direction")
     if direction not in _COMPARISONS:
         raise node.unsupported(f"the comparison {direction} is not supported")
     a, b = x
@@ -188,11 +185,6 @@ def total_order(x: Any) -> Any:
     bits = ew("bitcast", x, dtype=words)
     rest = number(np.iinfo(words).max, bits)
     return ew("where", ew("less", bits, number(0, bits)), ew("bitwise_xor", bits, rest), bits)
-
-
-def _word(attribute: Any) -> str:
-    """``LT`` of ``#stablehlo<comparison_direction LT>``."""
-    return str(attribute).rstrip(">").split()[-1].split("<")[-1]
 
 
 @meaning("stablehlo.select")
@@ -286,9 +278,9 @@ def _leading_zeros(reader: Reader, node: Node, x: list[Any]) -> Any:
 
 @meaning("chlo.is_inf", "chlo.is_pos_inf", "chlo.is_neg_inf")
 def _is_inf(reader: Reader, node: Node, x: list[Any]) -> Any:
-    size = (
-        x[0] if "pos" in node.kind else ew("negative", x[0]) if "neg" in node.kind else ew("absolute", x[0])
-    )
+    size = x[0]
+    if "pos" not in node.kind:
+        size = ew("negative" if "neg" in node.kind else "absolute", size)
     return ew("equal", size, number(math.inf, x[0]))
 
 

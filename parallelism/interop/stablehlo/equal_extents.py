@@ -82,17 +82,17 @@ def _of_one_shape(all: EqualExtents, node: Node) -> list[Place | int] | None:
 
 def _product(all: EqualExtents, node: Node) -> list[Place | int]:
     named = fields(node.attributes["dot_dimension_numbers"])
-    sides = [all.shapes[number] for number in node.operands]
-    batch, summed = (
-        [named.get(f"{side}_{kind}_dimensions", ()) for side in ("lhs", "rhs")]
-        for kind in ("batching", "contracting")
-    )
-    for dims in (batch, summed):
-        all.equal(*([shape[d] for d in own] for shape, own in zip(sides, dims, strict=True)))
-    left = [
-        [n for d, n in enumerate(shape) if d not in (*batch[i], *summed[i])] for i, shape in enumerate(sides)
-    ]
-    return [*(sides[0][d] for d in batch[0]), *left[0], *left[1]]
+    batch, summed, left = [], [], []
+    for number, side in zip(node.operands, ("lhs", "rhs"), strict=True):
+        shape = all.shapes[number]
+        shared = named.get(f"{side}_batching_dimensions", ())
+        contracted = named.get(f"{side}_contracting_dimensions", ())
+        batch.append([shape[d] for d in shared])
+        summed.append([shape[d] for d in contracted])
+        left += [n for d, n in enumerate(shape) if d not in (*shared, *contracted)]
+    all.equal(*batch)
+    all.equal(*summed)
+    return [*batch[0], *left]
 
 
 def _transposed(all: EqualExtents, node: Node) -> list[Place | int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -54,6 +54,11 @@ def _named_computation(reader: Reader, node: Node, x: list[Any]) -> Any:
     return reader.branch(node.body, x)
 
 
+def _along(layout: TensorSharding, axes: Collection[str]) -> TensorSharding:
+    """The layout without other axes."""
+    return TensorSharding(*([axis for axis in dim.axes if axis in axes] for dim in layout.dims))
+
+
 @meaning("sdy.manual_computation")
 def _manual_computation(reader: Reader, node: Node, x: list[Any]) -> Any:
     """The program of one device begins here and ends with the node; `Cut` keeps it for `partitioned`.
@@ -65,9 +70,7 @@ def _manual_computation(reader: Reader, node: Node, x: list[Any]) -> Any:
     def layouts(name: str, ndims: Sequence[int]) -> list[TensorSharding]:
         found = sdy_layouts(str(node.attributes[name]))
         return [
-            TensorSharding(*([axis for axis in dim.axes if axis in named] for dim in layout.dims))
-            if layout
-            else TensorSharding(*[()] * ndim)
+            _along(layout, named) if layout else TensorSharding(*[()] * ndim)
             for layout, ndim in zip(found, ndims, strict=True)
         ]
 

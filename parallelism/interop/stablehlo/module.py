@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -51,6 +52,10 @@ class Node:
         if isinstance(type, OtherType):
             raise self.unsupported(f"the type {type.text} is not supported")
         return type
+
+    def word(self, attribute: str) -> str:
+        """The last word of an attribute: LT of ``#stablehlo<comparison_direction LT>``; empty without the attribute."""
+        return re.split("[ <]", str(self.attributes.get(attribute, "")).rstrip(">"))[-1]
 
     def unsupported(self, message: str) -> UnsupportedError:
         """The error for something that is not supported here."""

@@ -93,13 +93,11 @@ def _asserted_equal(main: Node) -> list[tuple[int, int]]:
     pairs = [
         node.operands
         for node in main.body.nodes
-        if node.kind == "stablehlo.compare" and node.results[0] in asserted and "EQ" in _direction(node)
+        if node.kind == "stablehlo.compare"
+        and node.results[0] in asserted
+        and node.word("comparison_direction") == "EQ"
     ]
     return [(a, b) for pair in pairs for a, b in (pair, pair[::-1])]
-
-
-def _direction(node: Node) -> str:
-    return str(node.attributes.get("comparison_direction", ""))
 
 
 # -- ops ---------------------------------------------------------------------------------------------------------------

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from parallelism.interop import errors
+from parallelism.interop.errors import warn_of_own_derivatives
 
 
-def warn_of_own_derivatives(closed: Any) -> None:
+def warn_of_custom_vjp(closed: Any) -> None:
     """Gives `OwnDerivativeWarning` if a jaxpr calls a function with ``jax.custom_vjp`` that is not differentiated yet."""
     instead = "from_jax(jax.value_and_grad(f), ...) has JAX's"
-    errors.warn_of_own_derivatives([*_called(closed)], "jax.custom_vjp", instead, stacklevel=4)
+    warn_of_own_derivatives([*_called(closed)], "jax.custom_vjp", instead, stacklevel=4)
 
 
 def _called(jaxpr: Any) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -168,13 +168,17 @@ def with_layouts_of_inputs(function: Function) -> Function:
         if value in function.inputs and value is not None and value.layout is None and count[value] == 1:
             laid = replace(value, layout=TensorSharding.parse(op["layout"]))
             new |= {value: laid, op.outputs[0]: laid}
+
+    def renewed(values: Sequence[Value]) -> tuple[Value, ...]:
+        return tuple([new.get(value, value) for value in values])
+
     ops = [
-        replace(op, inputs=tuple([new.get(value, value) for value in op.inputs]))
+        replace(op, inputs=renewed(op.inputs))
         for op in function.ops
         if not op.outputs or op.outputs[0] not in new
     ]
-    sides = [tuple([new.get(value, value) for value in side]) for side in (function.inputs, function.outputs)]
-    return replace(function, inputs=sides[0], ops=tuple(ops), outputs=sides[1])
+    inputs, outputs = renewed(function.inputs), renewed(function.outputs)
+    return replace(function, inputs=inputs, ops=tuple(ops), outputs=outputs)
 
 
 # -- programs of each device -------------------------------------------------------------------------------------------
@@ -228,8 +232,7 @@ def joined(
             parts.append((local, tuple(v.name for v in used), tuple(v.name for v in returned)))
         if number < len(cuts):
             cut = cuts[number]
-            taken, made_there = (tuple(x.value.name for x in side) for side in (cut.operands, cut.results))
-            parts.append((cut.body, taken, made_there))
+            parts.append((cut.body, _names(cut.operands), _names(cut.results)))
         begin = end
     given = [layouts[value.name] or TensorSharding(*[()] * value.type.ndim) for value in whole_inputs]
     results = [layouts.get(value.name) or TensorSharding(*[()] * value.type.ndim) for value in outputs]
@@ -244,3 +247,7 @@ def joined(
             tuple(results),
         )
     )
+
+
+def _names(tensors: Iterable[Any]) -> tuple[str, ...]:
+    return tuple(x.value.name for x in tensors)

@@ -138,11 +138,10 @@ def program_of(
     stated = None if partitioned(module) else placed  # layouts of arguments are those of whole tensors
     layouts = argument_layouts(main, stated)
     with recording(builder):
+        names = plain_names([name for name, _ in arguments])
         inputs = [
             builder.input(name, type, layouts[kept.index(i)] if i in kept else None)
-            for i, (name, (_, type)) in enumerate(
-                zip(plain_names([name for name, _ in arguments]), arguments, strict=True)
-            )
+            for i, (name, (_, type)) in enumerate(zip(names, arguments, strict=True))
         ]
         reader = Reader(with_manual_regions(module), builder, most_ops, placed)
         results = reader.function(reader.module.main, [Traced(builder, inputs[number]) for number in kept])

@@ -208,14 +208,11 @@ def _of_pairs(reader: Reader, node: Node, x: list[Any]) -> Any:
         return ARITHMETIC[kind](*x)
     if kind == "stablehlo.complex":
         return Pair(*x)
-    if (
-        kind == "stablehlo.compare"
-        and (how := COMPARISONS.get(_word(node, "comparison_direction"))) is not None
-    ):
-        return how(*x)
+    if kind == "stablehlo.compare" and (direction := node.word("comparison_direction")) in COMPARISONS:
+        return COMPARISONS[direction](*x)
     if kind == "stablehlo.fft":
         lengths = [int(n) for n in np.reshape(node.attributes["fft_length"], -1)]
-        return fourier(x[0], _word(node, "fft_type"), lengths)
+        return fourier(x[0], node.word("fft_type"), lengths)
     if kind == "stablehlo.constant" and isinstance(array := node.attributes["value"], np.ndarray):
         dtype = of_parts.type().dtype
         return Pair(*(np.array(each, dtype) for each in (array.real, array.imag)))
@@ -234,11 +231,6 @@ def _of_pairs(reader: Reader, node: Node, x: list[Any]) -> Any:
     if not isinstance(real, list | tuple):
         return Pair(real, imag)
     return [Pair(*parts) for parts in zip(real, imag, strict=True)]
-
-
-def _word(node: Node, attribute: str) -> str:
-    """The last word of an attribute: EQ of ``#stablehlo<comparison_direction EQ>``."""
-    return str(node.attributes.get(attribute, "")).rstrip(">").rpartition(" ")[2]
 
 
 CALLING = frozenset(("func.call", "func.return", "stablehlo.return"))

@@ -130,7 +130,8 @@ def spread_like(x: Any, shape: Sequence[Any]) -> Any:
 def tree(reader: Reader, body: Block, parts: list[Any]) -> list[Any]:
     """Arrays reduced along dim 0: neighbours are combined, then their results, and so on.  The dim stays, with 1."""
     while (n := parts[0].shape[0]) > 1:
-        first, second = ([_every_second(x, start, n - n % 2) for x in parts] for start in (0, 1))
+        first = [_every_second(x, 0, n - n % 2) for x in parts]
+        second = [_every_second(x, 1, n - n % 2) for x in parts]
         last = [_rows(x, n - 1, n) for x in parts] if n % 2 else []
         parts = reader.applied(body, [*first, *second])
         if last:
@@ -161,12 +162,14 @@ def _argument(reader: Reader, node: Node, arrays: list[Any], axis: int) -> list[
         or not arrays[0].shape[axis]
     ):
         return None
-    directions = [str(inner.attributes["comparison_direction"]) for inner in nodes if "compare" in inner.kind]
-    words = [next(word for word in ("EQ", "NE", "GT", "LT") if word in text) for text in directions]
+    words = [inner.word("comparison_direction") for inner in nodes if "compare" in inner.kind]
     a, i, b, j = (node.body.arguments[k] for k in (0, 1, 2, 3))
-    if words[1:] != ["NE", "EQ", "LT"] or nodes[0].operands != (a, b) or nodes[4].operands != (i, j):
+    first, *others = words
+    if others != ["NE", "EQ", "LT"] or nodes[0].operands != (a, b) or nodes[4].operands != (i, j):
         return None
-    largest = words[0] == "GT"
+    if first not in ("GT", "LT"):
+        return None
+    largest = first == "GT"
     x = whole(arrays[0])
     place = emit("argmax" if largest else "argmin", x, axis=axis)
     return [
@@ -230,7 +233,7 @@ def _simple(block: Block) -> str | None:
         return value
 
     roots = [root(value) for value in compare.operands]
-    word = str(compare.attributes["comparison_direction"]).rstrip(">").split()[-1]
+    word = compare.word("comparison_direction")
     if roots == [block.arguments[0], block.arguments[1]]:
         return word if word in ("LT", "GT") else None
     if roots == [block.arguments[1], block.arguments[0]]:

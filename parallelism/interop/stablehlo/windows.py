@@ -77,11 +77,14 @@ def _reduce_window(reader: Reader, node: Node, operands: list[Any]) -> Any:
     if plain and (sums := _running_sum(node, arrays[0], starts[0], sizes, low, high)) is not None:
         return sums
     axes = [d for d in range(ndim) if sizes[d] != 1 or strides[d] != 1]
-    filled = [
-        padded(x, start, low, high, [n - 1 for n in gaps]) for x, start in zip(arrays, starts, strict=True)
-    ]
+    inside = [n - 1 for n in gaps]
+    filled = [padded(x, start, low, high, inside) for x, start in zip(arrays, starts, strict=True)]
+
+    def of_axes(numbers: tuple[int, ...]) -> list[int]:
+        return [numbers[d] for d in axes]
+
     parts = [
-        grid(x, axes, [sizes[d] for d in axes], [strides[d] for d in axes], [dilations[d] for d in axes])
+        grid(x, axes, of_axes(sizes), of_axes(strides), of_axes(dilations))
         if axes
         else emit("reshape", whole(x), shape=(*x.shape, 1))
         for x in filled
@@ -131,10 +134,8 @@ def _select_and_scatter(reader: Reader, node: Node, x: list[Any]) -> Any:
     axes = [d for d in range(ndim) if sizes[d] != 1 or strides[d] != 1]
     own, steps = [sizes[d] for d in axes], [strides[d] for d in axes]
     compare = select.nodes[0]
-    word = str(compare.attributes.get("comparison_direction", ""))
-    worst = {"GE": -np.inf, "GT": -np.inf, "LE": np.inf, "LT": np.inf}.get(
-        next((name for name in ("GE", "GT", "LE", "LT") if name in word), "")
-    )
+    directions = {"GE": -np.inf, "GT": -np.inf, "LE": np.inf, "LT": np.inf}
+    worst = directions.get(compare.word("comparison_direction"))
     if worst is None or len(select.nodes) != 2:
         raise node.unsupported("elements must be selected by one comparison")
     edge = identity("max" if worst < 0 else "min", operand.dtype)

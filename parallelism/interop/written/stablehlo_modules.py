@@ -288,19 +288,17 @@ def _callable(jax: Any, bodies: list[Function], mesh: Mesh | None, inputs: Any, 
     abstract = jax.sharding.AbstractMesh(
         tuple(mesh.shape.values()), axes, axis_types=(jax.sharding.AxisType.Auto,) * len(axes)
     )
-    spec = jax.sharding.PartitionSpec
+
+    def spec(layout: TensorSharding) -> Any:
+        axes_of_dims = (dim.axes or None for dim in layout.dims)
+        return jax.sharding.PartitionSpec(*layout.partial, *axes_of_dims)
+
     if inputs is not None:
-
-        def specs(layouts: Sequence[TensorSharding]) -> Any:
-            return tuple(
-                spec(*layout.partial, *(dim.axes or None for dim in layout.dims)) for layout in layouts
-            )
-
         inner = jax.shard_map(
             lambda *arrays: _with_terms(jax, bodies, mesh, inputs, outputs, arrays),
             mesh=abstract,
-            in_specs=specs(inputs),
-            out_specs=specs(outputs),
+            in_specs=tuple(map(spec, inputs)),
+            out_specs=tuple(map(spec, outputs)),
             check_vma=False,
         )
         return lambda *arrays: inner(*arrays)
@@ -309,8 +307,7 @@ def _callable(jax: Any, bodies: list[Function], mesh: Mesh | None, inputs: Any, 
         layout = value.layout
         if layout is None or layout.partial:
             return x
-        placed = jax.sharding.NamedSharding(abstract, spec(*(dim.axes or None for dim in layout.dims)))
-        return jax.lax.with_sharding_constraint(x, placed)
+        return jax.lax.with_sharding_constraint(x, jax.sharding.NamedSharding(abstract, spec(layout)))
 
     return lambda *arrays: _run(jax, body, arrays, laid)
 

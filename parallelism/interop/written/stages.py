@@ -192,9 +192,8 @@ class _Writing:
         """The names of the results of a function of a stage: gradients are named after their values."""
         function = {**self.functions(stage)}[name]
         own = [value.name for value in function.outputs]
-        returned, trained = (
-            [f"{GRADIENT}{value}" for value in names] for names in (stage.returned, stage.trained)
-        )
+        returned = [f"{GRADIENT}{value}" for value in stage.returned]
+        trained = [f"{GRADIENT}{value}" for value in stage.trained]
         named = {
             "backward": returned + trained,
             "backward_input": returned,

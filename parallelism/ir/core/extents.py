@@ -274,7 +274,9 @@ def _inside(extent: Extent, bound: Extent | None, default: Extent) -> Extent:
     if isinstance(bound, int) and abs(bound) >= BEYOND:
         return extent if bound > 0 else 0
     place = from_start(bound, extent)
-    return 0 if _at_least(0, place) else extent if _at_least(place, extent) else place
+    if _at_least(0, place):
+        return 0
+    return extent if _at_least(place, extent) else place
 
 
 def names_in(extent: Extent) -> frozenset[str]:

@@ -138,7 +138,9 @@ def served_heads(q: TensorType, k: TensorType) -> dict[str, Extent]:
 
 def served_heads_of(heads: Extent, groups: Extent) -> dict[str, Extent]:
     """The number of heads of queries that each head of keys serves."""
-    served = 1 if heads == groups else quotient((heads,), (groups,)) if groups != 0 else None
+    served: Extent | None = 1
+    if heads != groups:
+        served = quotient((heads,), (groups,)) if groups != 0 else None
     if served is None or served * groups != heads:
         raise ValueError(f"the {heads} heads of the queries must be a multiple of the {groups} of the keys")
     return {"r": served}

@@ -68,6 +68,16 @@ def changed(x: TensorType, dim: int, extent: Extent, group: Extent) -> Rule:
     return rule("->".join(terms_along(x.ndim, dim, "y!", "Z!")), [x.shape], {"Z": extent})
 
 
+def with_shape(x: TensorType, shape: Sequence[Extent], moved: Sequence[bool]) -> Rule:
+    """The rule of a result with this shape.  The dims that are ``moved`` are needed whole."""
+    names = letters(2 * x.ndim)
+    before = after = ""
+    for dim, (old, new) in enumerate(zip(names[: x.ndim], names[x.ndim :], strict=True)):
+        before += f"{old}!" if moved[dim] else old
+        after += f"{new}!" if moved[dim] else old
+    return rule(f"{before}->{after}", [x.shape], dict(zip(names[x.ndim :], shape, strict=True)))
+
+
 def _with(x: TensorType, dim: int, extent: Extent) -> TensorType:
     return TensorType(x.dtype, (*x.shape[:dim], extent, *x.shape[dim + 1 :]))
 
@@ -266,13 +276,7 @@ def _grouped_rule(
         checked_axis(d, x.ndim)
     if len(shape) != x.ndim:
         raise ValueError(f"a collective keeps the number of dims, {x.ndim}, got shape {list(shape)}")
-    names = letters(x.ndim)
-    moved = [a != b for a, b in zip(x.shape, shape, strict=True)]
-    sides = [
-        "".join(f"{other[d]}!" if m else names[d] for d, m in enumerate(moved))
-        for other in (names.upper(), letters(2 * x.ndim)[x.ndim :])
-    ]
-    return rule("->".join(sides), [x.shape], dict(zip(letters(2 * x.ndim)[x.ndim :], shape, strict=True)))
+    return with_shape(x, shape, [a != b for a, b in zip(x.shape, shape, strict=True)])
 
 
 def _grouped_bytes(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +24,7 @@ from parallelism.ir.core import (
     register,
     rule,
 )
+from parallelism.ir.core.rules import Dim
 from parallelism.ir.tracing import apply
 
 PRODUCTS = frozenset(("einsum", "matmul", "scaled_einsum"))
@@ -92,11 +94,12 @@ def product_letters(op: Op) -> Letters | None:
     if len(op.inputs) != 2:
         return None
     rule = op.rule
-    a, b, result = (
-        tuple(dim[0] if len(dim) == 1 and dim != ("1",) else None for dim in tensor)
-        for tensor in (*rule.inputs, rule.outputs[0])
-    )
-    return Letters(a, b, result)
+    return Letters(*map(_single_letters, (*rule.inputs, rule.outputs[0])))
+
+
+def _single_letters(dims: Sequence[Dim]) -> tuple[str | None, ...]:
+    """The letter of each dim; None for one that has several or is broadcast."""
+    return tuple(dim[0] if len(dim) == 1 and dim != ("1",) else None for dim in dims)
 
 
 def product_shape(op: Op) -> tuple[Extent, Extent, Extent, Extent] | None:
@@ -110,16 +113,16 @@ def product_shape(op: Op) -> tuple[Extent, Extent, Extent, Extent] | None:
     elif len(op.inputs) == 2:
         rule = op.rule
         extents = dict(rule.extents)
-        a, b, kept = ({letter for dim in dims for letter in dim} for dims in (*rule.inputs, rule.outputs[0]))
+        a, b, kept = (set(chain(*dims)) for dims in (*rule.inputs, rule.outputs[0]))
     else:
         return None
     if not (a & b) - kept:
         return None
-    count, m, n, k = (
-        product(extents[letter] for letter in sorted(letters - {"1"}))
-        for letters in (a & b & kept, (a & kept) - b, (b & kept) - a, (a | b) - kept)
-    )
-    return count, m, n, k
+
+    def points(letters: set[str]) -> Extent:
+        return product(extents[letter] for letter in sorted(letters - {"1"}))
+
+    return points(a & b & kept), points((a & kept) - b), points((b & kept) - a), points((a | b) - kept)
 
 
 def factor_dtype(op: Op) -> np.dtype[Any]:
@@ -165,9 +168,8 @@ def contraction_gradients(g: Any, x: tuple[Any, ...], terms: list[str], out: str
     grads = []
     for i, (array, term) in enumerate(zip(x, terms, strict=True)):
         others = [*terms[:i], *terms[i + 1 :]]
-        there = "".join(
-            letter for letter in term if letter in out or any(letter in other for other in others)
-        )
+        elsewhere = {*out}.union(*others)
+        there = "".join(letter for letter in term if letter in elsewhere)
         grad = apply("einsum", g, *x[:i], *x[i + 1 :], equation=f"{','.join([out, *others])}->{there}")
         if there != term:
             grad = grad.reshape(
@@ -217,12 +219,13 @@ def _matmul_rule(a: TensorType, b: TensorType) -> Rule:
 
 def _matmul_derivative(g: Any, y: Any, a: Any, b: Any) -> list[Any]:
     left, right, out = _terms(a.type, b.type)
-    operands = tuple(
-        x.reshape([n for letter, n in zip(term, x.shape, strict=True) if letter != "1"])
-        for x, term in ((a, left), (b, right))
-    )
+    operands = _without_broadcast(a, left), _without_broadcast(b, right)
     grads = contraction_gradients(g, operands, [left.replace("1", ""), right.replace("1", "")], out)
     return [grad.reshape(x.shape) for grad, x in zip(grads, (a, b), strict=True)]
+
+
+def _without_broadcast(x: Any, term: str) -> Any:
+    return x.reshape([n for letter, n in zip(term, x.shape, strict=True) if letter != "1"])
 
 
 register(

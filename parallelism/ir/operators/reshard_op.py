@@ -17,12 +17,10 @@ from parallelism.ir.core import (
     TensorType,
     elementwise,
     first_dtype,
-    letters,
     register,
-    rule,
     shape_text,
 )
-from parallelism.ir.operators.collectives import alone, changed, check_group
+from parallelism.ir.operators.collectives import alone, changed, check_group, with_shape
 from parallelism.sharding import TensorSharding
 
 
@@ -66,13 +64,8 @@ def _relayout_rule(
             f"{shape_text(shape)} and {x}"
         )
     old, new = (TensorSharding.parse(text).over(x.ndim).dims for text in (before, after))
-    names = letters(2 * x.ndim)
     moves = [a != b or n != m for a, b, n, m in zip(old, new, x.shape, shape, strict=True)]
-    sides = [
-        "".join(f"{names[d + first]}!" if moved else names[d] for d, moved in enumerate(moves))
-        for first in (0, x.ndim)
-    ]
-    return rule("->".join(sides), [x.shape], dict(zip(names[x.ndim :], shape, strict=True)))
+    return with_shape(x, shape, moves)
 
 
 register(

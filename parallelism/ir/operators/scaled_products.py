@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, reduce
+from itertools import starmap
 from math import gcd
 from string import ascii_letters
 from typing import Any, NamedTuple
@@ -112,8 +113,8 @@ def _in_parts(inputs: Sequence[Laid], outputs: Sequence[Laid]) -> Rule:
             text += f"({letter}{inner[letter, rest]}!)"
         return text
 
-    sides = [",".join([written(*each) for each in side]) for side in (inputs, outputs)]
-    return rule("->".join(sides), [tuple(shape) for _, shape in inputs], known)
+    terms = [",".join(starmap(written, side)) for side in (inputs, outputs)]
+    return rule("->".join(terms), [tuple(shape) for _, shape in inputs], known)
 
 
 def _common(extents: Sequence[Extent]) -> Extent:

@@ -22,7 +22,9 @@ def keys_of(x: Any, key: Any) -> list[Any]:
     """
     keys = []
     for k in key if isinstance(key, tuple) else (key,):
-        keys.append(np.asarray(k, None if np.size(k) else np.int64) if isinstance(k, list) else k)
+        if isinstance(k, list):
+            k = np.asarray(k, None if np.size(k) else np.int64)
+        keys.append(k)
     used = sum(map(_dims_used, keys))
     if used > x.ndim:
         raise IndexError(f"{used} indices for an array of {x.ndim} dims")

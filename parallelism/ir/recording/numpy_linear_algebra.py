@@ -121,8 +121,10 @@ def _matrix_power(a: Any, n: int) -> Any:
         return _matrix_power(_inv(x), -n)
     if n == 0:
         return lift(np.eye(int(x.shape[0]), dtype=x.dtype))
-    half = _matrix_power(x, n // 2) if n > 1 else None
-    return x if half is None else half @ half @ x if n % 2 else half @ half
+    if n == 1:
+        return x
+    half = _matrix_power(x, n // 2)
+    return half @ half @ x if n % 2 else half @ half
 
 
 @stands_for(np.kron)

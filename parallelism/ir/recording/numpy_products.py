@@ -1,6 +1,6 @@
 """Recording of NumPy's products: they become ``matmul`` and ``einsum``."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import reduce
 from itertools import islice
 from string import ascii_letters
@@ -69,11 +69,14 @@ def _einsum(equation: Any, *operands: Any, optimize: Any = False) -> Any:
 def _in_letters(given: list[Any]) -> list[Any]:
     """An equation and its operands, of operands that have a list of numbers behind each."""
     arrays, numbers = given[0 : len(given) // 2 * 2 : 2], given[1::2]
-    terms = ["".join("..." if n is Ellipsis else ascii_letters[n] for n in each) for each in numbers]
+    terms = [*map(_term, numbers)]
     if len(given) % 2 == 0:
         return [",".join(terms), *arrays]
-    right = "".join("..." if n is Ellipsis else ascii_letters[n] for n in given[-1])
-    return [f"{','.join(terms)}->{right}", *arrays]
+    return [f"{','.join(terms)}->{_term(given[-1])}", *arrays]
+
+
+def _term(numbers: Sequence[Any]) -> str:
+    return "".join("..." if n is Ellipsis else ascii_letters[n] for n in numbers)
 
 
 def _place_seen(equation: Any, *operands: Any, optimize: Any = False) -> int | None:

@@ -7,7 +7,7 @@ import numpy as np
 from parallelism.dtypes import common_dtype, is_floating
 from parallelism.ir.recording.numpy_calls import of_one_dtype
 from parallelism.ir.recording.numpy_diagonals import places_along
-from parallelism.ir.recording.numpy_shapes import axis_of, known_extent, part, stands_for
+from parallelism.ir.recording.numpy_shapes import as_list, axis_of, known_extent, part, stands_for
 from parallelism.ir.tracing import apply, lift, refuse
 
 # -- differences -------------------------------------------------------------------------------------------------------
@@ -30,7 +30,7 @@ def _gradient(f: Any, *varargs: Any, axis: Any = None, edge_order: int = 1) -> A
             "numpy.gradient with edge_order=2 or with coordinates",
             "give the distance of equal steps, and edge_order=1",
         )
-    axes = list(range(x.ndim)) if axis is None else list(axis) if isinstance(axis, tuple) else [axis]
+    axes = range(x.ndim) if axis is None else as_list(axis)
     steps = list(varargs) * len(axes) if len(varargs) == 1 else list(varargs) or [1.0] * len(axes)
     found = tuple(_slopes(x, axis_of(a, x.ndim), h) for a, h in zip(axes, steps, strict=True))
     return found[0] if len(found) == 1 else found
@@ -166,7 +166,9 @@ def _cov(
     x = np.concatenate(rows, axis=0) if len(rows) > 1 else rows[0]
     n = x.shape[1]
     away = x - np.mean(x, axis=1, keepdims=True)
-    found = away @ away.T / (n - (ddof if ddof is not None else 0 if bias else 1))
+    if ddof is None:
+        ddof = 0 if bias else 1
+    found = away @ away.T / (n - ddof)
     return found[0, 0] if found.shape == (1, 1) else found
 
 

@@ -37,7 +37,7 @@ def axis_of(axis: Any, ndim: int) -> int:
 def axes_of(axis: Any, ndim: int) -> tuple[int, ...]:
     if axis is None:
         return tuple(range(ndim))
-    return tuple(sorted(axis_of(a, ndim) for a in _as_list(axis)))
+    return tuple(sorted(axis_of(a, ndim) for a in as_list(axis)))
 
 
 def known_extent(x: Any, axis: int, name: str) -> int:
@@ -48,7 +48,7 @@ def known_extent(x: Any, axis: int, name: str) -> int:
     return n
 
 
-def _as_list(axes: Any) -> list[Any]:
+def as_list(axes: Any) -> list[Any]:
     """Axes or extents, or one of them, as a list."""
     return list(axes) if isinstance(axes, tuple | list) else [axes]
 
@@ -60,7 +60,7 @@ def _as_list(axes: Any) -> list[Any]:
 def reshaped(x: Any, shape: Any, order: str = "C") -> Any:
     if order != "C":
         refuse(f"numpy.reshape in order {order!r}", "it is by rows: order='C'")
-    extents = _as_list(shape)
+    extents = as_list(shape)
     unknown = [d for d, extent in enumerate(extents) if isinstance(extent, int) and extent == -1]
     if len(unknown) > 1:
         raise ValueError("at most one extent can be -1")
@@ -116,7 +116,7 @@ def _rollaxis(x: Any, axis: int, start: int = 0) -> Any:
 @stands_for(np.expand_dims, view=True)
 def expanded(x: Any, axis: Any) -> Any:
     shape = list(x.shape)
-    for a in axes_of(axis, x.ndim + len(_as_list(axis))):
+    for a in axes_of(axis, x.ndim + len(as_list(axis))):
         shape.insert(a, 1)
     return reshaped(x, shape)
 
@@ -163,9 +163,8 @@ PASSING.add(np.broadcast_arrays)
 
 @stands_for(np.lib.stride_tricks.sliding_window_view, view=True)
 def _windows(x: Any, window_shape: Any, axis: Any = None) -> Any:
-    sizes = list(window_shape) if isinstance(window_shape, tuple | list) else [window_shape]
-    axes = list(range(x.ndim)) if axis is None else list(axis) if isinstance(axis, tuple | list) else [axis]
-    for size, a in zip(sizes, [axis_of(a, x.ndim) for a in axes], strict=True):
+    axes = range(x.ndim) if axis is None else as_list(axis)
+    for size, a in zip(as_list(window_shape), [axis_of(a, x.ndim) for a in axes], strict=True):
         x = apply("windows", x, axis=a, size=size, step=1)
     return x
 

@@ -121,7 +121,7 @@ def is_reshaped_in_place(place: Place, shape: tuple[Extent, ...]) -> bool | None
 
 
 def is_by_rows(place: Place) -> bool | None:
-    """Whether an array lies by rows; None if that is not known."""
+    """Whether an array lies in memory row by row (C order); None if that is not known."""
     return _in_all_trials(lambda trial: lie(place, trial).by_rows, place)
 
 

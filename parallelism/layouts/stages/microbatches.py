@@ -95,7 +95,10 @@ def _weighted(value: Value, batch: str, region: str | None, names: set[str]) -> 
 
 @lru_cache(maxsize=4096)
 def batch_dim(type: TensorType, batch: str) -> int | None:
-    """The dim whose extent is ``batch`` times something; None if there is none.  ``ValueError`` in any other case."""
+    """The dim whose extent is ``batch`` times something; None if no extent has this symbol.
+
+    ``ValueError`` if several dims have it, or one has it in another way, as in ``batch + 1``.
+    """
     dims = [d for d, extent in enumerate(type.shape) if batch in names_in(extent)]
     if not dims:
         return None

@@ -155,9 +155,8 @@ class _Program:
                 f"the costs of the ops of @{self.function.name} can be compared only with numbers: give "
                 f"sizes for {', '.join(sorted(missing))}"
             )
-        sizes_of = {
-            type: int(type.specialize(needed).nbytes) for type in {value.type for value in self.defined}
-        }
+        types = {value.type for value in self.defined}
+        sizes_of = {type: int(type.specialize(needed).nbytes) for type in types}
         changes = [0] * (len(self.chain) + 2)
         for value, defined in self.defined.items():
             nbytes = sizes_of[value.type] * (1 + (value in self.learning))

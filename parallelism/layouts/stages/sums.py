@@ -29,13 +29,14 @@ def added_into_buffers(
     that are ``largest`` sizes, by name, the larger one is kept.
     """
     taken = {value.name for value in function.values}
-    buffers, sums = (
-        [
+
+    def values(end: str) -> list[Value]:
+        return [
             Value(free_name(f"{name}{end}", taken), TensorType(dtype, term.type.shape))
             for name, dtype, term in zip(names, dtypes, function.outputs[first:], strict=True)
         ]
-        for end in ("", ".sum")
-    )
+
+    buffers, sums = values(""), values(".sum")
     how: dict[Value, Attributes] = {
         buffer: (("op", "max"),) if name in largest else ()
         for name, buffer in zip(names, buffers, strict=True)

@@ -12,11 +12,11 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 
 import numpy as np
 import psutil
 import pytest
+from eventually import eventually
 from numpy.testing import assert_array_equal
 from paths import ROOT
 from runtimes import KINDS
@@ -42,16 +42,6 @@ class Shard:
 def cluster(request, cluster_of):
     found = cluster_of(Mesh(devices=3), *request.param)
     found.run(lambda device: device.state.clear())
-    return found
-
-
-def eventually(condition, seconds=10.0):
-    """Whether a condition comes true."""
-    end = time.monotonic() + seconds
-    while not (found := condition()):
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.005)
     return found
 
 

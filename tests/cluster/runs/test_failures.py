@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from eventually import eventually
 from numpy.testing import assert_array_equal
 from paths import ROOT
 from runtimes import KINDS, RUNTIMES
@@ -80,15 +81,6 @@ def check_works(cluster, marks=(0, 1, 2)):
         return device.state.get("mark"), int(device.recv((device.rank - 1) % device.size)[0]), total[:2].tolist()
 
     assert cluster.run(kernel).outputs == [(mark, (rank - 1) % 3, [3.0, 6.0]) for rank, mark in enumerate(marks)]
-
-
-def eventually(condition, seconds=10.0):
-    end = time.monotonic() + seconds
-    while not (found := condition()):
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.005)
-    return found
 
 
 def line_of(function, text):

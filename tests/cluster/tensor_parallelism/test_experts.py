@@ -210,7 +210,7 @@ def test_x_of_other_dims_does_as_well(cluster_of):
 
 def test_a_gradient_of_another_shape_is_refused_in_the_device(cluster_of):
     values, _ = arrays()
-    with pytest.raises(DeviceFailedError, match="the gradient of y is of the shape of its shard"):
+    with pytest.raises(DeviceFailedError, match="the gradient of y must have the shape of its shard"):
         cluster_of(Mesh(x=2), "thread").run(_wrong_gradient, MixtureOfExperts(S.expert_parallel("x")), *values)
 
 

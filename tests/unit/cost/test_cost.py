@@ -442,7 +442,7 @@ def test_errors_of_collectives_name_what_applies():
         FLAT.collective("all_reduce", 8, range(3), algorithm="rings")
     with pytest.raises(ValueError, match="no collective 'all_gossip'; there are all_reduce"):
         FLAT.collective("all_gossip", 8, range(3))
-    with pytest.raises(ValueError, match=r"a group is ranks that differ, at least one; got \(1, 1\)"):
+    with pytest.raises(ValueError, match=r"a group needs at least one rank, and each rank once; got \(1, 1\)"):
         FLAT.collective("all_reduce", 8, (1, 1))
     with pytest.raises(ValueError, match="bytes of all_reduce must be at least 0; got -8"):
         FLAT.collective("all_reduce", -8, range(3))

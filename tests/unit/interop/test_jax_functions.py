@@ -11,7 +11,7 @@ from jax_examples import EXAMPLES  # noqa: E402
 from numpy.testing import assert_allclose, assert_array_equal  # noqa: E402
 
 from parallelism import ir  # noqa: E402
-from parallelism.interop import UnsupportedError, from_jax  # noqa: E402
+from parallelism.interop import UnsupportedError, from_jax, from_stablehlo  # noqa: E402
 
 
 @pytest.mark.slow
@@ -47,6 +47,14 @@ def test_floats_outside_the_range_of_integers_become_the_nearest_integer(source)
 def test_a_power_of_a_half_is_that_of_jax_for_minus_infinity_and_minus_zero():
     x, half = np.array([-np.inf, -0.0, np.inf, 4, -1], np.float32), np.float32(0.5)
     check(lambda x, half: [1 / jax.numpy.power(x, 0.5), 1 / x**half, x[0]**half, x**0.25], (x, half))
+
+
+def test_a_place_of_the_largest_that_is_found_by_another_comparison_is_still_that_place():
+    x = np.random.default_rng(0).integers(0, 3, (4, 5)).astype(np.float32)
+    text = jax.jit(lambda x: jax.numpy.argmax(x, 1)).lower(x).as_text()
+    program = from_stablehlo(text.replace(" GT,", " GE,"))
+    assert " GE," not in text and not {"argmax", "argmin"} & {op.kind for op in program.ops}
+    assert_array_equal(ir.interpret(program, [x]).outputs[0], x.argmax(1))
 
 
 def test_arguments_are_named_after_parameters_and_keys_used_or_not():

@@ -11,9 +11,12 @@ from localized_runs import run_everywhere
 from numpy.testing import assert_array_equal
 
 from parallelism import Mesh, ir
+from parallelism.execution import Executable
 from parallelism.execution.device_program import DeviceProgram
 from parallelism.ir.passes.chunked_collectives import CHUNKED, SPLITS, chunked_over
 from parallelism.layouts import annotate, localize
+from parallelism.recorder import record
+from parallelism.simulation import simulate
 from parallelism.transforms import Strategy, TensorOverlap
 
 T = ir.TensorType
@@ -164,3 +167,16 @@ def test_the_transform_has_a_word_and_is_applied_once():
         TensorOverlap()(3)
     with pytest.raises(ValueError, match="the axis of TensorOverlap must be the name of a mesh axis, got ''"):
         TensorOverlap("")
+
+def chunks_of(trace, rank=0):
+    return [(e.name, e.algorithm) for e in trace if e.kind == "collective" and e.rank == rank]
+
+
+@pytest.mark.parametrize("tp", [2, 3])
+def test_devices_record_each_part_as_the_chunk_that_the_program_names(tp):
+    """The price of a part is that of one step of a ring, so a device that lost the name would pay for whole calls."""
+    function = laid_out(sequence=6 * tp, hidden=2 * tp, width=12)
+    executable = Executable(both(function, Mesh(tp=tp))[1])
+    named = [("all_gather", f"chunk of {tp}")] * tp + [("reduce_scatter", f"chunk of {SPLITS}")] * SPLITS
+    assert chunks_of(simulate(executable, "dgx-h100")) == named
+    assert chunks_of(record(executable, Mesh(tp=tp), numbers(function)).trace) == named

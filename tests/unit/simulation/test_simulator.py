@@ -218,7 +218,7 @@ def refusals():
     yield ("another mesh", lambda: Executable(hand, Mesh(dp=4)), ValueError,
            "@ffn is laid out on Mesh(dp=2, tp=2), not on Mesh(dp=4)")
     yield ("a category of nothing", lambda: Executable(hand, categories={"z": "weights"}), ValueError,
-           "categories name %z, which @ffn has not")
+           "categories has %z, which is no value of @ffn")
     yield ("inputs for another mesh", lambda: Executable(hand).inputs(Mesh(dp=4), integers(hand.function)), ValueError,
            "@ffn is laid out on Mesh(dp=2, tp=2) and cannot run on Mesh(dp=4)")
     yield ("inputs one by one", lambda: Executable(hand).inputs(mesh, 1, 2, 3), TypeError,

@@ -110,7 +110,7 @@ def test_a_gradient_of_another_shape_is_refused():
         operation.backward(device, operation.forward(device, *shards)[1], grad)
 
     for operation, values, reason in (
-        (EMBEDDING, [TOKENS, np.zeros((7, 4))], r"of the shape of its shard, \(1, 3, 4\) on rank \d, got \(7,\)"),
+        (EMBEDDING, [TOKENS, np.zeros((7, 4))], r"have the shape of its shard, \(1, 3, 4\) on rank \d, got \(7,\)"),
         (LOSS, [np.zeros((2, 3, 7)), TOKENS], r"the gradient of the loss is a number, got shape \(7,\)"),
         (RMSNorm(T("x", None)), [np.ones((2, 4)), np.ones(4)], r"\(1, 4\) on rank \d, got \(7,\)"),
         (Dropout(T("x", None), 0.5), [np.ones((2, 4))], r"\(1, 4\) on rank \d, got \(7,\)"),

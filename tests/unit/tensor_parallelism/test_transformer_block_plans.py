@@ -137,10 +137,10 @@ def test_arguments_heads_steps_and_axes_that_cannot_be_are_refused_on_the_host()
 
 def test_shards_and_a_gradient_of_other_shapes_are_refused():
     def wrong(device, operation, *shards):
-        with pytest.raises(ValueError, match=r"w2 is of the shape of its shard, \(24, 12\) on rank \d, got \(48, 12\)"):
+        with pytest.raises(ValueError, match=r"w2 must have the shape of its shard, \(24, 12\) on rank \d, got \(48, 12\)"):
             operation.forward(device, *shards[:-2], np.zeros((48, 12)), shards[-1])
         _, saved = operation.forward(device, *shards)
-        with pytest.raises(ValueError, match=r"of the shape of its shard, \(2, 5, 12\) on rank \d, got \(5, 12\)"):
+        with pytest.raises(ValueError, match=r"have the shape of its shard, \(2, 5, 12\) on rank \d, got \(5, 12\)"):
             operation.backward(device, saved, np.zeros((5, 12)))
 
     operation = TransformerBlock(B.megatron("x"))

@@ -53,14 +53,15 @@ class Tables:
 
     def save(self, path: Path) -> None:
         """Writes everything as JSON, a row a line."""
-        tables = ",\n".join(
-            f"  {json.dumps(name)}: [\n" + ",\n".join(f"   {_compact(row)}" for row in rows) + "\n  ]"
-            for name, rows in self.rows.items()
-        )
+        tables = []
+        for name, rows in self.rows.items():
+            lines = ",\n".join(f"   {_compact(row)}" for row in rows)
+            tables.append(f"  {json.dumps(name)}: [\n{lines}\n  ]")
+        all_tables = ",\n".join(tables)
         notes = json.dumps(_rounded(self.notes), indent=1).replace("\n", "\n ")
         text = (
             f'{{\n "machine": {json.dumps(self.machine, indent=2)},\n "notes": {notes},\n'
-            f' "tables": {{\n{tables}\n }}\n}}\n'
+            f' "tables": {{\n{all_tables}\n }}\n}}\n'
         )
         with written_whole(path, encoding="utf-8") as file:
             file.write(text)

@@ -130,11 +130,13 @@ def _attention_cells(rows: list[Row]) -> list[tuple[str, str, str]]:
         name = (
             f"{backend}, heads of {width}, {'causal' if causal else 'whole'}, {ends[0]} to {ends[1]} tokens"
         )
-        ways = [
-            " to ".join(
-                f"{median(row[way] for row in of if row['tokens'] == end):.0%}" for end in dict.fromkeys(ends)
-            )
-            for way in ("forward", "backward")
-        ]
-        cells.append((name, ways[0], ways[1]))
+        cells.append((name, _at_ends(of, "forward", ends), _at_ends(of, "backward", ends)))
     return cells
+
+
+def _at_ends(rows: list[Row], way: str, ends: tuple[int, int]) -> str:
+    """The median shares with the fewest and with the most tokens."""
+    medians = []
+    for end in dict.fromkeys(ends):
+        medians.append(median(row[way] for row in rows if row["tokens"] == end))
+    return " to ".join(f"{share:.0%}" for share in medians)

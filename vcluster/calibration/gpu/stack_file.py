@@ -87,10 +87,11 @@ def _of_kernel(kernel: Kernel) -> list[str]:
     """The fields of a kernel that differ from those of any other one."""
     lines = _set_fields(kernel, but="rates")
     if kernel.rates:
-        rates = [
-            f"    {{{', '.join(_line(*each) for each in asdict(rate).items())}}}," for rate in kernel.rates
-        ]
-        lines += ["rates = [", *rates, "]"]
+        lines.append("rates = [")
+        for rate in kernel.rates:
+            fields = ", ".join(_line(*each) for each in asdict(rate).items())
+            lines.append(f"    {{{fields}}},")
+        lines.append("]")
     return lines
 
 

@@ -62,7 +62,9 @@ def _limit(text: str) -> float:
 def share_in(text: str) -> float:
     """A type for argparse: a part, as ``30%`` or ``0.3``."""
     found = _SHARE.fullmatch(text.strip())
-    value = float(found[1]) / (100 if text.strip().endswith("%") else 1) if found else 1.0
+    value = 1.0
+    if found:
+        value = float(found[1]) / (100 if text.strip().endswith("%") else 1)
     if not 0 <= value < 1:
         raise argparse.ArgumentTypeError(f"needs a part below 1, such as 30% or 0.3, got {text!r}")
     return value

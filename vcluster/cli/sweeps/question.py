@@ -252,7 +252,7 @@ def question(text: str, model: TransformerSpec | ir.Function, fixed: Mapping[str
                 )
             found |= more
         elif not option.switch:
-            flags[option.field] = value if option.choices else int(value) if value.isdecimal() else value
+            flags[option.field] = int(value) if value.isdecimal() and not option.choices else value
         elif value in ("", "1"):
             flags[option.field] = True
         elif value == "0" and option.field in (*_FIXED, "use_distributed_optimizer"):

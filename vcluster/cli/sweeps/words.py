@@ -119,9 +119,10 @@ def batches_in(words: Sequence[str]) -> tuple[list[str], tuple[int, ...]]:
         flag, equals, value = word.partition("=")
         if flag != BATCH:
             continue
-        at, text = (
-            (place, value) if equals else (place + 1, found[place + 1] if place + 1 < len(found) else "")
-        )
+        at, text = place, value
+        if not equals:
+            at += 1
+            text = found[at] if at < len(found) else ""
         if ":" in text:
             batches = _doubled(text)
             found[at] = f"{BATCH}={batches[0]}" if equals else str(batches[0])
