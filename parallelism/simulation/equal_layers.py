@@ -3,7 +3,8 @@
 Of two programs that differ by one layer, the events of the larger one are those of the smaller one with some runs of
 events more: one for each part of the program that goes through the layers.  Where such a run follows an equal one, the
 program does the same for each further layer, and it is repeated.  Memory that is freed for all layers at once grows by
-as many bytes with each.
+as many bytes with each.  What a wait is for is said by its number among all that start under its name, which grows by
+as much with each layer.
 """
 
 from __future__ import annotations

@@ -175,3 +175,32 @@ def test_a_wait_is_for_what_is_under_way_and_like_that_of_few_layers() -> None:
     assert found.rows == renumbered(program(*["dp"] * 5))
     with pytest.raises(UnequalLayers, match="a wait for all_gather of all layers is not for what one of few is for"):
         with_layers(program("dp", "dp", "tp"), program("dp", "dp", "dp", "tp"), 1)
+
+
+def test_nothing_is_waited_for_twice() -> None:
+    """The second wait is for the third call, or with a layer more for the second: then with two more for the first."""
+    def program(calls: int, target: int) -> DeviceEvents:
+        events = DeviceEvents()
+        for number in range(1, 1 + calls):
+            call(events, GATHER, "dp", number)
+        events.add_wait("all_gather", 1)
+        events.add_wait("all_gather", target)
+        return events
+
+    assert with_layers(program(3, 3), program(4, 2), 1).rows == program(4, 2).rows
+    with pytest.raises(UnequalLayers, match="a wait for all_gather of all layers is not for what one of few is for"):
+        with_layers(program(3, 3), program(4, 2), 2)
+
+
+def test_an_equal_event_is_found_behind_what_a_layer_has_besides_although_what_follows_it_grows() -> None:
+    def program(layers: int) -> DeviceEvents:
+        events = DeviceEvents()
+        for _ in range(layers):
+            events.add_memory("inputs", -8, None, None)
+            events.add_memory("inputs", -4, None, None)
+        events.add_memory("inputs", -6, None, None)
+        call(events, MemberCall("all_reduce", np.dtype(np.float32), (layers,), op="sum"), "tp")
+        return events
+
+    found, whole = with_layers(program(2), program(3), 4, lambda axes, few, all: True), program(6)
+    assert found.rows == whole.rows and found.collectives == whole.collectives

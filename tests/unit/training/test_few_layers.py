@@ -63,7 +63,7 @@ def test_a_step_with_sharded_parameters_is_that_of_all_layers(monkeypatch: pytes
     pytest.param("precision=bf16 fsdp=4 recompute=block.* overlap=1B pp=1 1f1b:2", SPEC, id="fsdp"),
     pytest.param("precision=bf16,products:f8 fsdp=4 recompute=block.*.attention.core overlap=1B pp=1 1f1b:3", GATED,
                  id="float8"),
-    pytest.param("precision=bf16,products:f8,gathers:f8,history:4 dp=2 zero=1 overlap=1KB pp=1 1f1b:2", GATED,
+    pytest.param("precision=bf16,products:f8,gathers:f8,history:4 dp=2 zero=1 overlap=1B pp=1 1f1b:2", GATED,
                  id="scales of earlier steps"),
     pytest.param("tp=2 pp=1 1f1b:2", GATED, id="tp"),
     pytest.param("precision=bf16,bf16 hsdp=2x2 recompute=block.* overlap=1B pp=1 1f1b:1", GATED, id="hsdp"),
@@ -93,7 +93,7 @@ def in_stages(counts: Sequence[int], spec: TransformerSpec, strategy: str) -> Tr
     pytest.param("precision=bf16 dp=3 overlap=10KB recompute=block.*", GATED, id="parts of unequal sizes"),
     pytest.param("tp=2 sp", GATED, id="no replicas"),
     pytest.param("precision=bf16,products:f8 dp=2 zero=1 overlap=1KB", GATED, id="float8"),
-    pytest.param("precision=bf16,products:f8,gathers:f8,history:4 dp=2 tp=2 sp zero=1 overlap=1KB", GATED,
+    pytest.param("precision=bf16,products:f8,gathers:f8,history:4 dp=2 tp=2 sp zero=1 overlap=1B", GATED,
                  id="scales of earlier steps"),
 ])
 def test_steps_with_few_stages_tell_that_with_all(
