@@ -63,15 +63,19 @@ def emit(kind: str, *operands: Plain, **attributes: Any) -> Any:
     if not any(isinstance(x, Traced) for x in operands):
         types = tuple(TensorType(x.dtype, x.shape) for x in operands)
         outputs = meaning(kind, types, given).outputs
-        if all(isinstance(y.size, int) and y.size <= MOST_FOLDED for y in outputs) and kind not in (
-            "all_reduce",
-        ):
+        if all(map(_is_small, outputs)) and kind not in ("all_reduce",):
             with np.errstate(all="ignore"):
                 found = operator(kind).run([np.asarray(x) for x in operands], given)
             return tuple(map(np.asarray, found)) if isinstance(found, tuple) else np.asarray(found)
     values = [recorded(x).value for x in operands]
     results = tuple(Traced(builder, value) for value in builder.emit(kind, values, dict(given)))
     return results[0] if len(results) == 1 else results
+
+
+def _is_small(x: TensorType) -> bool:
+    """Whether an array has few numbers, and no extent with a symbol; beside an extent of zero even such a size is known."""
+    known = [n for n in x.shape if isinstance(n, int)]
+    return len(known) == x.ndim and prod(known) <= MOST_FOLDED
 
 
 def recorded(x: Plain) -> Traced:

@@ -47,8 +47,11 @@ class _Slots(NamedTuple):
     choices: Array
 
 
-def _slots(experts: Array, count: int, slots: int, each: int, first: int) -> _Slots:
-    """The slots of the experts ``first`` to ``first + count - 1``, of which each has so many ``slots`` a sequence."""
+def _slots(experts: Array, count: int, slots: int, each: int, first: int, drops: bool) -> _Slots:
+    """The slots of the experts ``first`` to ``first + count - 1``, of which each has so many ``slots`` a sequence.
+
+    ``ValueError`` if a choice has no slot although none is to be dropped.
+    """
     sequences, tokens, k = experts.shape
     chunks = slots // each if each else 0
     if not (chunks and count and experts.size):
@@ -58,6 +61,12 @@ def _slots(experts: Array, count: int, slots: int, each: int, first: int) -> _Sl
     own = in_order[..., None] == first + np.arange(count)
     places = np.cumsum(own, axis=2, dtype=np.int64) - 1
     sequence, chunk, number, expert = np.nonzero(own & (places < each))
+    if not drops and len(expert) < np.count_nonzero(own):
+        late = np.count_nonzero(own) - len(expert)
+        raise ValueError(
+            f"{late} choices find no slot, and none may be dropped: an expert has {each} for {inside} tokens, each of "
+            f"which must choose it at most once"
+        )
     slot = chunk * each + places[sequence, chunk, number, expert]
     return _Slots(expert, sequence, slot, chunk * inside + number % inside, number // inside)
 
@@ -133,14 +142,14 @@ def _dispatch(
     x: Array, experts: Array, shape: Any, each: int, first: int, drops: bool, sent: str = ""
 ) -> Array:
     rows = np.zeros(shape, x.dtype)
-    at = _slots(experts, shape[0], shape[2], each, first)
+    at = _slots(experts, shape[0], shape[2], each, first, drops)
     rows[at.experts, at.sequences, at.slots] = x[at.sequences, at.tokens]
     return rows
 
 
 def _combine(rows: Array, experts: Array, each: int, first: int, drops: bool, sent: str = "") -> Array:
     sums = np.zeros((*experts.shape[:2], rows.shape[3]), rows.dtype)
-    at = _slots(experts, rows.shape[0], rows.shape[2], each, first)
+    at = _slots(experts, rows.shape[0], rows.shape[2], each, first, drops)
     for choice in range(experts.shape[2]):
         mine = at.choices == choice  # each token once
         sums[at.sequences[mine], at.tokens[mine]] += rows[
@@ -151,14 +160,14 @@ def _combine(rows: Array, experts: Array, each: int, first: int, drops: bool, se
 
 def _dispatch_gates(gates: Array, experts: Array, shape: Any, each: int, first: int, drops: bool) -> Array:
     dealt = np.zeros(shape, gates.dtype)
-    at = _slots(experts, shape[0], shape[2], each, first)
+    at = _slots(experts, shape[0], shape[2], each, first, drops)
     dealt[at.experts, at.sequences, at.slots] = gates[at.sequences, at.tokens, at.choices]
     return dealt
 
 
 def _collect_gates(gates: Array, experts: Array, each: int, first: int, drops: bool) -> Array:
     found = np.zeros(experts.shape, gates.dtype)
-    at = _slots(experts, gates.shape[0], gates.shape[2], each, first)
+    at = _slots(experts, gates.shape[0], gates.shape[2], each, first, drops)
     found[at.sequences, at.tokens, at.choices] = gates[at.experts, at.sequences, at.slots]
     return found
 

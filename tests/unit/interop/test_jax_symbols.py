@@ -175,3 +175,8 @@ def test_an_open_extent_behind_an_op_without_a_rule_stays_one_of_its_own():
       return %0, %y : tensor<?xf32>, tensor<?xf32>
     }''', names=["x", "y"])
     assert [str(value.type.shape[0]) for value in program.inputs] == ["x_0", "y_0"]
+
+
+def test_a_constant_that_has_no_elements_is_spread_along_a_symbol():
+    program = from_jax(lambda x: (x, jnp.broadcast_to(jnp.ones((1, 0, 4)), (x.shape[0], 0, 4))), f32(B, 3))
+    assert [value.type for value in program.outputs] == [f32(B, 3), f32(B, 0, 4)]

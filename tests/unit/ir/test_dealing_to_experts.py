@@ -67,6 +67,15 @@ def test_what_must_not_drop_runs_with_room_for_all_and_is_simulated_without():
     assert_array_equal(gradient[0], 2 * np.einsum("bsh,bsf->hf", x, x @ w[0] + x @ w[2]))
 
 
+def test_a_token_that_chooses_an_expert_twice_is_refused_where_none_is_dropped():
+    experts = np.zeros((2, 6, 2), np.int64) + [0, 2]
+    experts[1, 4] = 2
+    given = [np.ones((3, 5, 4)), np.ones((2, 6, 5)), experts]
+    assert ir.interpret(loss(drops=True), given).outputs[0] > 0
+    with pytest.raises(ValueError, match="1 choices find no slot, and none may be dropped: an expert has 1 for 1 tokens"):
+        ir.interpret(loss(drops=False), given)
+
+
 @pytest.mark.parametrize(("shape", "each", "message"), [
     ((3, 2, 4, 5), 1, "slots come in as many times each as there are chunks of the tokens, got 4 slots, each=1 and 6"),
     ((3, 2, 3, 4), 1, r"shape must be \(3, 2, 3, 5\), got \(3, 2, 3, 4\)"),
