@@ -174,7 +174,8 @@ class _Further:
     def targets(self, here: int, there: int, count: int) -> Ints:
         """Those of so many events that both programs have."""
         few, more = self.few[here : here + count], self.more[there : there + count]
-        return few + self.layers * (more - few)
+        found: Ints = few + self.layers * (more - few)
+        return found
 
     def targets_of_added(self, part: _Added) -> Ints:
         """Those of the events that each layer has besides."""
@@ -186,8 +187,8 @@ class _Further:
         if (places[own != _NO_WAIT] < 0).any():
             raise UnequalLayers("what a layer waits for does not follow from an equal layer")
         few = np.where(own == _NO_WAIT, _NO_WAIT, self.few[places])
-        steps = few + (own - beside) * distance + (beside - few) * self.layers
-        return np.ravel(steps)
+        found = few + (own - beside) * distance + (beside - few) * self.layers
+        return np.ravel(found)
 
 
 def _grown(few: _Event, more: _Event, layers: int, may_grow: MayGrow) -> _Event:
