@@ -15,9 +15,10 @@ from itertools import pairwise
 from math import inf
 from select import poll
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 Result = TypeVar("Result")
+Item = TypeVar("Item")
 
 MOST_COPIES = 7
 """So many copies of this process are made at most."""
@@ -70,6 +71,31 @@ def longest_first(
     order = sorted(range(len(works)), key=lambda place: place not in long)
     found = dict(zip(order, side_by_side([works[place] for place in order], told=told), strict=True))
     return [found[place] for place in range(len(works))]
+
+
+class BothEnds(Generic[Item]):
+    """Items that two processes take one by one, one from the front and one from the back, until all are taken.
+
+    So both are done at about the same time, however long the work on each takes; and each has items that stand beside
+    each other, for which it may keep what they share.  It is made before this process is copied.
+    """
+
+    def __init__(self, items: Sequence[Item]) -> None:
+        self.items = items
+        self._left, sending = os.pipe()
+        os.write(sending, bytes(len(items)))  # whoever takes an item reads one of these
+        os.close(sending)
+
+    def taken(self, *, from_front: bool) -> Iterator[Item]:
+        """The items that this process takes, each when it is asked for."""
+        number = 0
+        while os.read(self._left, 1):
+            yield self.items[number if from_front else -1 - number]
+            number += 1
+
+    def close(self) -> None:
+        """Ends it, also where items are left."""
+        os.close(self._left)
 
 
 class _Team:

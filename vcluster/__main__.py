@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 
+from parallelism.rarely_collected import rarely_collected
 from vcluster.cli.command_line import Parser, WrongWords, nearest, serve
 
 PROGRAM = "python -m vcluster"
@@ -69,6 +69,8 @@ def main(words: Sequence[str]) -> int:
         print(LIST, end="")
         return 0
     if words[0] == "--version":
+        from importlib.metadata import PackageNotFoundError, version
+
         try:
             print("vcluster", version("vcluster"))
         except PackageNotFoundError:
@@ -83,8 +85,10 @@ def main(words: Sequence[str]) -> int:
         hint = nearest(words[0], ("--version", "--help", *COMMANDS))
         raise WrongWords(f"there is no command {words[0]!r}{hint}")
     module, _, function = COMMANDS[words[0]].partition(":")
+    with rarely_collected():  # modules last, and the collector would look at them again and again
+        executed = getattr(import_module(module), function)
     try:
-        status: int = getattr(import_module(module), function)(PROGRAM, words[1:])
+        status: int = executed(PROGRAM, words[1:])
     except SystemExit:  # argparse has printed the help
         return 0
     except WrongWords as error:

@@ -44,7 +44,7 @@ from parallelism.planning.symbolic_events import (
 )
 from parallelism.planning.two_block_steps import Uneven
 from parallelism.rarely_collected import rarely_collected
-from parallelism.simulation.device_events import DeviceEvents
+from parallelism.simulation.device_events import DeviceEvents, EventRow
 from parallelism.simulation.event_classes import Ints, Templates
 from parallelism.simulation.operations import PriceEvents, SimulatedOperation, simulated_operation
 from parallelism.simulation.repeated_actions import run_repeated
@@ -238,18 +238,15 @@ class AssembledStep:
         marks = {"stage": 0, "microbatch": 0}
         received = stage.bytes_received(kind)
         held: Counter[str] = Counter({ACTIVATIONS: stage.freed(kind, self.parts[0]) - received})
-        recorder = _Recorder(device, costs, {**marks, "phase": kind})
+        recorder = _Recorder(device, costs, marks, kind)
         for event in events_of(costs, stage.place, kind, stage.blocks):
             what: Any = costs.symbolic.kinds[event]
             if what.what == LEFT:
                 device.hold(what.name, -held[what.name], **marks)
-            elif what.what == MEMORY:
-                nbytes = recorder.nbytes(event)
-                held[what.name] += nbytes
-                if nbytes:
-                    device.hold(what.name, nbytes, **marks)
-            else:
-                recorder.record(event)
+                continue
+            if what.what == MEMORY:
+                held[what.name] += recorder.nbytes(event)
+            recorder.record(event)
         return device.events
 
     def _end(self, device: TypedDevice, position: int, costs: StageCosts, place: int, blocks: int) -> None:
@@ -267,7 +264,7 @@ class AssembledStep:
     def _record_end(
         self, device: TypedDevice, position: int, costs: StageCosts, place: int, blocks: int
     ) -> None:
-        recorder = _Recorder(device, costs, {})
+        recorder = _Recorder(device, costs)
         events = list(events_of(costs, place, "end", blocks))
         largest = self._end_at(position, frozenset())[0]
         joined: Counter[EventKind] = Counter()
@@ -281,9 +278,6 @@ class AssembledStep:
                 other = self.shape.ranks - 1 if position == 0 else 0
                 array = TypedArray((recorder.nbytes(event) // as_dtype(kind.dtype).itemsize,), kind.dtype)
                 device.sendrecv(array, other, other, tag=free_tag(self.pipeline), axes=AXIS)
-            elif kind.what == MEMORY:
-                if nbytes := recorder.nbytes(event):
-                    device.hold(kind.name, nbytes)
             elif not kind.joined:
                 recorder.record(event)
             elif kind in joined:
@@ -363,28 +357,47 @@ class AssembledStage:
 
 
 class _Recorder:
-    """Records events of pieces on a device."""
+    """Records events of pieces on a device.  Those of computes and of memory that are alike are made once."""
 
-    def __init__(self, device: TypedDevice, costs: StageCosts, marks: Mapping[str, Any]) -> None:
-        self.device, self.costs, self.marks = device, costs, marks
+    def __init__(
+        self,
+        device: TypedDevice,
+        costs: StageCosts,
+        marks: Mapping[str, int] | None = None,
+        phase: str | None = None,
+    ) -> None:
+        self.device, self.costs, self.marks, self.phase = device, costs, marks or {}, phase
         self.started: list[Any] = []
+        self._alike: list[int] = costs.symbolic.alike.tolist()
+        self._made: dict[int, list[EventRow]] = {}
+        """What was recorded for the first of events that are alike: one event, or none."""
 
     def nbytes(self, event: int) -> int:
         """The first number of an event."""
         return self.costs.numbers(event)[0]
 
     def record(self, event: int) -> None:
-        """Records a compute, a collective or a wait."""
+        """Records a compute, a change of memory, a collective or a wait."""
+        rows, first = self.device.events.rows, self._alike[event]
+        if (made := self._made.get(first)) is not None:
+            rows += made
+            return
         kind = self.costs.symbolic.kinds[event]
-        if kind.what == COMPUTE:
-            self._compute(kind, event)
+        if kind.what in (COMPUTE, MEMORY):
+            start = len(rows)
+            self._work(kind, event)
+            self._made[first] = rows[start:]
         elif kind.what == COLLECTIVE:
             self.call(kind, self.nbytes(event))
         elif kind.what == WAIT:
             self.device.wait(self.started[-kind.later])
 
-    def _compute(self, kind: EventKind, event: int) -> None:
+    def _work(self, kind: EventKind, event: int) -> None:
         nbytes, flops, *more = self.costs.numbers(event)
+        if kind.what == MEMORY:
+            if nbytes:
+                self.device.hold(str(kind.name), nbytes, **self.marks)
+            return
         end = len(kind.others)
         if not any((nbytes, flops, *more[:end])) and kind.seconds is None:
             return  # an op on a part without elements
@@ -396,7 +409,8 @@ class _Recorder:
             seconds=kind.seconds,
             other_bytes=tuple(zip(kind.others, more[:end], strict=True)),
             shape=tuple(more[end : end + kind.extents]) or None,
-            **({**self.marks, "phase": RECOMPUTED} if kind.again else self.marks),
+            phase=RECOMPUTED if kind.again else self.phase,
+            **self.marks,
         )
 
     def call(self, kind: Any, payload: int) -> None:

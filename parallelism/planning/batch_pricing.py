@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -24,7 +25,7 @@ from parallelism.planning.settings import SETTINGS
 from parallelism.planning.space import Choices, Refused
 from parallelism.planning.symbolic_events import Unpriceable
 from parallelism.planning.two_block_steps import ConditionalEvents, Known
-from parallelism.side_by_side import copies, side_by_side
+from parallelism.side_by_side import BothEnds, copies, side_by_side
 from parallelism.transforms import UnusedParameters
 
 MOST_LEFT = 2
@@ -60,6 +61,7 @@ class PricedPlans(NamedTuple):
 class _Share(NamedTuple):
     """Some rows, as far as they are put together from pieces."""
 
+    rows: npt.NDArray[np.int64]
     seconds: npt.NDArray[np.float64]
     peaks: npt.NDArray[np.int64]
     fits: bool
@@ -116,20 +118,13 @@ def _price(task: Task, possible: Choices, limits: npt.NDArray[np.float64], told:
     except Unpriceable as error:
         table, left = None, dict.fromkeys(one_of.tolist(), str(error))
     if table is not None:
-        rows = _dealt(one_of, possible, 1 + copies())
-        shares = side_by_side(
-            [
-                partial(_share, table, possible, own, limits, _silent if number else told)
-                for number, own in enumerate(rows)
-            ]
-        )
+        shares = _shares(table, possible, one_of, limits, told)
         for share in shares:
             table.steps.learn(share.known)
         if not any(share.fits for share in shares):
-            rows = [one_of]
-            shares = [_share(table, possible, rows[0], limits, told, all_peaks=True)]
-        for own, share in zip(rows, shares, strict=True):
-            seconds[own], peaks[own] = share.seconds, share.peaks
+            shares = [_share(table, possible, [one_of], limits, told, all_peaks=True)]
+        for share in shares:
+            seconds[share.rows], peaks[share.rows] = share.seconds, share.peaks
         left = dict(sorted(each for share in shares for each in share.left.items()))
         timing = max(share.timing_seconds for share in shares)
     setup = perf_counter() - start - timing
@@ -195,9 +190,39 @@ def different_programs(possible: Choices) -> tuple[npt.NDArray[np.int64], npt.ND
     return first, number
 
 
-def _dealt(rows: npt.NDArray[np.int64], possible: Choices, count: int) -> list[npt.NDArray[np.int64]]:
-    """The rows in ``count`` shares of about the same work, or fewer: those whose pieces are laid out together stand in
-    one share."""
+def _shares(
+    table: PlanCosts,
+    possible: Choices,
+    rows: npt.NDArray[np.int64],
+    limits: npt.NDArray[np.float64],
+    told: Told,
+) -> list[_Share]:
+    """The costs of the rows, as far as this process and its copies have found them: two at a time take groups of rows
+    from both ends of a part."""
+    count = 1 + copies()
+    processes = [2] * (count // 2) + [1] * (count % 2)
+    works, turns = list[Callable[[], _Share]](), list[BothEnds[npt.NDArray[np.int64]]]()
+    for groups, several in zip(_dealt(rows, possible, count), processes, strict=False):
+        turns.append(BothEnds(groups))
+        ends = min(several, max(len(groups), 1))
+        of_all = partial(_told_of_all, told, sum(map(len, groups)), ends)
+        for end in range(ends):
+            own = turns[-1].taken(from_front=end == 0)
+            works.append(partial(_share, table, possible, own, limits, _silent if works else of_all))
+    try:
+        found = side_by_side(works)
+    finally:
+        for both in turns:
+            both.close()
+    left = np.setdiff1d(rows, np.concatenate([share.rows for share in found]))
+    if len(left):  # what a copy had taken that failed
+        found.append(_share(table, possible, [left], limits, told))
+    return found
+
+
+def _dealt(rows: npt.NDArray[np.int64], possible: Choices, count: int) -> list[list[npt.NDArray[np.int64]]]:
+    """The rows in parts for two of ``count`` processes each, or fewer: groups in an order in which those that stand beside
+    each other have most in common.  Rows whose pieces are laid out together stand in one group."""
     columns = {name: column[rows] for name, column in possible.columns.items()}
     inside = columns["tp"] * columns["cp"] * columns["ep"] > 1
     together = [columns["ep"] > 1, columns["cp"], columns["tp"] > 1, inside & (columns["zero"] > 0)]
@@ -205,9 +230,20 @@ def _dealt(rows: npt.NDArray[np.int64], possible: Choices, count: int) -> list[n
     order = np.argsort(keys, kind="stable")
     _, first, plans = np.unique(keys, return_index=True, return_counts=True)
     work = np.cumsum(plans + np.where(inside[first], LAID_OUT, LAID_OUT // 2))
-    of_share = (work - 1) * count // max(int(work[-1]), 1) if len(work) else work
-    ends = np.cumsum(plans)[np.flatnonzero(np.diff(of_share))]
-    return [np.sort(share) for share in np.split(rows[order], ends)]
+    of_part = (work - 1) * count // max(int(work[-1]), 1) // 2 if len(work) else work
+    groups = np.split(rows[order], np.cumsum(plans)[:-1])
+    ends = [0, *(1 + np.flatnonzero(np.diff(of_part))).tolist(), len(groups)]
+    return [groups[first:end] for first, end in pairwise(ends)]
+
+
+def _told_of_all(told: Told, count: int, processes: int, what: str, done: int, _: int) -> None:
+    """Tells what so many processes have done, of which this one did its part."""
+    told(what, min(done * processes, count), count)
+
+
+def _told_behind(told: Told, before: int, what: str, done: int, count: int) -> None:
+    """Tells what is done behind what was done ``before``."""
+    told(what, before + done, count)
 
 
 def _silent(what: str, done: int, count: int) -> None:
@@ -228,18 +264,28 @@ def _simulated(task: Task, settings: Mapping[str, Any]) -> tuple[float, int] | s
 def _share(
     table: PlanCosts,
     possible: Choices,
-    rows: npt.NDArray[np.int64],
+    alike: Iterable[npt.NDArray[np.int64]],
     limits: npt.NDArray[np.float64],
     told: Told,
     *,
     all_peaks: bool = False,
 ) -> _Share:
-    """The costs of some rows.  The peaks of those that do not fit are those of their actions only if ``all_peaks``."""
+    """The costs of some rows, of which groups are ``alike``.  The peaks of those that do not fit are those of their actions
+    only if ``all_peaks``."""
     seconds, peaks = np.full(len(possible), np.inf), np.zeros(len(possible), np.int64)
     before = set(table.steps.known)
-    groups, left = _prepared(
-        table, rows, np.full(len(possible), np.inf) if all_peaks else limits, peaks, told
-    )
+    met = [np.zeros(0, np.int64)]
+    groups: dict[Shape, list[int]] = defaultdict(list)
+    left = dict[int, str]()
+    largest = np.full(len(possible), np.inf) if all_peaks else limits
+    for own in alike:
+        behind = partial(_told_behind, told, sum(map(len, met)))
+        of_shapes, why = _prepared(table, own, largest, peaks, behind)
+        for shape, each in of_shapes.items():
+            groups[shape] += each
+        left |= why
+        met.append(own)
+    rows = np.concatenate(met)
     for shape in list(groups):
         groups[shape] = [row for row in groups[shape] if peaks[row] <= limits[row]]
     fits = any(groups.values())
@@ -248,7 +294,7 @@ def _share(
     timed = [row for each in groups.values() for row in each]
     seconds[timed] = table.seconds(timed)
     known = {key: found for key, found in table.steps.known.items() if key not in before}
-    return _Share(seconds[rows], peaks[rows], fits, left, perf_counter() - start, known)
+    return _Share(rows, seconds[rows], peaks[rows], fits, left, perf_counter() - start, known)
 
 
 def _prepared(
@@ -283,11 +329,21 @@ def _prepared(
                 of_shape[table.shape(row)].append(row)
             except Unpriceable as error:
                 left[row] = str(error)
-        for shape, own in of_shape.items():
+        for shape, own in _in_one_order(table, of_shape):
             peaks[own] = table.peaks(shape, own)
+        for shape, own in of_shape.items():
             groups[shape] += own
             larger.learn(shape, [row for row in own if peaks[row] > limits[row]], peaks)
     return groups, dict(sorted(left.items()))
+
+
+def _in_one_order(table: PlanCosts, of_shape: Mapping[Shape, list[int]]) -> Iterable[tuple[Shape, list[int]]]:
+    """The rows together whose devices do the same actions in the same order, with the shape of one of them."""
+    found: dict[Any, tuple[Shape, list[int]]] = {}
+    for shape, rows in of_shape.items():
+        key = id(table.orders(shape)[0]), table.number_of(shape).tobytes(), table.adds_up(shape)
+        found.setdefault(key, (shape, []))[1].extend(rows)
+    return found.values()
 
 
 class _Larger:

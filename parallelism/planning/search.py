@@ -8,12 +8,11 @@ from dataclasses import replace
 from functools import partial
 from os import PathLike
 from time import perf_counter
-from typing import Any, Literal, NamedTuple, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from parallelism.auto_sharding import AutoPlans, auto_plans
 from parallelism.display.quantities import bytes_in, short_errors
 from parallelism.hardware import Hardware, Reserve, sized_hardware
 from parallelism.ir import Function
@@ -32,6 +31,9 @@ from parallelism.training import Figures
 from parallelism.training.training_run import ADAM_W
 from parallelism.transforms import SGD, Adam, MixedPrecision, Parts
 from parallelism.transforms.pipelines import warn_of_unused
+
+if TYPE_CHECKING:
+    from parallelism.auto_sharding import AutoPlans
 
 _log = logging.getLogger("parallelism")
 LEAST_BYTES = 1e6
@@ -156,6 +158,8 @@ def find_plan(
     optimizer = ADAM_W if optimizer is None else optimizer
     if strategies is not None:
         step = _step_of_auto(model, optimizer, strategies, batch, fixed)
+        from parallelism.auto_sharding import auto_plans  # of integer programs, which other searches need not
+
         return auto_plans(
             step, found, devices=count, limit_bytes=int(limit), time_limit=AUTO_SECONDS, progress=progress
         )

@@ -437,7 +437,15 @@ class TwoBlockSteps:
 
     @memoized
     def _program(self, layers: int, parts: tuple[Any, ...]) -> Function:
-        program = Strategy(*parts)(self._step_of(layers))
+        return self._transformed(layers, tuple(Strategy(*parts).in_order(self._step_of(layers))))
+
+    @memoized
+    def _transformed(self, layers: int, transforms: tuple[Any, ...]) -> Function:
+        """The step after some transforms; strategies that begin with the same ones share what these make."""
+        if not transforms:
+            return self._step_of(layers)
+        *before, last = transforms
+        program = last(self._transformed(layers, tuple(before)))
         assert isinstance(program, Function)
         return program
 

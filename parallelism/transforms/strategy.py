@@ -73,21 +73,32 @@ class Strategy:
 
     def __call__(self, function: Function) -> Any:
         """The transformed program; with a pipeline, a `Step`.  ``ValueError`` of the transform that refuses it."""
-        # Of one phase the last one is applied first: what is split over an axis later is split around it.
-        steps = [step for each in self.transforms for step in getattr(each, "steps", (each,))]
-        backwards = sorted(steps, key=lambda each: -each.phase)
-        pipelines = [each for each in backwards if isinstance(each, Pipeline)]
-        again = [each for each in backwards if pipelines and isinstance(each, Recompute)]
-        order = [each for each in reversed(backwards) if each not in (*pipelines, *again)]
-        if len(tensors := [each for each in order if isinstance(each, TensorParallel)]) > 1:
-            # A weight keeps its first layout, so that of the smallest region around it counts.
-            sizes = {id(each): each.size(function) for each in tensors}
-            order.sort(key=lambda each: (each.phase, sizes.get(id(each), 0)))
-        for transform in order:
+        pipelines = [each for each in self._steps if isinstance(each, Pipeline)]
+        again = [each for each in self._steps if pipelines and isinstance(each, Recompute)]
+        for transform in self.in_order(function):
             function = transform(function)  # only a pipeline makes a Step
         if len(pipelines) > 1:
             raise ValueError(f"a step is cut into one pipeline, got {' and '.join(map(str, pipelines))}")
         return Step(function, pipelines[0], tuple(again)).warned() if pipelines else function
+
+    @property
+    def _steps(self) -> list[Any]:
+        """The transforms, and the steps of those that have several, the last one first."""
+        # Of one phase the last one is applied first: what is split over an axis later is split around it.
+        steps = [step for each in self.transforms for step in getattr(each, "steps", (each,))]
+        return sorted(steps, key=lambda each: -each.phase)
+
+    def in_order(self, function: Function) -> list[Any]:
+        """The transforms of a program, in the order in which they are applied to it: all but a pipeline, and but what runs
+        again in one."""
+        steps = self._steps
+        apart = (Pipeline, Recompute) if any(isinstance(each, Pipeline) for each in steps) else ()
+        order = [each for each in reversed(steps) if not isinstance(each, apart)]
+        if len(tensors := [each for each in order if isinstance(each, TensorParallel)]) > 1:
+            # A weight keeps its first layout, so that of the smallest region around it counts.
+            sizes = {id(each): each.size(function) for each in tensors}
+            order.sort(key=lambda each: (each.phase, sizes.get(id(each), 0)))
+        return order
 
     def report(self, program: Function | Step) -> WeightReport:
         """How the weight of each product is split, or why it stays whole.

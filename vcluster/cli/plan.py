@@ -8,11 +8,9 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from parallelism import ir
-from parallelism.auto_sharding import dual
-from parallelism.budgets.degraded import Degraded, search_degraded
 from parallelism.display import Told, progress
 from parallelism.hardware import sized_hardware
 from parallelism.models import TransformerSpec
@@ -22,7 +20,6 @@ from parallelism.trace import Trace
 from parallelism.training import MegatronFlags
 from parallelism.transforms.words import SHORTHANDS
 from vcluster.cli.command_line import Arguments, Parser, WrongWords, accessing, required, whole, writable
-from vcluster.cli.layouts_page import layouts_document, write_layouts
 from vcluster.cli.megatron_words import (
     is_model,
     searched_hardware,
@@ -34,13 +31,13 @@ from vcluster.cli.plan_document import document_of, loaded, printed_json, saved
 from vcluster.cli.plan_text import needs_text, plan_text, write_page
 from vcluster.cli.program_files import tell_whole, weights_told_once
 from vcluster.cli.serving.cache_words import CACHE, cache_of
-from vcluster.cli.sliced import tell_slicings
 from vcluster.cli.sweeps.imperfect_words import IMPERFECT, imperfections_of
 from vcluster.cli.sweeps.mixed_clusters import MIXED, check_mixed, tell_mixed
 from vcluster.cli.sweeps.question import Search, in_precision, model_and_batch, optimizer_and_flags, question
-from vcluster.cli.sweeps.swept import swept
 from vcluster.cli.sweeps.words import ARGUMENTS as SWEEP, batches_in, take_apart
-from vcluster.runs.verified import verified
+
+if TYPE_CHECKING:
+    from parallelism.budgets.degraded import Degraded
 
 HINTS = {f"--{name}": f"--fix {name}=" for name in (*SETTINGS, *SHORTHANDS)}
 """What a setting that is written as a flag may mean."""
@@ -119,6 +116,8 @@ def planned(program: str, words: Sequence[str]) -> int:
     if arguments.other is not None:
         return tell_mixed(program, arguments)
     if arguments.tokens is not None:
+        from vcluster.cli.sweeps.swept import swept  # what only some searches need is loaded by them
+
         return swept(program, arguments)
     if arguments.auto or arguments.slices:
         return _without_strategies(program, arguments)
@@ -233,9 +232,13 @@ def _without_strategies(program: str, arguments: argparse.Namespace) -> int:
         if arguments.slices:
             if isinstance(model, TransformerSpec):
                 model = in_precision(model, flags, arguments)
+            from vcluster.cli.sliced import tell_slicings
+
             return tell_slicings(model, batch, optimizer, arguments)
         if not isinstance(model, ir.Function):
             raise ValueError(f"--auto is for a program in a file; {arguments.model} is planned by strategies")
+        from parallelism.auto_sharding import dual
+
         with progress("finding layouts") as told:
             plans = find_plan(
                 model,
@@ -271,6 +274,8 @@ def _check_without_strategies(arguments: argparse.Namespace, asked: str) -> None
 
 def _tell_layouts(plans: Any, bought: Any, arguments: argparse.Namespace, flags: MegatronFlags) -> None:
     """Prints the layouts that were found, with what more memory would bring, and writes the page."""
+    from vcluster.cli.layouts_page import layouts_document, write_layouts
+
     if arguments.html is not None:
         with accessing(arguments.html, option="html"):
             write_layouts(plans, arguments.html)
@@ -285,7 +290,7 @@ def _tell_layouts(plans: Any, bought: Any, arguments: argparse.Namespace, flags:
         print(f"nothing fits: {plans.refused[0].reason}", file=sys.stderr)
 
 
-def _plans(search: Search, arguments: argparse.Namespace, told: Told) -> tuple[Plans, Degraded | None]:
+def _plans(search: Search, arguments: argparse.Namespace, told: Told) -> "tuple[Plans, Degraded | None]":
     """The plans on the hardware as it is, and, where it is imperfect, those on the perfect one beside them."""
 
     def on(hardware: Any, devices: int | None) -> Plans:
@@ -305,6 +310,8 @@ def _plans(search: Search, arguments: argparse.Namespace, told: Told) -> tuple[P
         except Stopped as stopped:
             print(f"{stopped}: these are the plans so far; Ctrl-C again ends all", file=sys.stderr)
             return stopped.plans, None
+    from parallelism.budgets.degraded import Degraded, search_degraded
+
     machine_of(hardware, arguments.devices)  # says how many devices there are, or refuses
     found = search_degraded(on, hardware, arguments.devices, search.batch, wrong)
     return (found.plans, found) if isinstance(found, Degraded) else (found, None)
@@ -327,6 +334,8 @@ def _searched(program: str, arguments: argparse.Namespace) -> tuple[dict[str, An
             document |= {} if degraded is None else {"imperfect": {**degraded.json(), "text": degraded.text}}
         document |= {} if cache is None else {"cache": cache}
         if arguments.verify and len(plans):
+            from vcluster.runs.verified import verified
+
             document["verified"] = verified(plans.best.scaled_down(), plans.task.hardware).json()
     except (ValueError, TypeError, OSError) as error:
         raise WrongWords(str(error)) from None

@@ -15,8 +15,6 @@ from parallelism.trace import Trace
 from vcluster.cli.plan_document import account, why_not_text
 from vcluster.cli.serving.cache_words import cache_text
 from vcluster.cli.training import gigabytes
-from vcluster.report import plan_html
-from vcluster.runs.verified import verified_text
 
 LEAST_TOLD = 0.0005
 """Parts of a smaller share of each step are not told."""
@@ -69,7 +67,7 @@ def plan_text(document: Mapping[str, Any], *, again: bool) -> str:
         imperfect = document.get("imperfect")
         lines += [*wrap(imperfect["text"], WIDTH, break_on_hyphens=False), ""] if imperfect else []
         lines += [*_why(plans), *(line for answer in answers for line in (*wrap(answer, WIDTH), ""))]
-        lines += [verified_text(document["verified"]), ""] if document.get("verified") else []
+        lines += [_verified_text(document), ""] if document.get("verified") else []
         lines += [*wrap(cache_text(document["cache"]), WIDTH), ""] if document.get("cache") else []
         lines += [*_commands(document, again), ""]
     if "all_seconds" in document:
@@ -339,7 +337,7 @@ def write_page(document: Mapping[str, Any], trace: Trace | None, path: Path) -> 
             *_why_text(plans),
         ]
         if document.get("verified"):
-            verdict.append(" ".join(verified_text(document["verified"]).split()))
+            verdict.append(" ".join(_verified_text(document).split()))
     facts = [
         ("combinations", f"{document['considered']:,}"),
         ("refused", f"{sum(document['refused'].values()):,}"),
@@ -353,6 +351,8 @@ def write_page(document: Mapping[str, Any], trace: Trace | None, path: Path) -> 
         for each in document["why_not"]
     ]
     answers += [("The first plan again:", plans[0]["command"])] if plans else []
+    from vcluster.report import plan_html
+
     plan_html(
         path,
         title=f"Plans of {document['model']} on {document['devices']} devices of {_stacked(document)}",
@@ -366,6 +366,13 @@ def write_page(document: Mapping[str, Any], trace: Trace | None, path: Path) -> 
         notes=notes,
         trace=trace,
     )
+
+
+def _verified_text(document: Mapping[str, Any]) -> str:
+    """What a run of the first plan on processes showed."""
+    from vcluster.runs.verified import verified_text
+
+    return verified_text(document["verified"])
 
 
 def _front_of(found: Mapping[str, Any]) -> list[int]:

@@ -40,7 +40,6 @@ from vcluster.cli.plan_document import optimizer_text, tuning_texts
 from vcluster.cli.serving.cache_words import CACHE, cache_of, cache_text
 from vcluster.cli.sweeps.imperfect_words import SLOW, imperfections_of
 from vcluster.cli.written_files import CHAKRA, keep_for_chakra
-from vcluster.report import html
 
 ONE_DEVICE = Mesh(devices=1)
 HINTS = {
@@ -125,6 +124,8 @@ def _write_files(arguments: argparse.Namespace, run: TrainingRun, trace: Trace, 
     """The page of the timeline, and the files for Chakra, where they are asked for."""
     if arguments.report is not None:
         with accessing(arguments.report, option="report"):
+            from vcluster.report import html
+
             html(trace, arguments.report, hardware=hardware)
         if not arguments.json:
             print(f"\nThe page is {arguments.report}")

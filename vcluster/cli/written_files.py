@@ -5,7 +5,6 @@ from pathlib import Path
 
 from parallelism.trace import Trace
 from vcluster.cli.command_line import Arguments, WrongWords
-from vcluster.report import beside, chakra, html
 
 CHAKRA: Arguments = {
     "--chakra": {
@@ -18,6 +17,8 @@ CHAKRA: Arguments = {
 
 def keep(arguments: argparse.Namespace, traces: dict[str, Trace]) -> None:
     """Write the page of one trace or of two side by side, and save the last trace."""
+    from vcluster.report import beside, html  # of pages, which most commands need not
+
     trace = list(traces.values())[-1]
     try:
         if arguments.report is not None:
@@ -37,6 +38,8 @@ def keep(arguments: argparse.Namespace, traces: dict[str, Trace]) -> None:
 
 def keep_for_chakra(trace: Trace, folder: Path) -> str:
     """Write a trace for Chakra. Returns a sentence that says where."""
+    from vcluster.report import chakra
+
     try:
         paths = chakra(trace, folder)
     except OSError as error:

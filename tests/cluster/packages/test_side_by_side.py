@@ -171,17 +171,75 @@ def test_plans_whose_pieces_are_laid_out_together_stand_in_one_share() -> None:
     possible = choices(TrainedModel.of(spec, ADAM_W), 4, 8, {"tp": [1, 2], "zero": [0, 1], "schedule": "1f1b"})
     rows, recomputed = np.arange(len(possible)), possible["recompute"]
     for count in (1, 2, 3, 64):
-        shares = batch_pricing._dealt(rows, possible, count)
-        assert np.array_equal(np.sort(np.concatenate(shares)), rows) and 1 <= len(shares) <= count
+        parts = batch_pricing._dealt(rows, possible, count)
+        shares = [share for part in parts for share in part]
+        assert np.array_equal(np.sort(np.concatenate(shares)), rows) and 1 <= len(parts) <= -(-count // 2)
         assert all((np.diff(share) > 0).all() for share in shares)
         pieces = [{*zip(possible["tp"][share].tolist(), (possible["tp"] > 1)[share] & (possible["zero"] > 0)[share],
                         recomputed[share].tolist(), strict=True)} for share in shares]
         assert sum(map(len, pieces)) == len(set().union(*pieces))       # none stands in two shares
-        assert count == 1 or len(shares) > 1
-    assert len(batch_pricing._dealt(rows, possible, 64)) == 3 * len({*recomputed.tolist()})
+        assert len(shares) == 3 * len({*recomputed.tolist()}) and (count < 3 or len(parts) > 1)
+    assert len(batch_pricing._dealt(rows, possible, 128)) == len(shares)
     one = np.flatnonzero((possible["tp"] == 1) & (recomputed == 0))
-    assert [share.tolist() for share in batch_pricing._dealt(one, possible, 4)] == [one.tolist()]
-    assert [share.tolist() for share in batch_pricing._dealt(one[:0], possible, 4)] == [[]]
+    assert [[share.tolist() for share in part] for part in batch_pricing._dealt(one, possible, 4)] == [[one.tolist()]]
+    assert [[share.tolist() for share in part] for part in batch_pricing._dealt(one[:0], possible, 4)] == [[[]]]
+
+
+@pytest.mark.parametrize("items", [[], ["a"], [*"abcde"]])
+def test_items_are_taken_from_both_ends_until_all_are_taken(items: list[str]) -> None:
+    turns = module.BothEnds(items)
+    front, back = turns.taken(from_front=True), turns.taken(from_front=False)
+    taken = [next(each, None) for each in (front, back, back, front, back, front, back)]
+    turns.close()
+    order = [None if place >= len(items) else items[at] for place, at in enumerate((0, -1, -2, 1, -3, 0, 0))]
+    assert taken == order
+
+
+def test_a_copy_takes_what_this_process_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "copies", lambda: 1)
+    turns = module.BothEnds(range(9))
+    asked, ask = os.pipe()
+
+    def front() -> list[int]:
+        found = [next(turns.taken(from_front=True))]
+        assert select([asked], [], [], 20)[0]       # the copy has taken all others
+        return found + [*turns.taken(from_front=True)]
+
+    def back() -> list[int]:
+        found = [*turns.taken(from_front=False)]
+        os.write(ask, b".")
+        return found
+
+    assert side_by_side([front, back]) == [[0], [8, 7, 6, 5, 4, 3, 2, 1]]
+    turns.close()
+    os.close(asked)
+    os.close(ask)
+
+
+def test_rows_that_a_copy_took_before_it_failed_are_priced_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "copies", lambda: 1)
+    monkeypatch.setattr(batch_pricing, "copies", lambda: 1)
+    told, tell = os.pipe()
+    priced: list[int] = []
+
+    def share(table: Any, possible: Any, groups: Any, limits: Any, told_here: Any) -> Any:
+        if in_a_copy():
+            os.write(tell, str(next(iter(groups))[0]).encode())
+            raise RuntimeError("a copy that fails")
+        if not priced:
+            assert select([told], [], [], 20)[0] and os.read(told, 1) == b"3"
+        rows = np.concatenate([np.zeros(0, int), *groups])
+        priced.extend(rows.tolist())
+        return batch_pricing._Share(rows, np.zeros(0), rows[:0], True, {}, 0.0, {})
+
+    monkeypatch.setattr(batch_pricing, "_share", share)
+    groups = [np.array([0, 2]), np.array([1]), np.array([3, 4])]
+    monkeypatch.setattr(batch_pricing, "_dealt", lambda rows, possible, count: [groups])
+    table: Any = None
+    shares = batch_pricing._shares(table, table, np.arange(5), np.zeros(5), lambda *_: None)
+    assert [each.rows.tolist() for each in shares] == [[0, 2, 1], [], [3, 4]] and priced == [0, 2, 1, 3, 4]
+    os.close(told)
+    os.close(tell)
 
 
 def test_long_works_are_dealt_out_first_and_results_are_in_order(count: int) -> None:
@@ -218,11 +276,11 @@ def test_plans_cost_the_same_with_and_without_copies(count: int, tp: Any, monkey
         "tp": tp, "pp": 1 if tp == 1 else [1, 2], "microbatch": 2, "schedule": "1f1b", "recompute": "none",
         "zero": zero, "order": "pp dp cp tp"})
     if tp == 1:         # all plans have the same pieces
-        monkeypatch.setattr(batch_pricing, "_dealt", lambda rows, possible, count: [rows[::2], rows[1::2]])
+        monkeypatch.setattr(batch_pricing, "_dealt", lambda rows, possible, count: [[rows[::2], rows[1::2]]])
     two_block_steps.two_block_steps.cache_clear()
     table = batch_pricing.PlanCosts(task, possible)
     no_limit = np.full(len(possible), np.inf)
-    everything = batch_pricing._share(table, possible, np.arange(len(possible)), no_limit, lambda *_: None)
+    everything = batch_pricing._share(table, possible, [np.arange(len(possible))], no_limit, lambda *_: None)
     two_block_steps.two_block_steps.cache_clear()
     found = batch_pricing.price_plans(task, possible, no_limit, lambda *_: None)
     assert {*batch_pricing.PlanCosts(task, possible).steps.known} == {*table.steps.known}       # also of the copies

@@ -94,6 +94,16 @@ def test_importing_loads_no_numpy_and_starts_nothing_and_numpy_waits_until_a_clu
 
 
 @pytest.mark.slow
+def test_the_command_plan_loads_no_search_of_another_kind():
+    """Nor what draws pages, runs processes or reads the version of a package."""
+    rooms = ("parallelism.auto_sharding.", "parallelism.slicing.", "parallelism.mixing.", "parallelism.budgets.search",
+             "vcluster.report.", "vcluster.runs.cluster", "vcluster.cli.sliced", "vcluster.cli.sweeps.swept", "email")
+    program = f"import sys, vcluster.__main__, vcluster.cli.plan; print(*[m for m in sys.modules if m.startswith({rooms})])"
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert done.stdout.split() == []
+
+
+@pytest.mark.slow
 def test_a_start_loads_only_what_it_needs():
     """A device finds all its modules loaded, and its host loads none that only a device needs."""
     program = """

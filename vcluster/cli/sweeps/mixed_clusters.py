@@ -7,17 +7,19 @@ import json
 import sys
 from math import inf
 from textwrap import wrap
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from parallelism.display import WIDTH, progress
 from parallelism.display.quantities import count, plural, rate_in, seconds_in
 from parallelism.hardware import Across, Hardware, MixedHardware, mixed
 from parallelism.hardware.fields import shown
-from parallelism.mixing import MixedPlans, find_mixed
 from parallelism.models import TransformerSpec
 from vcluster.cli.command_line import Arguments, WrongWords
 from vcluster.cli.megatron_words import searched_hardware, tell_remarks, tell_unchanging
 from vcluster.cli.sweeps.question import Search
+
+if TYPE_CHECKING:
+    from parallelism.mixing import MixedPlans
 
 
 def _across(text: str) -> Across:
@@ -73,6 +75,8 @@ def check_mixed(arguments: argparse.Namespace) -> None:
 
 def tell_mixed(program: str, arguments: argparse.Namespace) -> int:
     """Find plans over both kinds of nodes, and on each alone, and tell them.  Returns 1 if nothing fits."""
+    from parallelism.mixing import find_mixed
+
     try:
         arguments.devices = None
         search = Search.of(program, arguments)

@@ -1,15 +1,18 @@
 """The flags of a sweep, checked: tokens, days and prices."""
 
+from __future__ import annotations
+
 import argparse
 from collections.abc import Callable, Sequence
 from math import inf
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from parallelism.budgets import Budget, Failures
-from parallelism.budgets.budget import names_of
 from parallelism.display.quantities import count_in, rate_in, seconds_in, short_errors
 from parallelism.hardware.fields import shown
 from vcluster.cli.command_line import Arguments, WrongWords, positive, whole, wholes
+
+if TYPE_CHECKING:
+    from parallelism.budgets import Budget, Failures
 
 Value = TypeVar("Value")
 
@@ -187,6 +190,8 @@ def _once(option: str, values: Sequence[Value]) -> tuple[Value, ...]:
 
 def budget_of(arguments: argparse.Namespace) -> Budget:
     """What is asked of the run.  `WrongWords` for prices that do not fit the hardware."""
+    from parallelism.budgets.budget import Budget, names_of
+
     hardware = arguments.hardware
     known = {name for each in hardware for name in (each, *names_of(each))}
     for name in arguments.price or {}:
@@ -211,4 +216,6 @@ def _failures(arguments: argparse.Namespace) -> Failures | None:
             if getattr(arguments, flag) is not None:
                 raise WrongWords(f"--{flag} is for failures; give --mtbf, too, as --mtbf 50000h")
         return None
+    from parallelism.budgets import Failures
+
     return Failures(arguments.mtbf, **{name: value for name, value in given.items() if value is not None})
