@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from parallelism.budgets.sweep import Cell, Sweep
+from parallelism.budgets.sweep import Cell, Sweep, days_of
 from parallelism.budgets.table import described
+from parallelism.display.curve_chart import ink_of
 from parallelism.display.point_chart import PointChart
 from parallelism.display.quantities import count
 
@@ -24,7 +25,7 @@ def picture(sweep: Sweep) -> str:
         f"{_up_name(sweep)} over days",
         across="days",
         up=_up_name(sweep),
-        furthest=max(*map(_across, cells), sweep.budget.days or 0.0),
+        furthest=max(*map(days_of, cells), sweep.budget.days or 0.0),
         highest=max(map(_up, cells)),
         width=WIDTH,
         margin=MARGIN,
@@ -33,8 +34,8 @@ def picture(sweep: Sweep) -> str:
         chart.limit(sweep.budget.days, f"{sweep.budget.days:g} days")
     names = list(dict.fromkeys(cell.hardware for cell in cells))
     for hardware, group in groupby(cells, key=lambda cell: cell.hardware):
-        _line(chart, list(group), _ink(names.index(hardware)))
-    chart.legend([(_ink(number), "", name) for number, name in enumerate(names)])
+        _line(chart, list(group), ink_of(names.index(hardware)))
+    chart.legend([(ink_of(number), "", name) for number, name in enumerate(names)])
     return chart.svg(alone=False)
 
 
@@ -44,25 +45,15 @@ def _up_name(sweep: Sweep) -> str:
 
 def _line(chart: PointChart, cells: list[Cell], ink: str) -> None:
     """The points of a hardware, joined in their order."""
-    chart.line([(_across(cell), _up(cell)) for cell in cells], ink)
+    chart.line([(days_of(cell), _up(cell)) for cell in cells], ink)
     for cell in cells:
         split = cell.plan["split"] if cell.plan else ""
-        chart.point(_across(cell), _up(cell), ink, f"{described(cell)}: {split}")
-        x, y = chart.at(_across(cell)), chart.height_of(_up(cell))
+        chart.point(days_of(cell), _up(cell), ink, f"{described(cell)}: {split}")
+        x, y = chart.at(days_of(cell)), chart.height_of(_up(cell))
         chart.text(x + 8, y - 6, count(cell.devices or 0), size=11)
-
-
-def _across(cell: Cell) -> float:
-    assert cell.days is not None
-    return cell.days
 
 
 def _up(cell: Cell) -> float:
     found = cell.device_hours if cell.cost is None else cell.cost
     assert found is not None
     return found
-
-
-def _ink(number: int) -> str:
-    hue = (210 + number * 137) % 360
-    return f"light-dark(hsl({hue},75%,36%),hsl({hue},75%,70%))"

@@ -155,7 +155,7 @@ class Sweep:
     @property
     def fastest(self) -> Cell | None:
         """The cell with the fewest days; None if no cell has a plan."""
-        return min((cell for cell in self.cells if cell.days is not None), key=_days, default=None)
+        return min((cell for cell in self.cells if cell.days is not None), key=days_of, default=None)
 
     @property
     def cheapest(self) -> Cell | None:
@@ -183,7 +183,8 @@ class Sweep:
         return "\n".join(table.lines(self))
 
 
-def _days(cell: Cell) -> float:
+def days_of(cell: Cell) -> float:
+    """The days of a cell that has a plan."""
     assert cell.days is not None
     return cell.days
 

@@ -103,7 +103,7 @@ def _svg(
     for number, (name, values) in enumerate(series.items()):
         points = [at(x, value) for x, value in zip(xs, values, strict=True)]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-        chart.add(f'<polyline points="{path}" fill="none" stroke="{_ink(number)}" stroke-width="2"/>')
+        chart.add(f'<polyline points="{path}" fill="none" stroke="{ink_of(number)}" stroke-width="2"/>')
         for (x, y), place, value in zip(points, xs, values, strict=True):
             tip = f"{name}: {value_text(value)} {up} at {place_text(place)} {across}"
             chart.add(_mark(number, x, y, tip))
@@ -114,7 +114,7 @@ def _svg(
         if x > 8 and x + needed > margin + chart.width:
             x, chart.y = 8.0, chart.y + 20
         chart.add(
-            f'<path d="M{x:.1f} {chart.y + 8:.1f}h18" stroke="{_ink(number)}" stroke-width="2"/>',
+            f'<path d="M{x:.1f} {chart.y + 8:.1f}h18" stroke="{ink_of(number)}" stroke-width="2"/>',
             _mark(number, x + 9, chart.y + 8, name),
         )
         chart.text(x + 22, chart.y + 12, name)
@@ -135,7 +135,8 @@ def _levels(low: float, high: float, ratio: int) -> list[float]:
     ]
 
 
-def _ink(number: int) -> str:
+def ink_of(number: int) -> str:
+    """The colour of a curve: curves that follow each other differ most."""
     hue = (210 + number * 137) % 360
     return f"light-dark(hsl({hue},75%,36%),hsl({hue},75%,70%))"
 
@@ -148,7 +149,7 @@ def _mark(number: int, x: float, y: float, tip: str) -> str:
         "triangle": f"M{x - 5:.1f} {y + 4:.1f}h10l-5 -9z",
         "cross": f"M{x - 4:.1f} {y - 4:.1f}l8 8m0 -8l-8 8",
     }
-    kind, ink = _MARKS[number % len(_MARKS)], _ink(number)
+    kind, ink = _MARKS[number % len(_MARKS)], ink_of(number)
     style = f'fill="var(--paper)" stroke="{ink}" stroke-width="1.5"'
     tip = f"<title>{escape(tip)}</title>"
     if kind == "circle":

@@ -323,7 +323,9 @@ class DeviceProgram:
                 )
             case Wait(number, ops):
                 into = self._into(tuple(op.outputs[0] for op in ops))
-                return WaitStep(number, ops, self._held(step.freed), _names(step.unread), into)
+                return WaitStep(
+                    number, ops, self._held(step.freed), tuple(value.name for value in step.unread), into
+                )
         chain = [each.op for each in step]
         places = [self._into(op.outputs) for op in chain]
         taken = [value for each in step for value in each.taken if value not in inner]
@@ -333,7 +335,7 @@ class DeviceProgram:
             self._cost_of_chain(chain, inner) if chain[1:] else self._cost(chain[0]),
             self._held(taken),
             self._held(freed),
-            tuple(name for each in step for name in _names(each.unread)),
+            tuple(value.name for each in step for value in each.unread),
             places[-1],
             runs_again(chain[-1]),
             name_of(chain),
@@ -466,10 +468,6 @@ class DeviceProgram:
 def _outermost(op: Op) -> str:
     """The name of the outermost region of an op; empty if it is in none."""
     return (op.region or "").partition(".")[0]
-
-
-def _names(values: Sequence[Value]) -> tuple[str, ...]:
-    return tuple(value.name for value in values)
 
 
 def runs_again(op: Op) -> bool:

@@ -22,7 +22,7 @@ def _call(reader: Reader, node: Node, x: list[Any]) -> Any:
 
 @meaning("mhlo.fusion")
 def _fusion(reader: Reader, node: Node, x: list[Any]) -> Any:
-    return reader.branch(node.body, x)
+    return reader.applied(node.body, x)
 
 
 @meaning("stablehlo.composite")
@@ -36,14 +36,14 @@ def _while(reader: Reader, node: Node, x: list[Any]) -> Any:
     condition, body = (region[0] for region in node.regions)
     state = list(x)
     for _ in range(MOST_TURNS):
-        goes_on = known(reader.branch(condition, state)[0])
+        goes_on = known(reader.applied(condition, state)[0])
         if goes_on is None:
             raise node.unsupported(
                 "the number of turns depends on the inputs; only loops with a fixed one are supported"
             )
         if not goes_on:
             return state
-        state = reader.branch(body, state)
+        state = reader.applied(body, state)
         if len(reader.builder.ops) > reader.most_ops:
             raise node.unsupported(
                 f"the loop unrolled has more than {reader.most_ops} ops; most_ops= sets another limit"
@@ -56,12 +56,13 @@ def _case(reader: Reader, node: Node, x: list[Any]) -> Any:
     """The branch of a known index; else all branches, of which elements are selected.  The last one is the default."""
     index, count = x[0], len(node.regions)
     if (number := same_everywhere(index)) is not None:
-        return reader.branch(node.regions[int(number) if 0 <= number < count else count - 1][0])
-    results = reader.branch(node.regions[-1][0])
+        return reader.applied(node.regions[int(number) if 0 <= number < count else count - 1][0])
+    results = reader.applied(node.regions[-1][0])
     for i in reversed(range(count - 1)):
         chosen = ew("equal", index, np.asarray(i, index.dtype))
         results = [
-            ew("where", chosen, a, b) for a, b in zip(reader.branch(node.regions[i][0]), results, strict=True)
+            ew("where", chosen, a, b)
+            for a, b in zip(reader.applied(node.regions[i][0]), results, strict=True)
         ]
     return results
 
@@ -70,9 +71,9 @@ def _case(reader: Reader, node: Node, x: list[Any]) -> Any:
 def _if(reader: Reader, node: Node, x: list[Any]) -> Any:
     then, otherwise = (region[0] for region in node.regions)
     if (holds := same_everywhere(x[0])) is not None:
-        return reader.branch(then if holds else otherwise)
+        return reader.applied(then if holds else otherwise)
     return [
-        ew("where", x[0], a, b) for a, b in zip(reader.branch(then), reader.branch(otherwise), strict=True)
+        ew("where", x[0], a, b) for a, b in zip(reader.applied(then), reader.applied(otherwise), strict=True)
     ]
 
 

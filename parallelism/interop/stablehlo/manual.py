@@ -51,7 +51,7 @@ def _passed_on(reader: Reader, node: Node, x: list[Any]) -> Any:
 
 @meaning("sdy.named_computation")
 def _named_computation(reader: Reader, node: Node, x: list[Any]) -> Any:
-    return reader.branch(node.body, x)
+    return reader.applied(node.body, x)
 
 
 def _along(layout: TensorSharding, axes: Collection[str]) -> TensorSharding:
@@ -80,7 +80,7 @@ def _manual_computation(reader: Reader, node: Node, x: list[Any]) -> Any:
         parts = [_own_part(reader, node, array, layout) for array, layout in zip(x, sources, strict=True)]
         return [
             _gathered_parts(reader, node, array, layout)
-            for array, layout in zip(reader.branch(node.body, parts), targets, strict=True)
+            for array, layout in zip(reader.applied(node.body, parts), targets, strict=True)
         ]
     return reader.cut(node, [laid(reader, *pair) for pair in zip(x, sources, strict=True)], targets)
 

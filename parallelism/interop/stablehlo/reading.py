@@ -144,12 +144,11 @@ class Reader:
             self.around = outer
         return list(results) if isinstance(results, list | tuple) else [results]
 
-    def applied(self, block: Block, arguments: Sequence[Any]) -> list[Any]:
-        """The block of a reducer or comparator, with arrays in place of its single numbers."""
-        return self.block(block, arguments, self.around)
+    def applied(self, block: Block, arguments: Sequence[Any] = ()) -> list[Any]:
+        """The results of a block inside of a node: of a branch or a loop, or of a reducer or comparator.
 
-    def branch(self, block: Block, arguments: Sequence[Any] = ()) -> list[Any]:
-        """The block of a branch or of a loop."""
+        The latter have arrays in place of their single numbers.
+        """
         return self.block(block, arguments, self.around)
 
     def devices(self, node: Node) -> Devices:

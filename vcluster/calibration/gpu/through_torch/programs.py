@@ -154,12 +154,8 @@ def launch_row(clock: Clock, given: Given) -> Row:
 
 def _kernels(clock: Clock, given: Given) -> Row:
     """Kernels on one number after each other, all issued before the first begins."""
-    one, count = clock.torch.zeros(1, device=clock.device), given["count"]
-
-    def work() -> None:
-        for _ in range(count):
-            one.add_(1.0)
-
+    count = given["count"]
+    work = _additions(clock, count)
     timed = clock.time(work, cold=False, most=10)
     return {"seconds": timed.seconds / count, "issue_seconds": timed.issue_seconds / count}
 
@@ -212,14 +208,21 @@ def _issue_backward(clock: Clock, given: Given) -> Row:
     return {"issue_seconds": seconds / count}
 
 
-def _graph(clock: Clock, given: Given) -> Row:
-    """A captured graph of kernels on one number: the time of each, and that of the host for a replay."""
-    one, count = clock.torch.zeros(1, device=clock.device), given["count"]
+def _additions(clock: Clock, count: int) -> Callable[[], None]:
+    """So many kernels on one number."""
+    one = clock.torch.zeros(1, device=clock.device)
 
     def work() -> None:
         for _ in range(count):
             one.add_(1.0)
 
+    return work
+
+
+def _graph(clock: Clock, given: Given) -> Row:
+    """A captured graph of kernels on one number: the time of each, and that of the host for a replay."""
+    count = given["count"]
+    work = _additions(clock, count)
     graph = _captured(clock, work)
     timed = clock.time(graph.replay, cold=False, most=10)
     return {"seconds": timed.seconds / count, "replay_issue_seconds": timed.issue_seconds}
