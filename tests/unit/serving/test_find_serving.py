@@ -12,7 +12,7 @@ import pytest
 
 from parallelism import Hardware, models
 from parallelism.planning import find_plan
-from parallelism.serving import find_serving
+from parallelism.serving import Request, find_serving
 from vcluster.__main__ import main
 from vcluster.cli.command_line import WrongWords
 
@@ -233,6 +233,7 @@ def test_numbers_of_numpy_are_numbers():
     given = integers(devices=1, input_tokens=30, output_tokens=3, batch=2)
     plans = find_serving(models.transformer("gpt2"), "dgx-h100", **given)
     assert plans.best.batch == 2
+    assert Request((1, 2), **integers(new_tokens=3)) == Request((1, 2), 3)
     experts = models.Experts(**integers(count=4, chosen=2), capacity=np.float64(1.5))
     figures = {"layers": 2, "width": 16, "heads": 4, "vocabulary": 8, "sequence": 4}
     spec = models.TransformerSpec(**integers(**figures), experts=experts)
