@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.arrays import Array
-from parallelism.arrays import with_plain_numbers
+from parallelism.arrays import Array, with_plain_numbers
 from parallelism.kernels.dropout import splitmix64
 
 
