@@ -1,4 +1,4 @@
-"""Types of NumPy arrays as annotations write them; and plain arrays, which have values and no mask."""
+"""Types of NumPy arrays as annotations write them; plain arrays, which have values and no mask; and plain numbers."""
 
 import sys
 from typing import Any
@@ -16,6 +16,18 @@ def plain_array(what: str, x: Any) -> Array:
     """``np.asarray(x)``. ``TypeError`` for a masked array, whose mask that would drop; ``what`` names it."""
     refuse_masked(what, x)
     return np.asarray(x)
+
+
+def plain_number(value: Any) -> Any:
+    """The number of Python that a number of NumPy is, as from ``for batch in 2 ** np.arange(4)``; all else as it is."""
+    return value.item() if isinstance(value, np.number) else value
+
+
+def with_plain_numbers(record: Any) -> None:
+    """The fields of a frozen record that is being made: their numbers are those of Python."""
+    for name, value in vars(record).items():
+        if isinstance(value, np.number):
+            object.__setattr__(record, name, value.item())
 
 
 def distinct(values: Array, axis: int | None = None) -> Array:

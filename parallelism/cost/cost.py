@@ -146,13 +146,15 @@ class Costs:
         shape: Shape | None = None,
         kernel: str | None = None,
         other_bytes: float = 0.0,
+        added_bytes: float = 0.0,
     ) -> float:
         """The seconds of compute with ``flops`` in a dtype and ``nbytes`` to and from memory; 0 without both.
 
         ``shape`` is that of products of matrices, (count, m, n, k), or of attention, (count, rows, keys, width, causal),
         if it is known that they are such; the ``flops`` of attention are those of the scores that its mask allows.
         ``kernel`` is the name of the op or chain, and ``other_bytes`` are those of ``nbytes`` that have another dtype:
-        they count where the hardware has constants of that kernel.  ``rank`` counts where it is a straggler.
+        they count where the hardware has constants of that kernel.  ``added_bytes`` are those of them in float32, to which
+        a product adds (`Products.accumulated`).  ``rank`` counts where it is a straggler.
 
         ``ValueError`` for flops in a dtype that the hardware has no rate for; but the flops of work on a few numbers,
         of at most `FEW_BYTES` and of no more flops than bytes, then take no time of their own.  Such is the bias
@@ -165,6 +167,9 @@ class Costs:
         hardware = self.hardware
         known = self._kernel(kernel, flops <= nbytes <= FEW_BYTES) if hardware.kernels and kernel else _PLAIN
         computing = self._computing(flops, nbytes, dtype, shape, known)
+        if added_bytes and hardware.products is not None and shape is not None and len(shape) != OF_ATTENTION:
+            rate = hardware.memory_bytes_per_second * hardware.memory_efficiency
+            computing += hardware.products.accumulated * added_bytes / rate
         moving = known.times * self._moving(nbytes)
         longest, besides = max(computing, moving), (1 - hardware.memory_overlap) * min(computing, moving)
         if known.others and other_bytes:

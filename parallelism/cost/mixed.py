@@ -60,13 +60,20 @@ class MixedCosts(Costs):
         shape: Shape | None = None,
         kernel: str | None = None,
         other_bytes: float = 0.0,
+        added_bytes: float = 0.0,
     ) -> float:
         """As `Costs.compute_seconds`, on the part of the ``rank``.  ``ValueError`` without one."""
         if rank is None:
             raise ValueError(f"the seconds of compute on {self.mixed.name} depend on the rank; got none")
         own = self.of_parts[self.mixed.number_of_part(rank)]
         return own.compute_seconds(
-            flops, nbytes, dtype=dtype, shape=shape, kernel=kernel, other_bytes=other_bytes
+            flops,
+            nbytes,
+            dtype=dtype,
+            shape=shape,
+            kernel=kernel,
+            other_bytes=other_bytes,
+            added_bytes=added_bytes,
         )
 
     def message_seconds(self, nbytes: float, source: int, target: int) -> float:

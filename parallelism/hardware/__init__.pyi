@@ -18,7 +18,7 @@ from .links import HostLink as HostLink, Ints as Ints, Link as Link, Piece as Pi
 from .mixtures import Across as Across, MixedHardware as MixedHardware, mixed as mixed
 from .power import Power as Power
 from .rates import Products as Products, Reached as Reached
-from .reserve import Reserve as Reserve
+from .reserve import Reserve as Reserve, memory_bytes_of as memory_bytes_of
 from .sized import sized_hardware as sized_hardware
 from .software import Software as Software
 from .stacks import (

@@ -52,6 +52,10 @@ class Products:
 
     Products of several matrices in one call, as those of experts, reach ``grouped`` times that.
 
+    A product whose result is added to an array in float32, as to the gradient of a weight, reads and writes each tile of it
+    when the tile is done.  Units that share a tile have nothing to multiply meanwhile (CUTLASS, *Efficient GEMM in CUDA*:
+    cooperative kernels of Hopper, whose epilogue lies beside no other tile): they wait for the part ``accumulated`` of it.
+
     >>> products = Products(108, ((256, 128),))
     >>> products.reached((1, 256 * 108, 128, 4096)), products.reached((1, 256 * 109, 128, 4096))
     (1.0, 0.5046296296296297)
@@ -62,6 +66,7 @@ class Products:
     half_depth: float = 0.0
     half_intensity: float = 0.0
     grouped: float = 1.0
+    accumulated: float = 0.0
 
     def __post_init__(self) -> None:
         checked.check(
@@ -71,6 +76,7 @@ class Products:
             half_depth=checked.number,
             half_intensity=checked.number,
             grouped=checked.share,
+            accumulated=partial(checked.number, most=1),
         )
 
     def reached(self, shape: Shape) -> float:

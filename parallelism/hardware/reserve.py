@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
-from parallelism.display.quantities import decimal_bytes
+from parallelism.display.quantities import bytes_in, decimal_bytes, short_errors
 from parallelism.hardware import fields as checked
+
+LEAST_BYTES = 1e6
+"""A text of digits alone that says less has lost its unit."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,27 @@ class Reserve:
             "communicator_bytes": self.communicator_bytes,
             "waste": self.waste,
         }
+
+
+@short_errors
+def memory_bytes_of(name: str, memory: float | str, *, zero: bool = False) -> float:
+    """The bytes of memory that a number or a text says, as ``72GB``; ``ValueError`` for none, unless ``zero`` may be."""
+    if isinstance(memory, str):
+        text = memory
+        try:
+            memory = bytes_in(text)
+        except ValueError:
+            raise ValueError(
+                f"{name} must be a number of bytes, or a text such as 72GB or 64GiB; got {text!r}"
+            ) from None
+        if text.strip().isdigit() and memory < LEAST_BYTES and not (zero and not memory):
+            raise ValueError(
+                f"{name} must have a unit, such as {text.strip()}GB; got {text!r}, which is bytes"
+            )
+    is_number = isinstance(memory, int | float) and not isinstance(memory, bool)
+    if not is_number or not 0 <= memory < inf or not (memory or zero):
+        raise ValueError(f"{name} must be above 0 bytes and finite; got {memory!r}")
+    return memory
 
 
 def _nbytes(field: str, value: Any) -> float:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import inf
 
 from parallelism.algorithms import Deduplicated
+from parallelism.arrays import with_plain_numbers
 from parallelism.display.quantities import short_errors
 
 ROUTERS = ("softmax", "sigmoid")
@@ -63,6 +64,7 @@ class Experts:
 
     @short_errors
     def __post_init__(self) -> None:
+        with_plain_numbers(self)
         least = {"count": 1, "chosen": 1, "every": 1, "groups": 1, "groups_chosen": 1, "group_best": 1}
         for name, bound in {**least, "shared_width": 0, "dense_layers": 0}.items():
             value = getattr(self, name)

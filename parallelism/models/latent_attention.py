@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from parallelism.arrays import with_plain_numbers
 from parallelism.display.quantities import short_errors
 
 
@@ -28,6 +29,7 @@ class LatentAttention:
 
     @short_errors
     def __post_init__(self) -> None:
+        with_plain_numbers(self)
         for name in ("query_rank", "key_value_rank", "head_width", "rotary_width", "value_width"):
             value = getattr(self, name)
             if name == "query_rank" and value is None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING, Any
 
+from parallelism.arrays import with_plain_numbers
 from parallelism.display.quantities import short_errors
 from parallelism.models.figures import Shape, attention_weights, feed_forward_weights
 
@@ -38,6 +39,7 @@ class LoRA:
 
     @short_errors
     def __post_init__(self) -> None:
+        with_plain_numbers(self)
         if type(self.rank) is not int or self.rank < 1:
             raise ValueError(f"the rank of LoRA must be an integer of at least 1, got {self.rank!r}")
         if (

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from parallelism.arrays import with_plain_numbers
 from parallelism.display.quantities import short_errors
 from parallelism.ir.core import Extent, Function, TensorType, checked_dtype
 from parallelism.ir.operators.vocabulary import FUSED_LOSS
@@ -190,6 +191,7 @@ class TransformerSpec:
 
     def _derive(self) -> None:
         """The figures that were not given."""
+        with_plain_numbers(self)
         if self.query_key_norm is True:
             object.__setattr__(self, "query_key_norm", "head")
         if not isinstance(self.biases, bool):

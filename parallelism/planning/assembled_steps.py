@@ -43,6 +43,7 @@ from parallelism.planning.symbolic_events import (
     Unpriceable,
 )
 from parallelism.planning.two_block_steps import Uneven
+from parallelism.rarely_collected import rarely_collected
 from parallelism.simulation.device_events import DeviceEvents, EventRow
 from parallelism.simulation.event_classes import Ints, Templates
 from parallelism.simulation.operations import PriceEvents, SimulatedOperation, simulated_operation
@@ -55,6 +56,7 @@ from parallelism.training.few_layers import layered_step
 AXIS = "pp"
 
 
+@rarely_collected()
 def figures_of(task: Task, settings: Mapping[str, Any]) -> Figures:
     """The figures of a plan, as `parallelism.training.figures`: of its `AssembledStep`; where there is none,
     of its `parallelism.training.few_layers.layered_step`, or of the program of the whole model."""
@@ -65,6 +67,7 @@ def figures_of(task: Task, settings: Mapping[str, Any]) -> Figures:
         return _figures_of_layers(run, task.hardware)
 
 
+@rarely_collected()
 def figures_of_run(run: TrainingRun, hardware: Hardware | str | PathLike[str]) -> Figures:
     """`parallelism.training.figures` of a run: as `figures_of` where a plan is this run."""
     found = sized_hardware(hardware, run.mesh.size)

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, overload
 import numpy as np
 import numpy.typing as npt
 
-from parallelism.display.quantities import bytes_in, short_errors
-from parallelism.hardware import Hardware, Reserve, sized_hardware
+from parallelism.arrays import plain_number
+from parallelism.display.quantities import short_errors
+from parallelism.hardware import Hardware, Reserve, memory_bytes_of, sized_hardware
 from parallelism.ir import Function
 from parallelism.layouts.stages.beginnings import by_rows
 from parallelism.models import TransformerSpec
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
     from parallelism.auto_sharding import AutoPlans
 
 _log = logging.getLogger("parallelism")
-LEAST_BYTES = 1e6
-"""A text of digits alone that says less has lost its unit."""
 AUTO_SECONDS = 60.0
 """So long the layouts of values are searched for each mesh; then the gap says how far from the best they may be."""
 KEPT = 10
@@ -152,6 +151,7 @@ def find_plan(
     memory, there are no plans, and `Plans.best` raises `NoPlanFits`.
     """
     start = perf_counter()
+    batch, devices = plain_number(batch), plain_number(devices)
     _check_counts(batch, simulations)
     found, count = machine_of(hardware, devices)
     limit = memory_of(memory, found)
@@ -371,7 +371,7 @@ def machine_of(hardware: Hardware | str | PathLike[str], devices: int | None) ->
 @short_errors
 def memory_of(memory: float | str | None, hardware: Hardware) -> float:
     """The bytes of memory of a device: a number, a text such as ``72GB`` or ``64GiB``, or None for the hardware's."""
-    return hardware.memory_bytes if memory is None else _bytes_of("memory", memory)
+    return hardware.memory_bytes if memory is None else memory_bytes_of("memory", memory)
 
 
 def reserve_of(
@@ -382,7 +382,7 @@ def reserve_of(
         return reserve
     if reserve is None:
         return hardware.reserve if memory is None else Reserve()
-    return Reserve(_bytes_of("reserve", reserve) if reserve not in (0, "0") else 0.0)
+    return Reserve(memory_bytes_of("reserve", reserve, zero=True))
 
 
 def usable_bytes(reserve: Reserve, memory: float, possible: Choices) -> npt.NDArray[np.float64]:
@@ -392,22 +392,3 @@ def usable_bytes(reserve: Reserve, memory: float, possible: Choices) -> npt.NDAr
         communicators += possible.columns[axis] > 1
     found: npt.NDArray[np.float64] = reserve.usable_bytes(memory, communicators)
     return found
-
-
-@short_errors
-def _bytes_of(name: str, memory: float | str) -> float:
-    if isinstance(memory, str):
-        text = memory
-        try:
-            memory = bytes_in(text)
-        except ValueError:
-            raise ValueError(
-                f"{name} must be a number of bytes, or a text such as 72GB or 64GiB; got {text!r}"
-            ) from None
-        if text.strip().isdigit() and memory < LEAST_BYTES:
-            raise ValueError(
-                f"{name} must have a unit, such as {text.strip()}GB; got {text!r}, which is bytes"
-            )
-    if isinstance(memory, bool) or not isinstance(memory, int | float) or not 0 < memory < float("inf"):
-        raise ValueError(f"{name} must be above 0 bytes and finite; got {memory!r}")
-    return memory

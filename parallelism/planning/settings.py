@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from parallelism.arrays import plain_number
 from parallelism.display.quantities import short_errors
 from parallelism.pipelining.generators import SCHEDULES
 from parallelism.planning.dealing import (
@@ -202,7 +203,7 @@ def _values(setting: Setting, value: Any, model: TrainedModel) -> list[Any]:
     several = list(value) if isinstance(value, list | tuple | set | range) else [value]
     if not several:
         raise ValueError(f"{setting.name} must have at least one value")
-    return list(dict.fromkeys(setting.check(setting.name, each, model) for each in several))
+    return list(dict.fromkeys(setting.check(setting.name, plain_number(each), model) for each in several))
 
 
 def register_setting(setting: Setting) -> None:

@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import ceil
 from typing import Any, NamedTuple
 
-from parallelism.display.quantities import count as shown, seconds as shown_seconds
+from parallelism.display.quantities import count as shown, decimal_bytes, plural, seconds as shown_seconds
 from parallelism.hardware import Hardware, Reserve
 from parallelism.models import TransformerSpec
 from parallelism.serving.engine import PAGE_TOKENS
-from parallelism.serving.prices import StepParts
+from parallelism.serving.prices import Precision, StepParts
 from parallelism.serving.serve import Answered, Served
 from parallelism.serving.workloads import Workload
 
 SETTINGS = ("tp", "pp", "ep", "replicas", "batch")
+WEIGHTS = "the weights do not fit the memory"
+CACHE = "the cache of so many requests does not fit the memory"
 SLACK = 1.15
 """Bounds are of steps that all have as many requests; by so much a row may be better."""
 
@@ -56,6 +59,11 @@ class Task:
     memory: float | None
     reserve: float | None
     price: float | None
+
+    @property
+    def weights_bytes(self) -> float:
+        """Those of all weights, at least."""
+        return self.spec.parameters * {"int4": 4, "int8": 8, "fp8": 8}.get(self.precision, 16) / 8
 
     def usable_bytes(self, communicators: int) -> float:
         """The bytes that tensors may use of a device in so many groups."""
@@ -299,12 +307,36 @@ class ServingPlans:
                 reasons = f"{self.left_out} rows are too slow by a bound" + (
                     f", {reasons}" if reasons else ""
                 )
-            return f"nothing can serve so: {reasons or 'no layout is left'}"
+            return f"nothing can serve so: {reasons or self._no_layout}{self._least}"
         nearest = self.beyond[0]
         return (
             f"nothing meets the limits; the nearest is {nearest.words}, with a first token in "
             f"{shown_seconds(nearest.first_token_seconds)} and a token in {shown_seconds(nearest.token_seconds)}"
         )
+
+    @property
+    def _no_layout(self) -> str:
+        """Of what was asked for no layout can be made of the devices."""
+        asked = {name: value for name, value in self.allowed.items() if value and name != "batch"}
+        settings = " ".join(f"{name}={','.join(map(str, value))}" for name, value in asked.items())
+        return f"no layout of {plural(self.task.devices, 'device')} has {settings}"
+
+    @property
+    def _least(self) -> str:
+        """What is too large for the memory, and how large it is; empty if nothing is."""
+        task, usable = self.task, self.task.usable_bytes(0)
+        if WEIGHTS in self.refused and task.weights_bytes > usable * task.devices > 0:
+            return (
+                f"; they take {decimal_bytes(task.weights_bytes)} in {task.precision}, and a device has room for "
+                f"{decimal_bytes(usable)}: at least {ceil(task.weights_bytes / usable)} devices are needed, or fewer bits"
+            )
+        if CACHE in self.refused:
+            longest = task.workload.longest
+            nbytes = float(
+                task.spec.cache_bytes(longest, Precision.parse(task.precision).cache or task.spec.dtype)
+            )
+            return f"; the {longest} tokens of one request take {decimal_bytes(nbytes)}"
+        return ""
 
     @cached_property
     def front(self) -> tuple[ServingPlan, ...]:

@@ -61,6 +61,8 @@ class _Pair:
 
 def checked_prefill(prefill: Mapping[str, int], devices: int) -> dict[str, int]:
     """The settings of devices that compute prompts.  ``ValueError`` for others, and where no device is left."""
+    if not isinstance(prefill, Mapping):
+        raise TypeError(f"prefill must be a dict of settings, as {{'tp': 2, 'replicas': 3}}; got {prefill!r}")
     for name, value in prefill.items():
         if name not in PREFILL_SETTINGS:
             raise ValueError(f"the settings of prefill are {', '.join(PREFILL_SETTINGS)}, got {name!r}")

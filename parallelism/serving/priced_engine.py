@@ -89,14 +89,15 @@ class PricedEngine:
 
     def _run_stretch(self, step: Step, count: int, until: float) -> list[int]:
         """So many steps at once, or as many as begin before ``until`` and before the next request arrives."""
-        fixed, moving = self._numbers(step, count)
-        seconds = self.prices.seconds_of_stretch(fixed, moving, count) + self.prices.host_seconds(fixed)
-        ends = self.now + np.cumsum(seconds)
         arrival = self.engine.next_arrival_seconds
         if arrival > self.now:  # one that has arrived already waits for somebody to leave
             until = min(until, arrival)
-        if until < inf:
+        if until < inf:  # no step takes less than the first: each reads more of the cache
+            count = min(count, max(int((until - self.now) / self._known_seconds(step, 1)[0]), 0) + 2)
+            ends = self.now + np.cumsum(self._known_seconds(step, count))
             count = min(count, int(np.searchsorted(ends, until)) + 1)
+        else:
+            ends = self.now + np.cumsum(self._seconds(step, count))
         self.now, self.steps = float(ends[count - 1]), self.steps + count
         for each in self.engine.running.values():
             each.done += count - 1
@@ -104,6 +105,19 @@ class PricedEngine:
             self.last[each.number] = self.now
         last = tuple(work.later(count - 1) for work in step)
         return self._finish(last, {request: 0 for work in last for _, _, request in sampled_rows(work)})
+
+    def _seconds(self, step: Step, count: int) -> npt.NDArray[np.float64]:
+        """The seconds of each step of a stretch."""
+        fixed, moving = self._numbers(step, count)
+        return self.prices.seconds_of_stretch(fixed, moving, count) + self.prices.host_seconds(fixed)
+
+    def _known_seconds(self, step: Step, count: int) -> npt.NDArray[np.float64]:
+        """The same.  Requests that arrive by themselves meet alike whatever a batch has room for, so rows share stretches."""
+        stops = tuple(tuple(tuple(row.stop for row in rows) for rows in work.rows) for work in step)
+        key = self.prices.settings.page_tokens, stops, count
+        if key not in self.prices.stretches:
+            self.prices.stretches[key] = self._seconds(step, count)
+        return self.prices.stretches[key]
 
     def _numbers(
         self, step: Step, count: int

@@ -213,6 +213,8 @@ class StepPrices:
         self.prices = EventPrices(Pricing.of(hardware, "modelled", None, link_sharing=False))
         self.layout = MeshOnHardware(placement.mesh)
         self._known: dict[Any, _Steady] = {}
+        self.stretches: dict[Any, Floats] = {}
+        """Seconds that a `PricedEngine` knows, by what they are of."""
 
     def with_settings(self, settings: EngineSettings) -> StepPrices:
         """The same prices for an engine with other settings; what is known of steps stays known."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.arrays import Array
+from parallelism.arrays import Array, with_plain_numbers
 from parallelism.kernels.dropout import splitmix64
 
 
@@ -74,6 +74,7 @@ class Request:
     """So many tokens of the prompt have their keys and values already; prices count with it, and a run refuses it."""
 
     def __post_init__(self) -> None:
+        with_plain_numbers(self)
         if not 0 <= self.prefix_tokens < max(len(self.prompt), 1):
             raise ValueError(
                 f"prefix_tokens must be at least 0 and fewer than the prompt has, got {self.prefix_tokens!r}"

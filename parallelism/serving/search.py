@@ -15,11 +15,11 @@ from os import PathLike
 from time import perf_counter
 from typing import Any
 
-from parallelism.display.quantities import bytes_in
-from parallelism.hardware import Hardware, sized_hardware
+from parallelism.arrays import plain_number
+from parallelism.hardware import Hardware, memory_bytes_of, sized_hardware
 from parallelism.memoized import memoized
 from parallelism.mesh import Mesh
-from parallelism.models import TransformerSpec
+from parallelism.models import TransformerSpec, transformer
 from parallelism.models.inference.programs import kinds_of
 from parallelism.serving.engine import PAGE_TOKENS, Engine, EngineSettings, padded
 from parallelism.serving.placement import (
@@ -32,7 +32,7 @@ from parallelism.serving.placement import (
     Placement,
     usual_strategy,
 )
-from parallelism.serving.plans import SLACK, Layout, ServingPlan, ServingPlans, Task
+from parallelism.serving.plans import CACHE, SLACK, WEIGHTS, Layout, ServingPlan, ServingPlans, Task
 from parallelism.serving.pool_search import PoolSearch, checked_prefill, task_of_prompts
 from parallelism.serving.prices import Precision, StepParts, StepPrices
 from parallelism.serving.workloads import PricedRun, Workload
@@ -45,7 +45,7 @@ Values = int | Sequence[int] | None
 
 
 def find_serving(
-    spec: TransformerSpec,
+    spec: TransformerSpec | str,
     hardware: Hardware | str | PathLike[str],
     devices: int | None = None,
     *,
@@ -77,6 +77,8 @@ def find_serving(
     >>> plans.best.tp * plans.best.pp * plans.best.replicas
     2
 
+    ``spec`` is the model, or the name of a published one.
+
     ``input_tokens`` and ``output_tokens`` are those of every request, or ``lengths`` has pairs of them in turn.  So many
     clients as ``concurrency`` says send one request after the other; or ``rate`` requests a second arrive; with neither the
     devices have as many requests as the plan takes at a time.  ``hits`` is the part of prompts that is in the cache already.
@@ -93,6 +95,7 @@ def find_serving(
     ``ValueError`` for figures that do not fit together.
     """
     began = perf_counter()
+    devices, concurrency, chunk = map(plain_number, (devices, concurrency, chunk))
     _check_limits(first_token_seconds, token_seconds, price, chunk)
     requests = _requests(input_tokens, output_tokens, lengths)
     sized = sized_hardware(hardware, devices)
@@ -100,7 +103,7 @@ def find_serving(
     is_loaded = concurrency is None and rate is None
     workload = Workload(requests, 1 if is_loaded else concurrency, rate, hits)
     task = Task(
-        served_spec(spec, precision),
+        served_spec(_model(spec), precision),
         sized,
         count,
         workload,
@@ -109,8 +112,8 @@ def find_serving(
         chunk or CHUNK,
         first_token_seconds,
         token_seconds,
-        _nbytes("memory", memory),
-        _nbytes("reserve", reserve),
+        None if memory is None else memory_bytes_of("memory", memory),
+        None if reserve is None else memory_bytes_of("reserve", reserve, zero=True),
         price,
     )
     _check_length(task)
@@ -125,6 +128,14 @@ def find_serving(
     if fixed is None:
         search.together()
     return search.plans(began)
+
+
+def _model(spec: TransformerSpec | str) -> TransformerSpec:
+    if isinstance(spec, str):
+        return transformer(spec)
+    if not isinstance(spec, TransformerSpec):
+        raise TypeError(f"plans of serving are for a TransformerSpec, or its name; got {type(spec).__name__}")
+    return spec
 
 
 def served_spec(spec: TransformerSpec, precision: str) -> TransformerSpec:
@@ -143,7 +154,7 @@ def _requests(
                 "input_tokens and output_tokens must say the lengths of requests, or lengths= of each"
             )
         lengths = [(input_tokens, output_tokens)]
-    return tuple((int(prompt), int(new)) for prompt, new in lengths)
+    return tuple(tuple(map(plain_number, pair)) for pair in lengths)
 
 
 def _check_limits(
@@ -170,19 +181,10 @@ def _check_answers(workload: Workload) -> None:
         raise ValueError("answers of one token are prefill alone: there is nothing to disaggregate")
 
 
-def _nbytes(name: str, value: float | str | None) -> float | None:
-    if value is None:
-        return None
-    nbytes = bytes_in(value) if isinstance(value, str) else float(value)
-    if not 0 <= nbytes < inf:
-        raise ValueError(f"{name} must be bytes, at least 0, got {value!r}")
-    return nbytes
-
-
 def _values(name: str, value: Values) -> tuple[int, ...] | None:
     if value is None:
         return None
-    values = tuple(value) if isinstance(value, Iterable) else (value,)
+    values = tuple(map(plain_number, value if isinstance(value, Iterable) else (value,)))
     if not values or any(type(each) is not int or each < 1 for each in values):
         raise ValueError(f"{name} must be an integer of at least 1, or several, got {value!r}")
     return values
@@ -279,13 +281,12 @@ class Search:
             return f"there are fewer layers, {spec.layers}, than stages"
         least = self._least_weights(layout)
         if least > self._usable(layout):
-            return "the weights do not fit the memory"
+            return WEIGHTS
         return None
 
     def _least_weights(self, layout: Layout) -> float:
         """No device of the layout has fewer bytes of weights."""
-        bits = {"int4": 4, "int8": 8, "fp8": 8}.get(self.task.precision, 16)
-        return self.task.spec.parameters * bits / 8 / (layout.tp * layout.pp * layout.ep)
+        return self.task.weights_bytes / (layout.tp * layout.pp * layout.ep)
 
     def _usable(self, layout: Layout) -> float:
         return self.task.usable_bytes(sum(size > 1 for size in (layout.tp, layout.pp, layout.ep)))
@@ -303,7 +304,7 @@ class Search:
             each = -(-batch // layout.ep)
             room = fit.room(each)
             if room is None:
-                self._refuse(layout, batch, "the cache of so many requests does not fit the memory")
+                self._refuse(layout, batch, CACHE)
                 continue
             bound = fit.bound(each) * layout.ep * layout.replicas
             yield Candidate(layout, batch, bound, fit.token_seconds(each), fit, room)

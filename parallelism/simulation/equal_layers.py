@@ -3,13 +3,14 @@
 Of two programs that differ by one layer, the events of the larger one are those of the smaller one with some runs of
 events more: one for each part of the program that goes through the layers.  Where such a run follows an equal one, the
 program does the same for each further layer, and it is repeated.  Memory that is freed for all layers at once grows by
-as many bytes with each.
+as many bytes with each.  What a wait is for is said by its number among all that start under its name, which grows by
+as much with each layer.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ from parallelism.simulation.event_classes import Ints
 
 MARK = EventRow("mark", "")
 """Begins a part of the events."""
+_NO_WAIT = -1
 
 
 class UnequalLayers(ValueError):
@@ -29,11 +31,9 @@ class UnequalLayers(ValueError):
 
 
 class _Event(NamedTuple):
-    """An event without the numbers that depend on the events before it."""
+    """An event without the numbers that depend on the events before it, and, of a wait, without what it waits for."""
 
     row: EventRow
-    waits: Any
-    """Of a wait: for what, as `_UnderWay` says it."""
     collective: tuple[Any, Any] | None
     """Its axes and its call."""
     along: tuple[str, int] | None
@@ -45,6 +45,8 @@ class _Copied(NamedTuple):
 
     start: int
     end: int
+    there: int
+    """Where they begin in the larger program."""
 
 
 class _Grows(NamedTuple):
@@ -60,6 +62,8 @@ class _Added(NamedTuple):
 
     start: int
     end: int
+    beside: int
+    """Where an equal run of events begins, just before or just behind."""
 
 
 _Part = _Copied | _Grows | _Added
@@ -76,115 +80,115 @@ def with_layers(
 
     There are no pieces among them, and no many events as columns.  `UnequalLayers` where these events do not follow.
     """
-    for order in _ORDERS[:-1]:
-        with suppress(UnequalLayers):
-            return _with_layers(few, more, layers, may_grow, order)
-    return _with_layers(few, more, layers, may_grow, _ORDERS[-1])
-
-
-class _Order(NamedTuple):
-    """The order in which a program waits for what is under way."""
-
-    oldest: Collection[str]
-    """The names of operations of which it waits for the oldest first; else for the newest."""
-    in_steps: bool
-    """Whether it goes through what a backward started in equal steps; else each backward started as much."""
-    from_end: bool = False
-    """Whether the steps begin at the last that the backward started."""
-
-
-_SUMS = ("all_gather", "all_reduce", "reduce_scatter")
-_ORDERS = tuple(
-    _Order(oldest, *steps) for steps in ((False,), (True,), (True, True)) for oldest in (_SUMS[:1], (), _SUMS)
-)
-"""Most wait for the gathered parameters of the first layer first, and for the sums of gradients of the last one."""
-
-
-class _UnderWay:
-    """The operations that are under way while events follow each other, and how waits say which of them they are for.
-
-    One of the same part is said by its place among those of its name, from the oldest or the newest on.  One of an earlier
-    part, such as a last backward (`parallelism.simulation.step_tails`), is said by where the part is, and by its number
-    among those of the part.
-    """
-
-    def __init__(self, order: _Order) -> None:
-        self.order = order
-        self.parts: list[dict[str, list[int]]] = [defaultdict(list)]
-        """The operations that each part has started, by name."""
-        self._own: dict[str, list[int]] = defaultdict(list)
-        """Those of the last part that are under way."""
-        self._last: tuple[int, int] | None = None
-        """The part and the number of the last that was waited for in another part."""
-        self._waited = set[int]()
-
-    def begin(self) -> None:
-        """Begins another part."""
-        self.parts.append(defaultdict(list))
-        self._own.clear()
-
-    def start(self, name: str, work: int) -> None:
-        """Something starts."""
-        self.parts[-1][name].append(work)
-        self._own[name].append(work)
-
-    def said(self, name: str, work: int) -> Any:
-        """How the wait for an operation says it."""
-        own = self._own[name]
-        if work in own:
-            place = own.index(work) - (0 if name in self.order.oldest else len(own))
-            own.remove(work)
-            return place
-        for number, part in enumerate(self.parts[:-1]):
-            if work in part[name]:
-                return self._said_of(number, part[name].index(work), len(part[name]))
-        raise UnequalLayers(f"a wait for {name} is for what did not start here")
-
-    def _said_of(self, part: int, number: int, count: int) -> tuple[bool, int, bool, int]:
-        before, self._last = self._last, (part, number)
-        back = len(self.parts) if before is None else before[0] - part
-        near = back in (0, 1)
-        where = back if near else len(self.parts) - part
-        if self.order.in_steps and before is not None and before[0] == part:
-            return near, where, True, number - before[1]
-        return near, where, False, number - count if self.order.from_end else number
-
-    def found(self, name: str, said: Any) -> int:
-        """The operation that a wait says."""
-        try:
-            return self._own[name].pop(said) if isinstance(said, int) else self._found_of(name, *said)
-        except IndexError:
-            raise UnequalLayers(f"a wait for {name} is for what did not start") from None
-
-    def _found_of(self, name: str, near: bool, where: int, in_step: bool, number: int) -> int:
-        last = self._last or (0, 0)
-        part = last[0] - where if near else len(self.parts) - where
-        works = self.parts[part][name]
-        number += last[1] if in_step else len(works) if number < 0 else 0
-        if part < 0 or number < 0 or works[number] in self._waited:
-            raise IndexError(number)
-        self._last = part, number
-        self._waited.add(works[number])
-        return works[number]
+    smaller, larger = _Program(few), _Program(more)
+    alignment = _Alignment(smaller.events, larger.events)
+    with suppress(UnequalLayers):
+        return _with_layers(smaller, larger, layers, may_grow, alignment, earliest=True)
+    return _with_layers(smaller, larger, layers, may_grow, alignment, earliest=False)
 
 
 def _with_layers(
-    few: DeviceEvents, more: DeviceEvents, layers: int, may_grow: MayGrow, order: _Order
+    smaller: _Program,
+    larger: _Program,
+    layers: int,
+    may_grow: MayGrow,
+    alignment: _Alignment,
+    *,
+    earliest: bool,
 ) -> DeviceEvents:
-    """`with_layers`, where waits have this order."""
-    smaller, larger = (list(_events(each, order)) for each in (few, more))
-    parts = _Alignment(smaller, larger).parts()
-    sources, places = [*smaller, *larger], list[Ints]()
+    """`with_layers`, where what a layer has besides begins at the ``earliest`` place that it may have, or the last."""
+    parts, alike = [*alignment.parts(earliest=earliest)], np.concatenate(alignment.loose).tolist()
+    further = _Further(smaller, larger, layers, parts)
+    sources = [*smaller.events, *larger.events]
+    places, targets = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for part in parts:
         if isinstance(part, _Added):
-            own = np.tile(np.arange(part.start, part.end) + len(smaller), layers)
+            places.append(np.tile(np.arange(part.start, part.end) + len(smaller.events), layers))
+            targets.append(further.targets_of_added(part))
         elif isinstance(part, _Grows):
-            own = np.array([len(sources)])
-            sources.append(_grown(smaller[part.at], larger[part.there], layers, may_grow))
+            places.append(np.array([len(sources)]))
+            sources.append(_grown(smaller.events[part.at], larger.events[part.there], layers, may_grow))
+            alike.append(alike[part.at])
+            targets.append(further.targets(part.at, part.there, 1))
         else:
-            own = np.arange(part.start, part.end)
-        places.append(own)
-    return _numbered(sources, np.concatenate([np.zeros(0, np.int64), *places]), order)
+            places.append(np.arange(part.start, part.end))
+            targets.append(further.targets(part.start, part.there, part.end - part.start))
+    awaited = [
+        None if place < 0 else of[place]
+        for program, of in zip((smaller, larger), alignment.loose, strict=True)
+        for place in program.awaited
+    ]
+    return _numbered(
+        _Sources(sources, alike, awaited), np.concatenate(places), np.concatenate(targets).tolist()
+    )
+
+
+class _Sources(NamedTuple):
+    """The different events of a program."""
+
+    events: Sequence[_Event]
+    alike: Sequence[int]
+    """Equal numbers of those that are alike."""
+    awaited: Sequence[int | None]
+    """Of a wait, the number of what it is for."""
+
+
+class _Program:
+    """The events of a program, and what its waits are for."""
+
+    def __init__(self, events: DeviceEvents) -> None:
+        self.events = list(_events(events))
+        started: dict[str, dict[int, tuple[int, int]]] = defaultdict(dict)
+        self.targets, self.awaited = (np.full(len(self.events), _NO_WAIT) for _ in range(2))
+        """Of each wait, the number of what it is for among all that start under its name; and its place."""
+        for place, row in enumerate(events.rows):
+            if row.work is None:
+                continue
+            of_name = started[row.name]
+            if row.kind != "wait":
+                of_name[row.work] = len(of_name), place
+            elif row.work in of_name:
+                self.targets[place], self.awaited[place] = of_name[row.work]
+            else:
+                raise UnequalLayers(f"a wait for {row.name} is for what did not start here")
+
+
+class _Further:
+    """What the waits of a program with further layers are for.
+
+    The number of what a wait is for grows by as much with each layer that the program has more, and from one layer of a
+    run to the next.
+    """
+
+    def __init__(self, smaller: _Program, larger: _Program, layers: int, parts: Sequence[_Part]) -> None:
+        self.few, self.more, self.layers = smaller.targets, larger.targets, layers
+        self.place_in_few = np.full(len(self.more), -1)
+        """By event of the larger program, its place in the smaller one; -1 for what it has besides."""
+        for part in parts:
+            if isinstance(part, _Copied):
+                own = np.arange(part.start, part.end)
+                self.place_in_few[part.there : part.there + len(own)] = own
+            elif isinstance(part, _Grows):
+                self.place_in_few[part.there] = part.at
+
+    def targets(self, here: int, there: int, count: int) -> Ints:
+        """Those of so many events that both programs have."""
+        few, more = self.few[here : here + count], self.more[there : there + count]
+        found: Ints = few + self.layers * (more - few)
+        return found
+
+    def targets_of_added(self, part: _Added) -> Ints:
+        """Those of the events that each layer has besides."""
+        length, is_behind = part.end - part.start, part.beside > part.start
+        own, beside = (self.more[start : start + length] for start in (part.start, part.beside))
+        distance = np.arange(self.layers)[:, None]
+        distance = self.layers - distance if is_behind else 1 + distance
+        places = self.place_in_few[part.beside : part.beside + length]
+        if (places[own != _NO_WAIT] < 0).any():
+            raise UnequalLayers("what a layer waits for does not follow from an equal layer")
+        few = np.where(own == _NO_WAIT, _NO_WAIT, self.few[places])
+        found = few + (own - beside) * distance + (beside - few) * self.layers
+        return np.ravel(found)
 
 
 def _grown(few: _Event, more: _Event, layers: int, may_grow: MayGrow) -> _Event:
@@ -200,44 +204,38 @@ def _grown(few: _Event, more: _Event, layers: int, may_grow: MayGrow) -> _Event:
     return few._replace(collective=(axes, call))
 
 
-def _events(events: DeviceEvents, order: _Order) -> Iterator[_Event]:
+def _events(events: DeviceEvents) -> Iterator[_Event]:
     """The events, each without the numbers that depend on those before it."""
     if events.pieces or events.bulk is not None:
         raise UnequalLayers("pieces are not repeated")
     collectives = {each.event: (each.axes, each.call) for each in events.collectives}
     along = {each.event: each[1:] for each in events.along}
-    under_way = _UnderWay(order)
     for place, row in enumerate(events.rows):
-        waits = None
-        if row.kind == MARK.kind:
-            under_way.begin()
-        elif row.work is not None:
-            if row.kind == "wait":
-                waits = under_way.said(row.name, row.work)
-            else:
-                under_way.start(row.name, row.work)
+        if row.work is not None:
             row = row._replace(work=0)
         if row.sequence is not None:
             row = row._replace(sequence=0)
-        yield _Event(row, waits, collectives.get(place), along.get(place))
+        yield _Event(row, collectives.get(place), along.get(place))
 
 
-def _numbered(sources: Sequence[_Event], places: Ints, order: _Order) -> DeviceEvents:
-    """The events at these places of the ``sources``, with numbers."""
-    rows = [sources[place].row for place in places.tolist()]
-    result, under_way = DeviceEvents(rows), _UnderWay(order)
-    has_number = np.array([_has_number(each.row) for each in sources], bool)
-    for at in np.flatnonzero(has_number[places]).tolist() if len(sources) else ():
-        row, waits, collective, along = sources[places[at]]
+def _numbered(sources: _Sources, places: Ints, targets: Sequence[int]) -> DeviceEvents:
+    """The events at these places of the ``sources``, with numbers; the waits are for what the ``targets`` say."""
+    events = sources.events
+    rows = [events[place].row for place in places.tolist()]
+    result = DeviceEvents(rows)
+    under_way: dict[str, list[tuple[int, int] | None]] = defaultdict(list)
+    """By name, what has started, with the number of those alike; None of what was waited for."""
+    has_number = np.array([_has_number(each.row) for each in events], bool)
+    for at in np.flatnonzero(has_number[places]).tolist() if len(events) else ():
+        source = int(places[at])
+        row, collective, along = events[source]
         work = None
-        if row.kind == MARK.kind:
-            under_way.begin()
-        elif waits is not None:
-            work = under_way.found(row.name, waits)
+        if row.kind == "wait":
+            work = _taken(row.name, under_way[row.name], targets[at], sources.awaited[source])
         elif row.work is not None:
             result.works += 1
             work = result.works
-            under_way.start(row.name, work)
+            under_way[row.name].append((work, sources.alike[source]))
         if row.sequence is not None:
             key: Any = (
                 (row.kind, along and along[0], row.peer, row.tag) if collective is None else collective[0]
@@ -253,8 +251,17 @@ def _numbered(sources: Sequence[_Event], places: Ints, order: _Order) -> DeviceE
     return result
 
 
+def _taken(name: str, under_way: list[tuple[int, int] | None], target: int, alike: int | None) -> int:
+    """The number of the operation that a wait is for: it is under way, and like that of few layers."""
+    found = under_way[target] if 0 <= target < len(under_way) else None
+    if found is None or found[1] != alike:
+        raise UnequalLayers(f"a wait for {name} of all layers is not for what one of few is for")
+    under_way[target] = None
+    return found[0]
+
+
 def _has_number(row: EventRow) -> bool:
-    return row.sequence is not None or row.work is not None or row.kind == MARK.kind
+    return row.sequence is not None or row.work is not None
 
 
 class _Alignment:
@@ -262,71 +269,88 @@ class _Alignment:
 
     def __init__(self, smaller: Sequence[_Event], larger: Sequence[_Event]) -> None:
         numbers: dict[Any, int] = {}
-        self.exact = [_numbers_of(map(_exact, each), numbers) for each in (smaller, larger)]
+        self.exact = [_numbers_of(iter(each), numbers) for each in (smaller, larger)]
         """Equal numbers of equal events."""
         self.loose = [_numbers_of(map(_loose, each), numbers) for each in (smaller, larger)]
         """The same where changes of memory, and calls, are equal that differ in bytes alone."""
-        self.unsaid = _numbers_of((each._replace(waits=None) for each in larger), numbers)
-        """Of the larger program, where waits are equal that are for other operations of their name."""
 
-    def parts(self) -> Iterator[_Part]:
+    def parts(self, *, earliest: bool) -> Iterator[_Part]:
         """The events of the smaller program in order, and between them what the larger one has besides."""
         smaller, larger = self.exact
         here = there = 0
         while here < len(smaller) or there < len(larger):
             same = _same(smaller[here:], larger[there:])
+            added = self._added(here + same, there + same, same if earliest else 0)
+            if added is not None:
+                same -= added.back
             if same:
-                yield _Copied(here, here + same)
+                yield _Copied(here, here + same, there)
                 here, there = here + same, there + same
-                continue
-            added = self._added(here, there)
-            if not added:
+            if added is not None:
+                yield _Added(there, there + added.length, there + added.to_beside)
+                there += added.length
+            elif here < len(smaller) and there < len(larger):
                 yield _Grows(here, there)
                 here, there = here + 1, there + 1
-                continue
-            if not self._repeats(there, there + added):
-                raise UnequalLayers("what a layer adds does not follow an equal layer")
-            yield _Added(there, there + added)
-            there += added
 
-    def _added(self, here: int, there: int) -> int:
-        """The number of events that the larger program has besides at this place, behind which most follows that is equal; 0
-        if only bytes of memory differ."""
+    def _added(self, here: int, there: int, before: int) -> _Run | None:
+        """The events that the larger program has besides at this place, or up to ``before`` events earlier, which are beside
+        an equal run, and behind which most follows that is equal; None if only bytes of memory differ."""
         smaller, larger = self.exact
-        best: tuple[bool, int] = False, 0
-        found = None
-        for added in self._candidates(here, there):
+        candidates, found = self._candidates(here, there), dict[tuple[bool, int], _Run]()
+        for length in candidates:
             first = int(here < len(smaller))  # which may differ in bytes
-            same = first + _same(smaller[here + first :], larger[there + added + first :])
-            at_end = here + same == len(smaller) and there + added + same == len(larger)
-            if (at_end, same) > best or found is None:
-                best, found = (at_end, same), added
-        if found is None:
+            same = first + _same(smaller[here + first :], larger[there + length + first :])
+            at_end = here + same == len(smaller) and there + length + same == len(larger)
+            is_first_same = not first or smaller[here] == larger[there + length]
+            run = self._beside(there, length, before) if length else _Run(0, 0, 0)
+            if run is not None:
+                found.setdefault((at_end, same - (not is_first_same)), run)
+        if candidates and not found:
+            raise UnequalLayers("what a layer adds does not follow an equal layer")
+        if not candidates and here < len(smaller):
             raise UnequalLayers("the events of the smaller program are not among those of the larger one")
-        return found
+        best = found[max(found)] if found else _Run(0, 0, 0)
+        return best if best.length else None
 
     def _candidates(self, here: int, there: int) -> list[int]:
         """The numbers of events that the larger program may have besides at this place."""
         smaller, larger = self.loose
         most = len(larger) - there
         if here == len(smaller):
-            return [most]
+            return [most] if most else []
         return np.flatnonzero(larger[there:] == smaller[here]).tolist()
 
-    def _repeats(self, start: int, end: int) -> bool:
-        """Whether what the larger program has besides is beside an equal run of events, but for how a wait is said."""
-        larger = self.unsaid
-        own, length = larger[start:end], end - start
-        before, behind = larger[max(0, start - length) : start], larger[end : end + length]
-        return np.array_equal(own, before) or np.array_equal(own, behind)
+    def _beside(self, there: int, length: int, before: int) -> _Run | None:
+        """A run of so many events beside an equal one: that which begins there, or the earliest one that may take its
+        place, since the events before it are those at its end."""
+        larger, found = self.exact[1], None
+        for back in range(1 + min(before, length)):
+            start = there - back
+            if back and larger[start] != larger[start + length]:
+                break
+            own = larger[start : start + length]
+            for to_beside in (-length, length):
+                if np.array_equal(
+                    own, larger[max(0, start + to_beside) : max(0, start + to_beside + length)]
+                ):
+                    found = _Run(back, length, to_beside)
+                    break
+        return found
+
+
+class _Run(NamedTuple):
+    """A run of events that the larger program has besides."""
+
+    back: int
+    """So many events before the place that was asked for it begins."""
+    length: int
+    to_beside: int
+    """From its begin to that of an equal run."""
 
 
 def _numbers_of(events: Iterator[Any], numbers: dict[Any, int]) -> Ints:
     return np.array([numbers.setdefault(each, len(numbers)) for each in events], np.int64)
-
-
-def _exact(event: _Event) -> Any:
-    return event
 
 
 def _loose(event: _Event) -> Any:
@@ -336,7 +360,7 @@ def _loose(event: _Event) -> Any:
     if event.collective is not None and isinstance(event.collective[1], MemberCall):
         axes, call = event.collective
         if len(call.shape or ()) == 1 and not call.sizes:
-            return row, event.waits, axes, replace(call, shape=None), "of any bytes"
+            return row, axes, replace(call, shape=None), "of any bytes"
     return event
 
 

@@ -122,12 +122,14 @@ class _Kinds:
 
     def of(self, action: Action, move: Passed) -> _Look:
         """The events of an action.  The last backward of a stage is an action of its own, and what comes after it on
-        the device has other prices."""
+        the device has other prices, if it leaves the first collectives under way."""
         number, kind, microbatch = action
         if kind not in MESSAGES and self.stages[number].closes(kind, microbatch):
+            before = bool(self.device.under_way)
             look = self.run(action, move)
             self.left.update(dict.fromkeys({*self.device.under_way.values()}.difference(self.left), action))
-            self.known.clear()
+            if before != bool(self.device.under_way):
+                self.known.clear()
             return look
         return self.known.get((number, kind, self.alike[number][microbatch])) or self.run(action, move)
 

@@ -39,6 +39,8 @@ Floats = npt.NDArray[np.float64]
 
 _FLOATS = frozenset({"float16", "float32", "float64", *NARROW_FLOATS.values(), FLOAT4})
 """The floats of arrays: ``priced_dtype`` stands for each of them."""
+_ADDED_IN = "float32"
+"""What gradients of weights are added up in, by products of narrower numbers."""
 
 
 def priced_scale(dtype: str | None, priced_dtype: str | None) -> float:
@@ -283,9 +285,16 @@ class Pricing:
             rated = self.priced_dtype if self.priced_dtype and dtype in (None, *_FLOATS) else dtype
             moved_by_others = sum(size * self._factor(other) for other, size in others)
             moved = (nbytes - sum(size for _, size in others)) * times + moved_by_others
+            added = sum(size * self._factor(other) for other, size in others if other == _ADDED_IN)
             prices.append(
                 self.costs.compute_seconds(
-                    flops, moved, dtype=rated, shape=shape, kernel=name, other_bytes=moved_by_others
+                    flops,
+                    moved,
+                    dtype=rated,
+                    shape=shape,
+                    kernel=name,
+                    other_bytes=moved_by_others,
+                    added_bytes=added,
                 )
             )
         return self._slowed(events, np.array(prices, np.float64)[place])

@@ -122,6 +122,9 @@ example("scatter", (4, 3), Ints((2,), 4), (2, 3), axis=0, op="sum")
 example("scatter", (1, 4), Ints((1,), 4), (1, 1), axis=1, op="sum")
 example("scatter", (2, 5), Ints((3,), 5), (2, 3), axis=1, op="sum")
 example("scatter", (2,), Ints((0,), 1), (0,), axis=0, op="sum")
+for _op in ("max", "min", "prod"):
+    example("scatter", (4, 3), Ints((6,), 4), (6, 3), axis=0, op=_op)
+    example("scatter", (1, 2), Ints((3,), 3), (1, 3), axis=1, op=_op)
 
 example("einsum", (3, 4), (4, 5), equation="ij,jk->ik")
 example("einsum", (2, 3, 4), (4, 3), (2,), equation="abc,cb,a->ca")

@@ -8,7 +8,7 @@ from textwrap import wrap
 from typing import Any
 
 from parallelism.display import WIDTH, in_columns
-from parallelism.display.quantities import count, fit, seconds
+from parallelism.display.quantities import count, fit, plural, seconds
 from parallelism.hardware import Reserve
 from parallelism.planning.explanation import SAME_PROGRAM, Need, need_text, why
 from parallelism.trace import Trace
@@ -98,7 +98,7 @@ def _heading(document: Mapping[str, Any]) -> list[str]:
     tokens = f", {document['tokens']}" if "tokens" in document else ""
     text = (
         f"{document['model']}, {count(document['parameters'])} parameters{tokens}: {document['batch']} sequences a "
-        f"step on {document['devices']} devices of {_stacked(document)}, "
+        f"step on {plural(document['devices'], 'device')} of {_stacked(document)}, "
         f"{gigabytes(document['memory_bytes'])} GB each"
     )
     reserve = _reserve(document)
@@ -355,7 +355,7 @@ def write_page(document: Mapping[str, Any], trace: Trace | None, path: Path) -> 
 
     plan_html(
         path,
-        title=f"Plans of {document['model']} on {document['devices']} devices of {_stacked(document)}",
+        title=f"Plans of {document['model']} on {plural(document['devices'], 'device')} of {_stacked(document)}",
         verdict=verdict,
         facts=facts,
         plans=found,

@@ -423,6 +423,8 @@ def found_in(path: Path, sizes: Mapping[str, int]) -> Found:
         return Found(Step.parse(text) if text.startswith("pp") else ir.parse(text))
     except ir.ParseError as error:
         raise WrongWords(f"{path}:{error.line}:{error.column}: {error.message}") from None
+    except UnicodeDecodeError as error:
+        raise WrongWords(f"{path} is neither text in UTF-8, nor StableHLO, nor ONNX: {error}") from None
     except (ValueError, TypeError, RecursionError) as error:
         raise WrongWords(f"{path}: {error}") from None
 

@@ -9,7 +9,7 @@ from textwrap import wrap
 from typing import Any
 
 from parallelism.display import WIDTH, in_columns, progress
-from parallelism.display.quantities import count, seconds
+from parallelism.display.quantities import count, plural, seconds
 from parallelism.hardware import Hardware, compared_in, mfu_remark, sized_hardware, validation_text
 from parallelism.mesh import Mesh
 from parallelism.models import TransformerSpec
@@ -215,7 +215,7 @@ def _run(run: TrainingRun, hardware: Hardware) -> list[str]:
     axes = ", ".join(f"{axis}={size}" for axis, size in run.mesh.shape.items())
     stacked = f"{hardware.name}+{hardware.stack}" if hardware.stack else hardware.name
     text = (
-        f"{run.mesh.size} devices of {stacked}: {axes}; {run.batch} sequences, {run.microbatches} "
+        f"{plural(run.mesh.size, 'device')} of {stacked}: {axes}; {run.batch} sequences, {run.microbatches} "
         f"microbatches of {run.microbatch}; {run.dtype}"
     )
     text += "" if run.products == run.dtype else f", products of blocks in {run.products}"

@@ -59,6 +59,8 @@ class Model:
         held: Mapping[str, np.ndarray[Any, Any]] | None = None,
     ) -> None:
         onnx = _onnx()
+        self.is_exported = held is not None
+        """Whether it was made of a module just now: then its caller knows no names of results."""
         self.held = held or {}
         """Tensors that are not in the model, by the names of its inputs."""
         self.sizes = dict(sizes or {})

@@ -157,6 +157,11 @@ class Reader:
         """How many elements an output has that depend on numbers: what the caller gave for its name."""
         name = node.outputs[at]
         if name not in self.model.sizes:
+            if self.model.is_exported:
+                raise node.unsupported(
+                    f"{what} depends on the numbers, as of x[mask]: write torch.where(mask, x, 0), "
+                    "or a loss with ignore_index, whose shapes do not"
+                )
             raise node.unsupported(f"{what} depends on the numbers: give it, as sizes={{{name!r}: 10}}")
         return self.model.sizes[name]
 

@@ -80,6 +80,10 @@ def _along(axis: int, ndim: int) -> list[int]:
 def _derivative(g: Any, y: Any, x: Any, indices: Any, updates: Any, axis: int, op: str) -> list[Any]:
     if op == "sum":
         return [g, None, _taken(g, indices, axis)]
+    if op in ("max", "min"):
+        return _extreme_derivative(g, y, x, indices, updates, axis)
+    if op == "prod":
+        return _product_derivative(g, x, indices, updates, axis)
     if op == "set":
         none = apply("constant", value=0, shape=updates.shape, dtype=updates.dtype)
         last = _is_last(indices, x.shape[axis]).astype(g.dtype).reshape(_along(axis, g.ndim))
@@ -89,6 +93,26 @@ def _derivative(g: Any, y: Any, x: Any, indices: Any, updates: Any, axis: int, o
             _taken(g, indices, axis) * last,
         ]
     raise ValueError(f"scatter by {op} has no derivative")
+
+
+def _extreme_derivative(g: Any, y: Any, x: Any, indices: Any, updates: Any, axis: int) -> list[Any]:
+    """All that are as large as the extreme of a place have equal shares of its gradient."""
+    stays = (x == y).astype(g.dtype)
+    wins = (updates == _taken(y, indices, axis)).astype(g.dtype)
+    share = g / apply("scatter", stays, indices, wins, axis=axis, op="sum")
+    return [share * stays, None, _taken(share, indices, axis) * wins]
+
+
+def _product_derivative(g: Any, x: Any, indices: Any, updates: Any, axis: int) -> list[Any]:
+    """The gradient of a factor is the product of the others of its place; no factor is divided by that is 0."""
+    others = apply("scatter", g, indices, updates, axis=axis, op="prod")
+    zero = updates == 0
+    product = apply("scatter", g * x, indices, np.where(zero, 1, updates), axis=axis, op="prod")
+    none = apply("constant", value=0, shape=x.shape, dtype=g.dtype)
+    zeros = apply("scatter", none, indices, zero.astype(g.dtype), axis=axis, op="sum")
+    alone = np.where(zero, _taken(zeros, indices, axis) == 1, _taken(zeros, indices, axis) == 0)
+    own = np.where(zero, 1, updates)
+    return [others, None, _taken(product, indices, axis) / own * alone.astype(g.dtype)]
 
 
 def _nbytes(types: Sequence[TensorType], outputs: Sequence[TensorType]) -> Extent:

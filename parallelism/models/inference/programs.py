@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -66,6 +66,8 @@ class CachedForward(Forward):
     """A forward whose blocks attend to a cache."""
 
     def __init__(self, spec: TransformerSpec, p: Parameters, cache: dict[str, Any], places: Places) -> None:
+        if any(spec.rates):  # nothing is dropped where nothing is trained
+            spec = replace(spec, dropout=0.0, attention_dropout=None, hidden_dropout=None)
         super().__init__(spec, p, None)
         self.attention = CachedAttention(self.parts, places, cache)
         self.places = places

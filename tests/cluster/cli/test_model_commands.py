@@ -362,7 +362,7 @@ WRONG = [
     (["run"], "run: the following arguments are required: MODEL.mlir"),
     (["run", "none.mlir"], "run: none.mlir cannot be read: No such file or directory"),
     (["show", "broken.mlir"], "show: broken.mlir:2:8: there is no operator 'matmull'; did you mean 'matmul'?"),
-    (["show", "junk.mlir"], "show: junk.mlir: 'utf-8' codec can't decode"),
+    (["show", "junk.mlir"], "show: junk.mlir is neither text in UTF-8, nor StableHLO, nor ONNX: 'utf-8' codec can't decode"),
     (["run", "m.mlir", "--mesh", "dp=2"], "run: @f, %w: TensorSharding(None, 'tp') names axis 'tp'"),
     (["run", "m.mlir", "--mesh", "dp=x"], "run: --mesh: axis 'dp' needs a whole number of at least 1, got 'x'"),
     (["run", "m.mlir", "--mesh", "dp=64,tp=8"], "run: Mesh(dp=64, tp=8) has 512 devices; at most 256 are run here"),

@@ -145,6 +145,15 @@ def test_a_device_holds_the_bytes_of_the_cache_that_the_pages_have():
 # -- sampled -----------------------------------------------------------------------------------------------------------
 
 
+def test_nothing_is_dropped_of_a_model_that_is_trained_with_dropout():
+    spec = models.TransformerSpec(layers=1, width=12, heads=2, vocabulary=VOCABULARY, sequence=16, dtype=np.float64)
+    parameters, expected = expected_of(spec, PROMPTS[:2], 3)
+    dropping = replace(spec, hidden_dropout=0.3, attention_dropout=0.2, fused_attention=False)
+    with VirtualCluster(Mesh(tp=2), backend="thread") as cluster:
+        found = models.generate(dropping, parameters, PROMPTS[:2], 3, cluster=cluster)
+    assert_array_equal(found, expected)
+
+
 @pytest.mark.slow
 def test_sampled_tokens_are_the_same_on_any_mesh():
     spec = SERVED["llama3"]

@@ -69,6 +69,6 @@ def test_a_search_for_layouts_has_a_time_limit_for_each_mesh(monkeypatch):
         limits.append(time_limit)
         return auto_plans(*arguments, time_limit=time_limit, **options)
 
-    monkeypatch.setattr(search, "auto_plans", limited)
+    monkeypatch.setattr("parallelism.auto_sharding.auto_plans", limited)
     found = find_plan(LOSS, hardware="dgx-h100", devices=2, batch=4, strategies="auto")
     assert limits == [search.AUTO_SECONDS] and found.best.choice.gap == 0

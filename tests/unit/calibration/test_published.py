@@ -234,7 +234,7 @@ def test_runs_of_training_stand_beside_one_constant():
 
 @pytest.mark.parametrize(("name", "value"), [
     ("flops_efficiency", 0.5), ("kernels.attention.efficiency", 0.3), ("kernels.gelu.times", 2.0),
-    ("flops_efficiencies.float8", 0.5), ("products.grouped", 0.9),
+    ("flops_efficiencies.float8", 0.5), ("products.grouped", 0.9), ("products.accumulated", 0.5),
     ("reached.infiniband.bus_bytes_per_second", 4e10), ("bus_bytes_per_second", 3e11), ("collective_share", 0.25)])
 def test_a_parameter_is_read_and_changed_by_its_name(name, value):
     before = hardware_of(FSDP, FSDP.rows[0])

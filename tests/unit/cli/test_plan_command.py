@@ -412,8 +412,10 @@ def test_a_question_that_cannot_be_is_refused(text: str, error: str) -> None:
     ("gpt2 --hardware dgx-a100 --devices 4 --global-batch-size 4 --size B=3", "--size is for a program in a file"),
     ("loss.mlir --hardware dgx-a100 --devices 4 --batch B=4 --size S=2", "@mlp has no symbol S"),
     ("loss.mlir --hardware dgx-a100 --devices 4 --batch B=4 --size S=2 --size S=3", "--size gives S twice, 2 and 3"),
-    ("loss.mlir --hardware dgx-a100 --devices 4 --batch B", "and a number: B=512"),
+    ("loss.mlir --hardware dgx-a100 --devices 4 --batch B", "and a number: B=512, got 'B'"),
+    ("loss.mlir --hardware dgx-a100 --devices 4 --batch B=0", "and a number: B=512, got 'B=0'"),
     ("none.mlir --hardware dgx-a100 --devices 4 --batch B=4", "none.mlir cannot be read"),
+    ("bytes.mlir --hardware dgx-a100 --devices 4 --batch B=4", "bytes.mlir is neither text in UTF-8, nor StableHLO"),
     ("loss.mlir --hardware dgx-a100 --devices 4", "--batch must give the rows of a step"),
     ("loss.mlir --hardware dgx-a100 --devices 4 --batch N=4", "@mlp has no symbol N for the rows of its batch: its "
      "symbols are B"),
@@ -428,6 +430,7 @@ def test_wrong_words_are_one_line(
     monkeypatch.chdir(tmp_path)
     Path("loss.mlir").write_text(str(models.mlp((4, 4), ir.symbols("B")[0])))
     Path("fixed.mlir").write_text(str(models.mlp((4, 4), 3)))
+    Path("bytes.mlir").write_bytes(bytes(range(256)))
     status, out, err = said(capsys, "plan", *words.split())
     assert (status, out) == (2, "")
     assert error in err and err.count("\n") == 1, err

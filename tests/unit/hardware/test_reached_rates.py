@@ -66,6 +66,26 @@ def test_a_product_is_priced_by_its_shape_and_other_compute_by_the_ramp():
     assert without.compute_seconds(1e9, dtype="float32", shape=(1, 1, 1, 4)) == 1e9 / 1e12 / 0.5
 
 
+def test_a_product_waits_for_a_part_of_the_float32_array_that_it_adds_to_unless_memory_is_longer():
+    flops, shape = 2.0 * 24 * 8 * 5, (1, 24, 8, 5)
+    added = 8 * 24 * 8
+    for part in (0, 0.25, 1):
+        costs = Costs(hardware(products=Products(6, ((8, 4),), accumulated=part), memory_efficiency=0.5))
+        alone = costs.compute_seconds(flops, dtype="float16", shape=shape)
+        assert alone == flops / 4e12
+        took = costs.compute_seconds(flops, dtype="float16", shape=shape, added_bytes=added)
+        assert took == pytest.approx(alone + part * added / 1e12 / 0.5)
+        moved = costs.compute_seconds(flops, 4e12, dtype="float16", shape=shape, added_bytes=added)
+        assert moved == 4 / 0.5                                                          # memory is longer, and has them
+        attention = (2, 64, 64, 16, 1)
+        assert costs.compute_seconds(1e9, shape=attention, dtype="float16", added_bytes=added) == costs.compute_seconds(
+            1e9, shape=attention, dtype="float16")
+    without = Costs(hardware())
+    assert without.compute_seconds(1e9, dtype="float16", shape=shape, added_bytes=1e9) == 1e9 / 4e12
+    with pytest.raises(ValueError, match=r"accumulated must be a number, at least 0 and at most 1; got 1\.5"):
+        Products(6, accumulated=1.5)
+
+
 def test_no_compute_is_shorter_than_issuing_it():
     costs = Costs(hardware(issue_seconds=5e-6, kernel_launch_seconds=1e-6).slow(rank=1, factor=2))
     assert costs.compute_seconds(1e6, dtype="float32") == 5e-6

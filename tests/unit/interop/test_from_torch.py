@@ -157,6 +157,15 @@ def test_a_refusal_of_the_exporter_names_the_operator_and_the_line(torch):
         from_torch(Branch(), torch.zeros(2, 3))
 
 
+def test_a_shape_that_depends_on_numbers_is_refused_with_what_to_write(torch):
+    class Chosen(torch.nn.Module):
+        def forward(self, x):
+            return x[x.sum(1) > 0]
+
+    with pytest.raises(UnsupportedError, match=r"test_from_torch\.py:\d+: .*as of x\[mask\]: write torch\.where"):
+        from_torch(Chosen(), torch.zeros(2, 3))
+
+
 def test_parameters_without_gradients_are_frozen(torch):
     torch.manual_seed(0)
     module = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.GELU(), torch.nn.Linear(7, 3))

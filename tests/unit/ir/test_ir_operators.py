@@ -10,7 +10,7 @@ import pytest
 from ir_checks import JOINED, check_gradient, check_tiles, is_differentiable, splittable
 from ir_examples import EXAMPLES, EXCHANGING, Bools, Example, Ints
 from ir_random_examples import MAKERS, drawn
-from numpy.testing import assert_array_equal
+from numpy.testing import assert_allclose, assert_array_equal
 
 from parallelism import Mesh, ir
 from parallelism.dtypes import integer_limits, is_narrow_integer
@@ -429,3 +429,19 @@ def test_of_updates_that_are_set_at_one_place_only_the_last_has_a_gradient():
     seed = np.array([10.0, 20, 30])
     of_x, of_updates = ir.interpret(ir.gradient(function), [*arrays, seed]).outputs
     assert of_x.tolist() == [0, 0, 30] and of_updates.tolist() == [0, 0, 20, 10]
+
+
+@pytest.mark.parametrize(("op", "updates", "of_x", "of_updates"), [
+    ("max", [3, 1, 2, 4, 7], [5, 10, 30], [5, 0, 0, 10, 0]),
+    ("max", [1, 2, 4, 4, 7], [10, 20 / 3, 30], [0, 0, 20 / 3, 20 / 3, 0]),
+    ("min", [3, 3, 2, 1, 7], [10 / 3, 0, 30], [10 / 3, 10 / 3, 0, 20, 0]),
+    ("prod", [3, 2, 0, 6, 7], [60, 0, 30], [60, 90, 480, 0, 0]), ("prod", [3, 2, 0, 0, 7], [60, 0, 30], [60, 90, 0, 0, 0]),
+])
+def test_updates_that_are_combined_at_one_place_share_its_gradient(op, updates, of_x, of_updates):
+    """Those that are as large as the extreme have equal shares; that of a factor is the product of the others, zeros too."""
+    types = [ir.TensorType("f64", (3,)), ir.TensorType("i64", (5,)), ir.TensorType("f64", (5,))]
+    function = ir.record(lambda x, i, u: apply("scatter", x, i, u, axis=0, op=op), *types)
+    arrays = [np.array([3.0, 4, 5]), np.array([0, 0, 1, 1, 3]), np.array(updates, float)]
+    found = ir.interpret(ir.gradient(function), [*arrays, np.array([10.0, 20, 30])]).outputs
+    assert_allclose(found[0], of_x)
+    assert_allclose(found[1], of_updates)

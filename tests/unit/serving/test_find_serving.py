@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from parallelism import Hardware, models
-from parallelism.serving import find_serving
+from parallelism.planning import find_plan
+from parallelism.serving import Request, find_serving
 from vcluster.__main__ import main
 from vcluster.cli.command_line import WrongWords
 
@@ -57,6 +60,26 @@ def test_what_does_not_fit_is_refused_with_its_reason():
     with pytest.raises(ValueError, match="nothing can serve so"):
         _ = plans.best
     assert "the weights do not fit the memory" in plans.why_not(tp=1)
+    assert plans.why_none.endswith("at least 3 devices are needed, or fewer bits")        # 141 GB, 60 on each
+    assert found(input_tokens=10**6, devices=1, batch=1).why_none.endswith("the 1000039 tokens of one request take 131 GB")
+    assert found(devices=2, tp=3).why_none == "nothing can serve so: no layout of 2 devices has tp=3"
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    (["--prefill", ""], "--prefill needs settings of tp, pp, ep, replicas, as tp=4; got ''"),
+    (["--memory", "70"], "memory must have a unit, such as 70GB; got '70', which is bytes"),
+    (["--memory", "0GB"], "memory must be above 0 bytes and finite; got 0.0"),
+    (["--reserve", "4"], "reserve must have a unit, such as 4GB; got '4', which is bytes"),
+])
+def test_wrong_words_are_refused_by_name(words, message):
+    with pytest.raises(WrongWords, match=f"^{re.escape(message)}$"):
+        main(["serve", "gpt2", "--devices", "2", "--input-tokens", "30", *words])
+
+
+def test_a_reserve_of_nothing_and_settings_that_are_no_dict():
+    assert found(memory="80GB", reserve="0GB", batch=1, tp=4).best.memory["reserve"] == 0
+    with pytest.raises(TypeError, match=r"prefill must be a dict of settings, as .*; got 'tp=2'"):
+        found(prefill="tp=2")
 
 
 def test_limits_that_nothing_meets_have_a_nearest():
@@ -104,7 +127,7 @@ def test_a_price_gives_the_cost_of_tokens():
     ({"token_seconds": 0}, "token_seconds must be a number above 0, got 0"),
     ({"price": -1}, "price must be a number above 0"),
     ({"chunk": 0}, "chunk must be an integer of at least 1"), ({"tp": 0}, "tp must be an integer of at least 1"),
-    ({"memory": -5}, "memory must be bytes, at least 0"), ({"hardware": "dgx-h10"}, "no hardware 'dgx-h10'"),
+    ({"memory": -5}, "memory must be above 0 bytes and finite; got -5"), ({"hardware": "dgx-h10"}, "no hardware 'dgx-h10'"),
     ({"devices": 0}, "devices must be an integer of at least 1"),
     ({"spec": replace(models.transformer("gpt2")), "input_tokens": 2000}, "do not fit the 1024 positions of the model"),
 ])
@@ -201,3 +224,40 @@ def test_a_wrong_model_is_refused_in_one_line(word, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(WrongWords):
         main(["serve", word, "--devices", "2"])
+
+
+def test_numbers_of_numpy_are_numbers():
+    def integers(**figures):
+        return {name: np.int64(figure) for name, figure in figures.items()}
+
+    given = integers(devices=1, input_tokens=30, output_tokens=3, batch=2)
+    plans = find_serving(models.transformer("gpt2"), "dgx-h100", **given)
+    assert plans.best.batch == 2
+    assert Request((1, 2), **integers(new_tokens=3)) == Request((1, 2), 3)
+    experts = models.Experts(**integers(count=4, chosen=2), capacity=np.float64(1.5))
+    figures = {"layers": 2, "width": 16, "heads": 4, "vocabulary": 8, "sequence": 4}
+    spec = models.TransformerSpec(**integers(**figures), experts=experts)
+    assert spec == models.TransformerSpec(**figures, experts=models.Experts(count=4, chosen=2, capacity=1.5))
+    assert type(spec.parameters) is type(spec.width) is type(spec.head_width * 1) is int
+    plans = find_plan(spec, hardware="dgx-h100", **integers(devices=2, batch=8, microbatch=2, tp=2))
+    assert plans.best.mesh.shape["tp"] == plans.best.microbatch == 2
+
+
+def test_rows_of_requests_that_arrive_by_themselves_have_the_figures_of_each_alone():
+    """They share the prices of what is alike in their runs."""
+    given = {"spec": models.transformer("gpt2"), "devices": 1, "rate": 30.0, "tp": 1}
+    together = found(**given, batch=(1, 2, 8, 16)).rows
+    alone = [row for batch in (1, 2, 8, 16) for row in found(**given, batch=batch).rows]
+    assert sorted(map(repr, together)) == sorted(map(repr, alone)) and len(alone) == 4
+
+
+def test_a_model_by_its_name_and_one_that_is_trained_with_dropout():
+    gpt2 = models.transformer("gpt2")
+    best = found(spec="gpt2", devices=1, batch=2).best
+    assert best == found(spec=gpt2, devices=1, batch=2).best
+    assert best == found(spec=replace(gpt2, dropout=0.1), devices=1, batch=2).best
+    with pytest.raises(TypeError, match="for a TransformerSpec, or its name; got NoneType"):
+        found(spec=None)
+    for wrong in [(3,)], [(3.5, 2)]:
+        with pytest.raises(ValueError, match=rf"lengths must be pairs of integers .*, got {re.escape(str(wrong[0]))}"):
+            find_serving("gpt2", "dgx-h100", 1, lengths=wrong)

@@ -64,7 +64,7 @@ def test_programs_without_events_stay_empty() -> None:
     assert with_layers(DeviceEvents(), DeviceEvents(), 3).rows == []
 
 
-@pytest.mark.parametrize(("few", "more"), [([6], [6, 6]), ([6] * 3, [6, 6, 6, 5]), ([5] * 3, [6] * 4), ([6] * 4, [6] * 3)])
+@pytest.mark.parametrize(("few", "more"), [([6] * 3, [6, 6, 6, 5]), ([5] * 3, [6] * 4), ([6] * 4, [6] * 3)])
 def test_layers_that_differ_are_not_repeated(few: list[int], more: list[int]) -> None:
     with pytest.raises(UnequalLayers):
         with_layers(program(few), program(more), 5)
@@ -138,3 +138,69 @@ def test_the_end_waits_for_what_each_backward_started() -> None:
         return events
 
     assert with_layers(program(3), program(4), 5).rows == renumbered(program(8))
+
+
+def test_waits_may_be_in_an_order_that_is_neither_that_of_starts_nor_its_reverse() -> None:
+    """The update of a layer, from the first on, waits for the second, the first and the third sum of its backward, those
+    before, and the maxima of all products behind all of it."""
+    def program(layers: int) -> DeviceEvents:
+        events = DeviceEvents()
+        for layer in reversed(range(layers)):
+            for number in range(3):
+                call(events, SUM, "dp", 4 * layer + number + 1)
+        for layer in reversed(range(layers)):
+            call(events, SUM, "dp", 4 * layer + 4)
+        for layer in range(layers):
+            for number in (1, 0, 2):
+                events.add_wait("all_reduce", 4 * layer + number + 1)
+                events.rows.append(EventRow("compute", "update", number))
+        for layer in range(layers):
+            events.add_wait("all_reduce", 4 * layer + 4)
+            events.rows.append(EventRow("compute", "recorded"))
+        return events
+
+    assert with_layers(program(3), program(4), 6).rows == renumbered(program(9))
+
+
+def test_a_wait_is_for_what_is_under_way_and_like_that_of_few_layers() -> None:
+    """The wait is for the third call in all programs: with further layers that is another one."""
+    def program(*axes: str) -> DeviceEvents:
+        events = DeviceEvents()
+        for number, axis in enumerate(axes, 1):
+            call(events, GATHER, axis, number)
+        events.add_wait("all_gather", 3)
+        return events
+
+    found = with_layers(program(*["dp"] * 3), program(*["dp"] * 4), 2)
+    assert found.rows == renumbered(program(*["dp"] * 5))
+    with pytest.raises(UnequalLayers, match="a wait for all_gather of all layers is not for what one of few is for"):
+        with_layers(program("dp", "dp", "tp"), program("dp", "dp", "dp", "tp"), 1)
+
+
+def test_nothing_is_waited_for_twice() -> None:
+    """The second wait is for the third call, or with a layer more for the second: then with two more for the first."""
+    def program(calls: int, target: int) -> DeviceEvents:
+        events = DeviceEvents()
+        for number in range(1, 1 + calls):
+            call(events, GATHER, "dp", number)
+        events.add_wait("all_gather", 1)
+        events.add_wait("all_gather", target)
+        return events
+
+    assert with_layers(program(3, 3), program(4, 2), 1).rows == program(4, 2).rows
+    with pytest.raises(UnequalLayers, match="a wait for all_gather of all layers is not for what one of few is for"):
+        with_layers(program(3, 3), program(4, 2), 2)
+
+
+def test_an_equal_event_is_found_behind_what_a_layer_has_besides_although_what_follows_it_grows() -> None:
+    def program(layers: int) -> DeviceEvents:
+        events = DeviceEvents()
+        for _ in range(layers):
+            events.add_memory("inputs", -8, None, None)
+            events.add_memory("inputs", -4, None, None)
+        events.add_memory("inputs", -6, None, None)
+        call(events, MemberCall("all_reduce", np.dtype(np.float32), (layers,), op="sum"), "tp")
+        return events
+
+    found, whole = with_layers(program(2), program(3), 4, lambda axes, few, all: True), program(6)
+    assert found.rows == whole.rows and found.collectives == whole.collectives

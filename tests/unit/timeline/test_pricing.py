@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 from priced_stage import PricedStage
 
 from parallelism.cost import Costs
-from parallelism.hardware import Hardware, HostLink, Link
+from parallelism.hardware import Hardware, HostLink, Link, Products
 from parallelism.mesh import Mesh
 from parallelism.pipelining import Pipeline
 from parallelism.pipelining.execution import run_actions
@@ -259,6 +259,15 @@ def test_integers_beside_floats_keep_their_size():
     assert on(lanes).makespan_seconds == 32 / 8
     assert on(lanes, priced_dtype="float32").makespan_seconds == (16 / 2 + 8 + 8) / 8
     assert on(lanes, priced_dtype="float64").makespan_seconds == (16 + 8 + 2 * 8) / 8
+
+
+def test_of_what_a_product_moves_in_other_dtypes_only_float32_is_added_to():
+    adds = replace(machine(), products=Products(1, ((8, 4),), accumulated=0.5))
+    work = {"flops": 8.0 * 4 * 2 * 3, "dtype": "float64", "shape": (1, 8, 4, 3)}
+    took = {dtype: on([[compute(0, **work, nbytes=40.0, other_bytes=((dtype, 32),))]], adds).makespan_seconds
+            for dtype in ("float32", "bfloat16", "int64")}
+    alone = on([[compute(0, **work, nbytes=8.0)]], adds).makespan_seconds
+    assert took == {"float32": alone + 0.5 * 32 / 8, "bfloat16": alone, "int64": alone}
 
 
 def test_a_dtype_without_a_rate_is_refused():

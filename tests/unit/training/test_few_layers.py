@@ -63,6 +63,8 @@ def test_a_step_with_sharded_parameters_is_that_of_all_layers(monkeypatch: pytes
     pytest.param("precision=bf16 fsdp=4 recompute=block.* overlap=1B pp=1 1f1b:2", SPEC, id="fsdp"),
     pytest.param("precision=bf16,products:f8 fsdp=4 recompute=block.*.attention.core overlap=1B pp=1 1f1b:3", GATED,
                  id="float8"),
+    pytest.param("precision=bf16,products:f8,gathers:f8,history:4 dp=2 zero=1 overlap=1B pp=1 1f1b:2", GATED,
+                 id="scales of earlier steps"),
     pytest.param("tp=2 pp=1 1f1b:2", GATED, id="tp"),
     pytest.param("precision=bf16,bf16 hsdp=2x2 recompute=block.* overlap=1B pp=1 1f1b:1", GATED, id="hsdp"),
     pytest.param("dp=4 zero=1 overlap=1KB pp=1 1f1b:1", SPEC, id="buckets of the last backward"),
@@ -91,6 +93,8 @@ def in_stages(counts: Sequence[int], spec: TransformerSpec, strategy: str) -> Tr
     pytest.param("precision=bf16 dp=3 overlap=10KB recompute=block.*", GATED, id="parts of unequal sizes"),
     pytest.param("tp=2 sp", GATED, id="no replicas"),
     pytest.param("precision=bf16,products:f8 dp=2 zero=1 overlap=1KB", GATED, id="float8"),
+    pytest.param("precision=bf16,products:f8,gathers:f8,history:4 dp=2 tp=2 sp zero=1 overlap=1B", GATED,
+                 id="scales of earlier steps"),
 ])
 def test_steps_with_few_stages_tell_that_with_all(
         monkeypatch: pytest.MonkeyPatch, strategy: str, spec: TransformerSpec) -> None:
@@ -129,14 +133,14 @@ def test_a_bucket_that_only_all_layers_fill_is_simulated_as_a_whole(size: str) -
     """The weights of norms of few layers are gathered in one call, and those of all layers in several."""
     strategy = f"precision=bf16,products:f8 dp=2 zero=1 overlap={size}"
     assert layered_step(in_stages([1] * 32, GATED, strategy), PLAIN) is None
-    assert layered_step(in_stages([1] * 32, GATED, strategy.replace(size, "1GB")), PLAIN) is not None
+    assert layered_step(in_stages([1] * 32, GATED, strategy.replace(size, "5KB")), PLAIN) is not None
 
 
 @pytest.mark.parametrize(("strategy", "spec"), [
     pytest.param("fsdp=4 recompute=block.1 overlap=1B pp=1 1f1b:2", SPEC, id="one layer that runs again"),
     pytest.param("precision=bf16,products:f8,last:4 pp=1 1f1b:2", SPEC, id="the last layers in another precision"),
     pytest.param("pp=2 dp=2 1f1b:2", SPEC, id="two stages"),
-    pytest.param("precision=bf16,products:f8 dp=2 zero=1 overlap=1KB pp=1 1f1b:2", SPEC, id="buckets of narrow weights"),
+    pytest.param("precision=bf16,products:f8 dp=2 zero=1 overlap=25MB pp=1 1f1b:2", SPEC, id="buckets of narrow weights"),
     pytest.param("dp=4 zero=3", SPEC, id="no pipeline"),
     pytest.param("pp=1 1f1b:2", replace(SPEC, layers=WORTH - 1), id="few layers"),
     pytest.param("pp=1 1f1b:2", replace(SPEC, window=4, full_attention_every=16), id="a layer without a window"),

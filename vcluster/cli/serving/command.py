@@ -182,7 +182,8 @@ def served(program: str, words: Sequence[str]) -> int:
     """Find the best ways to serve a model and tell them.  Returns 1 if none is within the limits."""
     arguments = _parser(program).parse(words)
     questions = {text: _settings("--why-not", text, SETTINGS) for text in arguments.why_not}
-    prefill = arguments.prefill and _settings("--prefill", arguments.prefill, PREFILL_SETTINGS)
+    given = arguments.prefill
+    prefill = None if given is None else _settings("--prefill", given, PREFILL_SETTINGS)
     if arguments.html is not None:
         writable(arguments.html, "html")
     model = _model(arguments.model)

@@ -60,7 +60,7 @@ def _asked(name: str, plans: ServingPlans) -> list[str]:
         if limit is not None
     ]
     told = (
-        f"{name}: {count(task.spec.parameters)} parameters in {task.precision} on {task.devices} devices of "
+        f"{name}: {count(task.spec.parameters)} parameters in {task.precision} on {plural(task.devices, 'device')} of "
         f"{task.hardware.name}; {lengths}, {come}{hits}"
         + (f"; within {' and '.join(limits)}" if limits else "")
     )

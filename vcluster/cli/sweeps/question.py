@@ -197,7 +197,7 @@ def rows_of(arguments: argparse.Namespace) -> tuple[str, int]:
     if not name or not rows.isdecimal() or not 0 < int(rows) < 10**9:
         raise ValueError(
             "--batch must give the rows of a step, as the symbol that the program has for them and a "
-            f"number: {ROWS}=512"
+            f"number: {ROWS}=512{f', got {arguments.batch!r}' if arguments.batch else ''}"
         )
     return name, int(rows)
 
