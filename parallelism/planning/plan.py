@@ -15,7 +15,7 @@ from parallelism.mesh import Mesh
 from parallelism.models import TransformerSpec
 from parallelism.planning.dealing import axes_beside_experts, split_of_sequences
 from parallelism.planning.explanation import Account, Need
-from parallelism.planning.settings import AXES, SETTINGS, split_text, transforms_of
+from parallelism.planning.settings import AXES, MOST, SETTINGS, split_text, transforms_of
 from parallelism.planning.trained import BATCH, TrainedModel
 from parallelism.simulation import simulate
 from parallelism.trace import Trace
@@ -98,9 +98,9 @@ class Task:
 
 
 def plan_of(run: TrainingRun, hardware: Hardware) -> tuple[Task, dict[str, Any]] | None:
-    """The task and the settings of a plan that is this run; None where there is no such plan."""
+    """The task and the settings of a plan that is this run; None where there is no such plan, or no search has it."""
     model = None if run.clip or run.loss_scale or SETTINGS.registered else _trained_by(run)
-    if model is None:
+    if model is None or run.batch > MOST["batch"]:
         return None
     task = Task(model, run.batch, hardware, run.mesh.size)
     for balanced in (0, 1):

@@ -151,3 +151,22 @@ def test_what_is_broadcast_is_joined_summed_and_read_by_places_as_if_it_were_who
     extents = [n * (2 if d == axis else 1) for d, n in enumerate((3, 4))]
     copies = [n for d, n in enumerate(extents) if kept[d] == 1 and d != axis]
     assert op.inputs[0].type.shape == (6 * 4 // (copies[0] if copies else 1),)
+
+
+SLOPES = {"LeakyRelu": ({"alpha": 0.25}, [], [0.25, 0.25, 1]), "PRelu": ({}, [0.5], [0.5, 0.5, 1]),
+          "Elu": ({"alpha": 2.0}, [], [2 / np.e, 2, 1]), "Celu": ({"alpha": 2.0}, [], [np.exp(-0.5), 1, 1]),
+          "Selu": ({"alpha": 2.0, "gamma": 3.0}, [], [6 / np.e, 6, 3]), "Clip": ({}, [-1, 1], [1, 1, 1]),
+          "ReduceL2": ({}, [], [0, 0, 0])}
+
+
+@pytest.mark.parametrize("kind", SLOPES)
+def test_gradients_at_corners_are_those_of_pytorch(kind):
+    """At -1, 0 and 1, the bounds of Clip; of a norm at zeros.  PyTorch 2.13.0 gave these, its Selu with other numbers."""
+    attributes, others, wanted = SLOPES[kind]
+    x = np.zeros((3, 1), np.float32) if kind == "ReduceL2" else np.array([[-1], [0], [1]], np.float32)
+    given = {"x": x, **{f"b{i}": np.float32(n).reshape(()) for i, n in enumerate(others)}}
+    node = helper.make_node(kind, [*given], ["y"], **attributes)
+    made = np.ones((1, 1), np.float32) if kind == "ReduceL2" else np.ones_like(x)
+    program, weights = from_onnx(model(node, given, {"y": made}, 18))
+    slope, = ir.interpret(ir.gradient(program, "x"), {**weights, **given, "grad.0": made}).outputs
+    assert_allclose(slope.ravel(), wanted, rtol=1e-6)
