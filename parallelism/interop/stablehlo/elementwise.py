@@ -195,7 +195,9 @@ def _select(reader: Reader, node: Node, x: list[Any]) -> Any:
 def _maximum(reader: Reader, node: Node, x: list[Any]) -> Any:
     """Of equal operands each has half of the gradient, as in JAX; but zero has none in ``jax.nn.relu``."""
     rectifies = is_rectifier(reader.callees, node.place) and is_floating(x[0].dtype)
-    return ew("relu", x[0]) if rectifies and same_everywhere(x[1]) == 0 else _plain("maximum", reader, node, x)
+    return (
+        ew("relu", x[0]) if rectifies and same_everywhere(x[1]) == 0 else _plain("maximum", reader, node, x)
+    )
 
 
 @meaning("stablehlo.minimum")
