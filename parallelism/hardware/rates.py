@@ -51,8 +51,8 @@ class Products:
         reached = count m n k / (waves * units * r c (k + half_depth) / q)
 
     Products of several matrices in one call, as those of experts, reach ``grouped`` times that.  One with a vector, where m
-    or n is 1, fills no tile.  Libraries have kernels of their own for it, which read each number once: it takes what its bytes
-    take, and reaches 1 here.
+    or n is 1, fills no tile.  Libraries have kernels of their own for it, which read each number once: it takes what its
+    bytes take, and reaches 1 here.
 
     A product whose result is added to an array in float32, as to the gradient of a weight, reads and writes each tile of it
     when the tile is done.  Units that share a tile have nothing to multiply meanwhile (CUTLASS, *Efficient GEMM in CUDA*:

@@ -176,7 +176,8 @@ def _collect_gates(gates: Array, experts: Array, each: int, first: int, drops: b
 
 
 def _gated_bias(rows: Array, gates: Array, bias: Array) -> Array:
-    return rows + gates[..., None] * bias[:, None, None]
+    added: Array = rows + gates[..., None] * bias[:, None, None]
+    return added
 
 
 def _gated_bias_gradient(grad: Array, gates: Array, bias: Array) -> tuple[Array, Array]:
