@@ -47,7 +47,8 @@ class UnsupportedError(InteropError):
 class OwnDerivativeWarning(UserWarning):
     """A program computes what a function with a derivative of its own computes, and does not know this derivative.
 
-    Such functions are those with ``jax.custom_vjp`` of JAX, and ``torch.autograd.Function`` and hooks of PyTorch.
+    Such functions are those with ``jax.custom_vjp`` or ``jax.custom_jvp`` of JAX, and ``torch.autograd.Function`` and
+    hooks of PyTorch.
     """
 
 
