@@ -13,6 +13,7 @@ from parallelism.interop.onnx_models.elementwise import ew
 from parallelism.interop.onnx_models.graph import GraphNode
 from parallelism.interop.onnx_models.reading import Reader, meaning
 from parallelism.interop.onnx_models.shapes import axis_of
+from parallelism.interop.own_rows import COMBINED, at_index, gathered, put
 
 
 def from_zero(indices: Any, extent: Any) -> Any:
@@ -51,8 +52,7 @@ def flat_places(indices: Any, shape: Any, batch: int = 0) -> Any:
     """The places in a flat array of the elements whose indices are along the last dim, after ``batch`` shared dims."""
     depth = indices.shape[-1]
     total: Any = None
-    for i in range(depth):
-        column = reshaped(part(indices, len(indices.shape) - 1, i, i + 1), indices.shape[:-1])
+    for i, column in enumerate(_columns(indices)):
         column = ew(
             "where",
             ew("less", column, np.asarray(0)),
@@ -68,12 +68,20 @@ def flat_places(indices: Any, shape: Any, batch: int = 0) -> Any:
     return total
 
 
+def _columns(indices: Any) -> list[Any]:
+    """The indices along each dim, which stand along the last dim."""
+    last = len(indices.shape) - 1
+    return [reshaped(part(indices, last, i, i + 1), indices.shape[:-1]) for i in range(indices.shape[-1])]
+
+
 @meaning("GatherND")
 def _gather_nd(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     data, indices, batch = x[0], convert(x[1], np.dtype(np.int64)), node.get("batch_dims", 0)
     if isinstance(data, Spread) and not batch:
         data, indices = _without_copies(data, indices)
     depth = indices.shape[-1]
+    if not batch and (found := gathered(data, _columns(indices))) is not None:
+        return found
     rest = tuple(data.shape[batch + depth :])
     places = flat_places(indices, data.shape, batch)
     table = reshaped(data, (prod(data.shape[: batch + depth]), *rest))
@@ -96,11 +104,15 @@ def _without_copies(data: Spread, indices: Any) -> tuple[Any, Any]:
 _REDUCTIONS = {"none": "set", "add": "sum", "mul": "prod", "max": "max", "min": "min"}
 
 
-def _put(x: Any, places: Any, updates: Any, reduction: str) -> Any:
+MOST_TURNS = 16
+"""So many elements of each row are put in one after the other; more go through the flat array."""
+
+
+def _put(x: Any, places: Any, updates: Any, op: str) -> Any:
     if x.dtype == bool:
         byte = np.dtype(np.uint8)
-        return convert(_put(convert(x, byte), places, convert(updates, byte), reduction), np.dtype(bool))
-    return emit("scatter", whole(x), whole(places), whole(updates), axis=0, op=_REDUCTIONS[reduction])
+        return convert(_put(convert(x, byte), places, convert(updates, byte), op), np.dtype(bool))
+    return emit("scatter", whole(x), whole(places), whole(updates), axis=0, op=op)
 
 
 @meaning("ScatterND")
@@ -108,6 +120,9 @@ def _scatter_nd(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     data, indices, updates = x[0], convert(x[1], np.dtype(np.int64)), x[2]
     depth = indices.shape[-1]
     rest = tuple(data.shape[depth:])
+    op = _REDUCTIONS[node.get("reduction", "none")]
+    if (found := put(data, _columns(indices), updates, op)) is not None:
+        return found
     places = flat_places(indices, data.shape)
     count = prod(places.shape)
     table = reshaped(data, (prod(data.shape[:depth]), *rest))
@@ -116,7 +131,7 @@ def _scatter_nd(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
             table,
             reshaped(places, (count,)),
             reshaped(updates, (count, *rest)),
-            node.get("reduction", "none"),
+            op,
         ),
         data.shape,
     )
@@ -127,6 +142,16 @@ def _scatter_elements(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     data, indices, updates = x[0], convert(x[1], np.dtype(np.int64)), x[2]
     ndim = len(data.shape)
     axis, shape = axis_of(node, ndim), tuple(data.shape)
+    op = _REDUCTIONS[node.get("reduction", "none")]
+    others_are_whole = all(indices.shape[d] == shape[d] for d in range(ndim) if d != axis)
+    turns = indices.shape[axis] if ndim else 0
+    if (
+        others_are_whole
+        and isinstance(turns, int)
+        and turns <= MOST_TURNS
+        and (op == "set" or data.dtype != bool)
+    ):
+        return _put_in_turn(data, indices, updates, axis, op)
     indices = ew(
         "where", ew("less", indices, np.asarray(0)), ew("add", indices, np.asarray(shape[axis])), indices
     )
@@ -140,9 +165,19 @@ def _scatter_elements(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
         reshaped(data, (prod(shape),)),
         reshaped(total, (count,)),
         reshaped(updates, (count,)),
-        node.get("reduction", "none"),
+        op,
     )
     return reshaped(flat, shape)
+
+
+def _put_in_turn(data: Any, indices: Any, updates: Any, axis: int, op: str) -> Any:
+    """One element of each row after the other, so that no row depends on others."""
+    for i in range(indices.shape[axis]):
+        at = at_index(part(indices, axis, i, i + 1), data.shape[axis], axis)
+        update = whole(part(updates, axis, i, i + 1))
+        combined = update if op == "set" else emit(COMBINED[op], whole(data), update)
+        data = emit("where", at, combined, whole(data))
+    return data
 
 
 @meaning("OneHot")
