@@ -23,6 +23,7 @@ from parallelism.interop.onnx_models.graph import (
     GraphInput,
     GraphNode,
     Reference,
+    check_by_library,
     with_nodes_in_order,
 )
 from parallelism.interop.onnx_models.origins import origin_of
@@ -113,12 +114,7 @@ class Model:
                 raise InteropError(
                     f"shape {list(tensor.dims)} is no shape of a tensor", "tensor", tensor.name
                 )
-        stripped = self._stripped()
-        try:
-            onnx.checker.check_model(stripped)
-            onnx.shape_inference.infer_shapes(stripped, check_type=True, strict_mode=True)
-        except Exception as error:
-            raise _checked(error) from None
+        check_by_library(onnx, self._stripped())
 
     def _stripped(self) -> Any:
         """A copy in which large tensors are inputs, so that checks are quick and open no file."""
@@ -489,16 +485,6 @@ def _nodes(graph: Any) -> int:
     return len(graph.node) + sum(
         _nodes(attribute.g) for node in graph.node for attribute in node.attribute if attribute.HasField("g")
     )
-
-
-def _checked(error: Exception) -> InteropError:
-    """The error of the checker: its first lines, and the node that it names."""
-    text = " ".join(str(error).split())
-    node = re.search(r"op_type:\s*(\w+)[, ]*(?:node )?name:\s*([\w./:-]*)", text) or re.search(
-        r"OpType: (\w+)(?:, Name: ([\w./:-]*))?", text
-    )
-    name = f"{node[1]} {(node[2] or '')!r}" if node else ""
-    return InteropError(f"onnx refuses the model: {text[:600]}", name)
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------

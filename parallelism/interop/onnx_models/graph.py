@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
@@ -124,3 +125,44 @@ def _read_by(node: Any, depth: int = 0) -> Iterator[str]:
 
 MOST_NESTED = 32
 """Graphs inside of nodes that are looked into; the checker refuses what is nested deeper."""
+
+
+def check_by_library(onnx: Any, model: Any) -> None:
+    """`InteropError` if the library of ONNX refuses a model.  Changes the model.
+
+    A result may have no type or no shape: it is found from the nodes, as ONNX Runtime does.  The checker wants both.
+    """
+    for value in model.graph.input:
+        tensor = value.type.tensor_type
+        if value.type.HasField("tensor_type") and not tensor.HasField("shape"):
+            raise InteropError("it has no shape: the number of its dims must be known", "input", value.name)
+    untyped = [value for value in model.graph.output if not value.HasField("type")]
+    unshaped = [value for value in model.graph.output if _lacks_shape(value)]
+    for value in unshaped:
+        value.type.tensor_type.shape.SetInParent()
+    for value in untyped:
+        value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+    try:
+        onnx.checker.check_model(model)
+        for value in unshaped:
+            value.type.tensor_type.ClearField("shape")
+        for value in untyped:
+            value.ClearField("type")
+        onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
+    except Exception as error:
+        raise _refused(error) from None
+
+
+def _lacks_shape(value: Any) -> bool:
+    is_tensor = value.type.HasField("tensor_type") or not value.HasField("type")
+    return is_tensor and not value.type.tensor_type.HasField("shape")
+
+
+def _refused(error: Exception) -> InteropError:
+    """The error of the checker: its first lines, and the node that it names."""
+    text = " ".join(str(error).split())
+    node = re.search(r"op_type:\s*(\w+)[, ]*(?:node )?name:\s*([\w./:-]*)", text) or re.search(
+        r"OpType: (\w+)(?:, Name: ([\w./:-]*))?", text
+    )
+    name = f"{node[1]} {(node[2] or '')!r}" if node else ""
+    return InteropError(f"onnx refuses the model: {text[:600]}", name)

@@ -20,7 +20,7 @@ from parallelism.interop.complex_numbers import numbers_in, type_of_parts
 from parallelism.interop.errors import InteropError
 from parallelism.interop.stablehlo.harmless import Ended, by_child, check_harmless
 from parallelism.interop.stablehlo.module import OPEN, STOPS_GRADIENT, Block, Module, Node, OtherType, Type
-from parallelism.interop.stablehlo.own_derivatives import warn_of_custom_vjp
+from parallelism.interop.stablehlo.own_derivatives import warn_of_lost_derivatives
 from parallelism.interop.stablehlo.shardings import list_groups, with_axes_split
 from parallelism.ir.core import DTYPES, Expression, TensorType
 from parallelism.mesh import Mesh
@@ -319,7 +319,7 @@ def lowered(function: Callable[..., Any], types: Sequence[Any], mesh: Mesh | Non
         return _exported(jax, jitted, types, given, _argument_names(jax, function, given))
     with _placed(jax, mesh):
         traced = jitted.trace(*given)
-        warn_of_custom_vjp(traced.jaxpr)
+        warn_of_lost_derivatives(jax, traced.jaxpr)
         rules = _libraries()[1].LoweringParameters(override_lowering_rules=(_stopping_rule(),))
         low = traced.lower(lowering_platforms=("cpu",), _private_parameters=rules)
     names = _argument_names(jax, function, given)
@@ -393,7 +393,7 @@ def _exported(jax: Any, jitted: Any, types: Any, given: Any, names: Sequence[str
     from jax import export
 
     try:
-        warn_of_custom_vjp(jitted.trace(*given).jaxpr)
+        warn_of_lost_derivatives(jax, jitted.trace(*given).jaxpr)
         rules = (_stopping_rule(),)
         found = export.export(jitted, platforms=("cpu",), _override_lowering_rules=rules)(*given)
     except jax.errors.JAXTypeError:

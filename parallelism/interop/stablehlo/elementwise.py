@@ -31,14 +31,13 @@ from parallelism.interop.folding import (
     whole,
 )
 from parallelism.interop.stablehlo.module import STOPS_GRADIENT, Node
+from parallelism.interop.stablehlo.own_derivatives import is_rectifier
 from parallelism.interop.stablehlo.reading import Reader, meaning
 
 _SAME = {
     "add": "add",
     "subtract": "subtract",
     "multiply": "multiply",
-    "maximum": "maximum",
-    "minimum": "minimum",
     "atan2": "arctan2",
     "negate": "negative",
     "abs": "absolute",
@@ -192,10 +191,32 @@ def _select(reader: Reader, node: Node, x: list[Any]) -> Any:
     return ew("where", *x)
 
 
+@meaning("stablehlo.maximum")
+def _maximum(reader: Reader, node: Node, x: list[Any]) -> Any:
+    """Of equal operands each has half of the gradient, as in JAX; but zero has none in ``jax.nn.relu``."""
+    rectifies = is_rectifier(reader.callees, node.place) and is_floating(x[0].dtype)
+    return (
+        ew("relu", x[0]) if rectifies and same_everywhere(x[1]) == 0 else _plain("maximum", reader, node, x)
+    )
+
+
+@meaning("stablehlo.minimum")
+def _minimum(reader: Reader, node: Node, x: list[Any]) -> Any:
+    rectifies = is_rectifier(reader.callees, node.place) and same_everywhere(x[1]) is not None
+    return _at_most(*x) if rectifies else _plain("minimum", reader, node, x)
+
+
 @meaning("stablehlo.clamp")
 def _clamp(reader: Reader, node: Node, x: list[Any]) -> Any:
+    """A number that is equal to a bound has no gradient, as in JAX: `maximum` would halve it."""
     least, given, most = x
-    return ew("minimum", ew("maximum", given, least), most)
+    if not is_floating(given.dtype):
+        return ew("minimum", ew("maximum", given, least), most)
+    return _at_most(ew("where", ew("less_equal", given, least), least, given), most)
+
+
+def _at_most(given: Any, most: Any) -> Any:
+    return ew("where", ew("greater_equal", given, most), most, given)
 
 
 @meaning("stablehlo.convert")

@@ -73,7 +73,9 @@ class Reader:
     ) -> None:
         self.module, self.builder, self.most_ops, self.placed = module, builder, most_ops, placed
         self.cuts: list[Cut] = []
-        self.depth, self.in_cut = 0, False
+        self.callees: list[str] = []
+        """The names of the functions whose calls are being read, from the outermost on."""
+        self.in_cut = False
         self.around: dict[int, Any] = {}
         self.defined: dict[int, Node] = {}
         """The nodes so far, by the numbers of their results."""
@@ -87,13 +89,13 @@ class Reader:
         """What the function of this name returns."""
         if name not in self.module.functions:
             raise caller.wrong(f"the module has no function @{name}")
-        self.depth += 1
-        if self.depth > MOST_DEPTH:
+        self.callees.append(name)
+        if len(self.callees) > MOST_DEPTH:
             raise caller.wrong(f"calls are nested more than {MOST_DEPTH} deep: @{name} calls itself")
         try:
             return self.function(self.module.functions[name], arguments)
         finally:
-            self.depth -= 1
+            self.callees.pop()
 
     def block(self, block: Block, arguments: Sequence[Any], values: dict[int, Any]) -> list[Any]:
         """What a block returns; ``values`` are those defined around it, by number."""

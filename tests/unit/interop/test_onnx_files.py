@@ -241,6 +241,31 @@ def test_inputs_that_fix_a_shape_can_be_given():
     assert program.outputs[0].type.shape == (3, 2)
 
 
+@pytest.mark.parametrize("declared", [
+    helper.make_tensor_value_info("y", TensorProto.FLOAT, None), onnx.ValueInfoProto(name="y")])
+def test_a_result_may_have_no_shape_and_no_type(declared):
+    made = model([node("Transpose", ["x"], ["t"]), node("Relu", ["t"], ["y"])])
+    made.graph.output[0].CopyFrom(declared)
+    content = made.SerializeToString()
+    program = from_onnx(made).program
+    assert made.SerializeToString() == content
+    x = np.array([[-1, 2, 3], [4, -5, 6]], np.float32)
+    assert_array_equal(ir.interpret(program, [x]).outputs[0], np.maximum(x.T, 0))
+    made.graph.node[0].input[0] = "nothing"
+    with pytest.raises(InteropError, match=r"onnx refuses the model: .*nothing"):
+        from_onnx(made)
+
+
+def test_an_input_without_a_shape_is_refused_by_its_name_and_a_result_of_another_type_too():
+    made = model([node("Relu", ["x"], ["y"])])
+    made.graph.output[0].type.CopyFrom(helper.make_tensor_type_proto(TensorProto.INT64, None))
+    with pytest.raises(InteropError, match=r"Inferred elem type differs from existing elem type: \(1\) vs \(7\)"):
+        from_onnx(made)
+    made.graph.input[0].type.tensor_type.ClearField("shape")
+    with pytest.raises(InteropError, match=r"^input at x: it has no shape: the number of its dims must be known$"):
+        from_onnx(made)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_file_that_is_changed_by_chance_gives_a_program_or_one_error(tmp_path):

@@ -70,6 +70,45 @@ def test_a_derivative_of_its_own_is_told_of_unless_jax_has_differentiated(rows):
     assert_allclose(slope, expected[1], rtol=1e-5, atol=1e-7)
 
 
+@jax.custom_jvp
+def steeper(x):
+    return jnp.tanh(x)
+
+
+steeper.defjvps(lambda g, result, x: 3 * g)
+
+
+def test_a_derivative_by_custom_jvp_is_told_of_but_not_those_of_jax_itself():
+    types = T("f32", W.shape), T("f32", X.shape)
+    with pytest.warns(OwnDerivativeWarning, match=r"^steeper: the derivative that jax\.custom_jvp gives is not in") as told:
+        from_jax(lambda w, x: jnp.mean(jax.nn.relu(jax.vmap(steeper)(x @ w))), *types)
+    assert len(told) == 1 and told[0].filename == __file__
+    with warnings.catch_warnings(action="error"):
+        program = from_jax(jax.grad(lambda w, x: jnp.sum(steeper(x @ w))), *types)
+        from_jax(lambda w, x: jnp.logaddexp(jnp.sinc(x @ w), jax.nn.relu6(x @ w)), *types)
+    assert_allclose(ir.interpret(program, [W, X]).outputs[0], 3 * X.sum(0)[:, None] * np.ones((3, 4)), rtol=1e-5)
+
+
+@jax.jit
+def relu(x):
+    return jnp.maximum(x, 0)                # a user's own: of equal numbers each has half of the gradient
+
+
+CORNERS = {
+    "relu": jax.nn.relu, "relu6": jax.nn.relu6, "relu of a user": relu, "clip": lambda x: jnp.clip(x, 0, 6),
+    "hard_sigmoid": jax.nn.hard_sigmoid, "clamp": lambda x: jax.lax.clamp(-3.0, x, 6.0), "vmap": jax.vmap(jax.nn.relu)}
+
+
+@pytest.mark.parametrize("rows", [7, ir.symbol("B")])
+@pytest.mark.parametrize("name", CORNERS)
+def test_at_corners_the_gradient_is_that_of_jax(name, rows):
+    x = np.array([-4, -3, 0, 1, 3, 6, 7], np.float32)
+    loss = lambda x: jnp.sum(CORNERS[name](x) * (1 + jnp.arange(x.shape[0])))
+    program = from_jax(loss, T("f32", (rows,))).specialize(**{"B": 7} if rows != 7 else {})
+    assert_allclose(ir.interpret(program, [x]).outputs[0], loss(x), rtol=1e-6)
+    assert_allclose(ir.interpret(ir.gradient(program, "x"), [x]).outputs[0], jax.grad(loss)(x), rtol=1e-6)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_no_gradient_passes_where_pytorch_detaches():
