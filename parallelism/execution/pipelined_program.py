@@ -395,13 +395,8 @@ class PipelinedProgram(PipelinedOperation):
     def _last_program(self, place: Place, kind: str, part: Part) -> DeviceProgram:
         """It has the names of the first stage of those that differ in names alone."""
         # One order for all devices of the position: that of the first of them.
-        first = place._replace(
-            rank=next(
-                rank
-                for rank, (position, _) in enumerate(self.places(place.mesh))
-                if place.number in self.stages_on(position)
-            )
-        )
+        positions = [position for position, _ in self.places(place.mesh)]
+        first = place._replace(rank=positions.index(self.pipeline.schedule.placement[place.number]))
         closing = [
             LastSums(self._programs_at(each), self.sums_over_replicas(each)) for each in (place, first)
         ]
@@ -473,6 +468,7 @@ class PipelinedProgram(PipelinedOperation):
         """As `PipelinedOperation.axes`; stages with meshes of their own lie on no axis, and have no replicas."""
         return super().axes(mesh) if self.own is None else (None, ())
 
+    @memoized
     def places(self, mesh: Mesh) -> list[tuple[int, int]]:
         """As `PipelinedOperation.places`."""
         return super().places(mesh) if self.own is None else self.own.places

@@ -1,4 +1,5 @@
 from .errors import (
+    EvaluationWarning as EvaluationWarning,
     InteropError as InteropError,
     OwnDerivativeWarning as OwnDerivativeWarning,
     UnsupportedError as UnsupportedError,

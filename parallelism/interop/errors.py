@@ -52,8 +52,19 @@ class OwnDerivativeWarning(UserWarning):
     """
 
 
+class EvaluationWarning(UserWarning):
+    """A program is that of a module in evaluation, and the module computes something else in the mode that it is in."""
+
+
 NAMED = 3
-"""So many functions are named."""
+"""So many functions or modules are named."""
+
+
+def named(names: Sequence[str]) -> str:
+    """The first of some names, each once, and how many more there are."""
+    different = [*dict.fromkeys(names)]
+    more = f" and {len(different) - NAMED} more" if len(different) > NAMED else ""
+    return f"{', '.join(different[:NAMED])}{more}"
 
 
 def warn_of_own_derivatives(names: Sequence[str], rule: str, instead: str, stacklevel: int) -> None:
@@ -61,12 +72,10 @@ def warn_of_own_derivatives(names: Sequence[str], rule: str, instead: str, stack
 
     ``rule`` is what gives their derivatives, and ``instead`` what the user can do.
     """
-    different = [*dict.fromkeys(names)]
-    if not different:
+    if not names:
         return
-    more = f" and {len(different) - NAMED} more" if len(different) > NAMED else ""
     warnings.warn(
-        f"{', '.join(different[:NAMED])}{more}: the derivative that {rule} gives is not in the program, which is "
+        f"{named(names)}: the derivative that {rule} gives is not in the program, which is "
         f"differentiated by what it computes; {instead}",
         OwnDerivativeWarning,
         stacklevel=stacklevel + 1,

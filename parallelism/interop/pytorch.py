@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from parallelism.dtypes import as_dtype, is_narrow
-from parallelism.interop.errors import warn_of_own_derivatives
+from parallelism.interop.errors import EvaluationWarning, named, warn_of_own_derivatives
 from parallelism.interop.onnx_models.files import Model
 from parallelism.interop.onnx_models.programs import Imported, imported
 from parallelism.interop.torch_derivatives import corners, detach_ungraded, lost_derivatives
@@ -64,6 +64,7 @@ def from_torch(
     are constants; a larger one is an input.  Parameters without ``requires_grad`` are frozen, if others have it
     (`parallelism.transforms.frozen`).  Ops know their line and are in regions named after the modules.  It is the
     program of evaluation (``module.eval()``): nothing is dropped out, and the module stays in the mode that it was in.
+    Batch norms normalize by their running statistics; an `EvaluationWarning` names those that are in training.
     Experts of Hugging Face's transformers become `dispatch` and `combine`, so that they can be split over ``ep``.
     The backward of a ``torch.autograd.Function``, and what hooks do with gradients, is not in the program, which an
     `OwnDerivativeWarning` says.
@@ -80,6 +81,7 @@ def from_torch(
         raise ValueError(
             "from_torch needs the arguments of the module: tensors, or ir.TensorType for their shapes"
         )
+    _warn_of_batch_statistics(torch, module)
     whole, own = (module, len(examples)) if loss is None else _with_loss(torch, module, loss, len(examples))
     names = _names(module, loss, own, len(examples))
     dims = _dims(examples, names, dynamic)
@@ -122,6 +124,24 @@ def _with_loss(torch: Any, module: Any, loss: Callable[..., Any], count: int) ->
             return self.loss(self.model(*given[:of_module]), *given[of_module:])
 
     return Trained(), of_module
+
+
+def _warn_of_batch_statistics(torch: Any, module: Any) -> None:
+    """Gives `EvaluationWarning` if there are norms that normalize by the batch now, and will not in the program."""
+    norms = [
+        name or type(each).__name__
+        for name, each in module.named_modules()
+        if isinstance(each, torch.nn.modules.batchnorm._NormBase)
+        and each.training
+        and each.running_mean is not None
+    ]
+    if norms:
+        warnings.warn(
+            f"{named(norms)}: the program normalizes by running statistics, as in evaluation, and this module is in "
+            f"training, where it normalizes by the batch; module.eval() says that this is meant",
+            EvaluationWarning,
+            stacklevel=3,
+        )
 
 
 def _parameters(function: Any) -> list[inspect.Parameter]:

@@ -78,7 +78,8 @@ def with_layers(
 ) -> DeviceEvents:
     """The events of a program with so many ``layers`` more than that of ``few``; that of ``more`` has one more.
 
-    There are no pieces among them, and no many events as columns.  `UnequalLayers` where these events do not follow.
+    The smaller one has a layer between the first and the last, since these may do something else.  There are no pieces among
+    them, and no many events as columns.  `UnequalLayers` where these events do not follow.
     """
     smaller, larger = _Program(few), _Program(more)
     alignment = _Alignment(smaller.events, larger.events)

@@ -34,6 +34,9 @@ from parallelism.simulation.step_tails import Tail, head_of, tail_of
 from parallelism.simulation.typed_device import TypedDevice
 
 POSITIONS = 3
+FEWEST = 3
+"""With fewer layers none is between the first and the last: what is done once a layer, one layer ahead, is not told from
+what is done for all layers at first."""
 
 
 class Whole(NamedTuple):
@@ -41,8 +44,10 @@ class Whole(NamedTuple):
 
     mesh: Mesh
     pipeline: Pipeline
+    few: int
+    """The layers of the smaller step of few, or its stages at each position."""
     more: int
-    """So many layers, or stages at each position, more than the smaller step of few has."""
+    """So many layers, or stages at each position, more than that has."""
     software: Software
     made: Callable[[Software], SimulatedOperation]
     """Makes the step for other software."""
@@ -59,6 +64,8 @@ class LayeredStep:
         self.mesh, self.pipeline = whole.mesh, whole.pipeline
         small = few.program.pipeline
         self.axis, self.stages = few.program.axes(few.mesh)[0], small.stages
+        if self.stages == 1 and whole.few < FEWEST:
+            raise UnequalLayers("one or two layers have none between the first and the last")
         if any(each != number % small.ranks for number, each in enumerate(small.schedule.placement)):
             raise UnequalLayers("stages lie on the ranks in another order than one round after the other")
         if not np.array_equal(few.classes[1], more.classes[1]):
@@ -66,7 +73,8 @@ class LayeredStep:
         self.places = self._small_places()
         self.first, self.class_of = self._classes()
         self._known: dict[Any, RepeatedEvents] = {}
-        self._run = {rank: (few.run(rank, None), more.run(rank, None)) for rank in few.classes[0]}
+        ran = {rank: few.run(rank, None) for rank in few.classes[0]}
+        self._run = {rank: (own, own if more is few else more.run(rank, None)) for rank, own in ran.items()}
         self._around = {rank: self._around_actions(*devices) for rank, devices in self._run.items()}
         for number, rank in enumerate(self.first):
             self._check(len(self._stages_of(number)), self._small_rank(rank))

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
 from functools import cache, partial
-from itertools import pairwise
-from typing import Any
+from itertools import islice, pairwise
+from typing import Any, NamedTuple
 
 from parallelism import transforms
 from parallelism.dtypes import as_dtype
@@ -29,6 +29,8 @@ FEW_STAGES: tuple[int, ...] = (2, 3)
 """So many stages at each position: beside the first stage, and the last, are one or two others."""
 WORTH, FEWER = 16, 2
 """A model with fewer layers is simulated whole, and so is one that has not so many times the stages of both with few."""
+_FEWEST_STAGES = 3
+"""With fewer, there is none between the first and the last."""
 _BUCKETS = 3
 """So many buckets are sums of a layer where each layer may close them at the same places."""
 _STORED = {"float8": "float8_e4m3fn"}
@@ -42,25 +44,44 @@ _PATTERN = re.compile(rf"{_NAME}(\.{_NAME})*")
 
 def layered_step(run: TrainingRun, software: Software) -> LayeredStep | None:
     """The step of a run as this software runs it; None where it does not follow from steps of few layers."""
-    if not _has_equal_layers(run):
+    if not _is_deep(run):
         return None
     model, pipeline = run.model, run.pipeline
     assert isinstance(model, TransformerSpec) and pipeline is not None
     scheduled = pipeline.on(run.mesh)
-    if not _is_regular(run, in_stages=scheduled.stages > 1):
-        return None
-    if scheduled.stages == 1:
-        sizes, whole, smaller = FEW, model.layers, partial(_with_layers, run)
-    elif _layers_of_stages(run) is not None:
-        sizes, whole, smaller = FEW_STAGES, pipeline.chunks, partial(_with_chunks, run)
-    else:
-        return None
-    steps = cache(lambda size: _whole(smaller(size), software))
-    for few, more in pairwise(sizes):
+    in_stages = scheduled.stages > 1
+    whole = pipeline.chunks if in_stages else model.layers
+    steps = cache(lambda size: _whole((_with_chunks if in_stages else _with_layers)(run, size), software))
+    for few, more in _sizes_of_stages(run) if in_stages else _sizes_of_layers(run):
         with suppress(UnequalLayers):
-            what = Whole(run.mesh, scheduled, whole - few, software, partial(_step_of, run))
+            what = Whole(run.mesh, scheduled, few, whole - few, software, partial(_step_of, run))
             return LayeredStep(steps(few), steps(more), what)
     return None
+
+
+def _sizes_of_layers(run: TrainingRun) -> Iterator[tuple[int, int]]:
+    """The numbers of layers of the two models that may tell a model of one stage."""
+    assert isinstance(run.model, TransformerSpec)
+    if len({*_kinds_of_layers(run.model)}) == 1 and _is_regular(run, in_stages=False):
+        yield from pairwise(FEW)
+
+
+def _sizes_of_stages(run: TrainingRun) -> Iterator[tuple[int, int]]:
+    """The numbers of stages at each position of the two models that may tell a model of several stages.
+
+    The last two are as many as the whole model has at each position, at fewer positions.
+    """
+    pipeline = run.pipeline
+    assert pipeline is not None
+    if _kinds_of_stages(run) is None:
+        return
+    positions = run.mesh.shape[pipeline.axis]
+    if positions * pipeline.chunks >= FEWER * sum(FEW_STAGES) * POSITIONS and _is_regular(
+        run, in_stages=True
+    ):
+        yield from pairwise(FEW_STAGES)
+    if positions > POSITIONS:
+        yield pipeline.chunks, pipeline.chunks
 
 
 def _is_regular(run: TrainingRun, *, in_stages: bool) -> bool:
@@ -104,49 +125,68 @@ def _with_layers(run: TrainingRun, layers: int) -> TrainingRun:
 
 
 def _with_chunks(run: TrainingRun, chunks: int) -> TrainingRun:
-    """The run of a model with so many stages at each of few positions, with as many layers in each stage."""
-    of_stages, pipeline, model = _layers_of_stages(run), run.pipeline, run.model
+    """The run of a model with so many stages at each of few positions, with as many layers in each stage.
+
+    `UnequalLayers` where its stages do not compute what those of the run do.
+    """
+    of_stages, pipeline, model = _kinds_of_stages(run), run.pipeline, run.model
     assert of_stages is not None and pipeline is not None and isinstance(model, TransformerSpec)
     positions = min(POSITIONS, run.mesh.shape[pipeline.axis])
-    first, between, last = of_stages
-    counts = [first, *[between] * (positions * chunks - 2), last]
+    counts = [len(of_stages.first), *[len(of_stages.between)] * (positions * chunks - 2), len(of_stages.last)]
     microbatches = 2 * positions
     cut = replace(pipeline, chunks=chunks, microbatches=microbatches, begin=begins_of(counts))
-    return replace(
+    small = replace(
         run,
         model=replace(model, layers=sum(counts)),
         batch=run.batch // pipeline.microbatches * microbatches,
         strategy=Strategy(*(cut if each is pipeline else each for each in run.strategy.transforms)),
         mesh=Mesh(**{**run.mesh.shape, pipeline.axis: positions}),
     )
+    if _kinds_of_stages(small) != of_stages:
+        raise UnequalLayers("the layers of fewer stages compute something else")
+    return small
 
 
-def _layers_of_stages(run: TrainingRun) -> tuple[int, int, int] | None:
-    """The layers of the first stage, of each between, and of the last; None where those between have not equally many, and
-    where few stages are not far fewer."""
+_Kinds = tuple[tuple[Any, ...], ...]
+"""Of each layer, what tells it from layers that do not compute the same."""
+
+
+class _Stages(NamedTuple):
+    """The layers of the first stage, of each between, and of the last."""
+
+    first: _Kinds
+    between: _Kinds
+    last: _Kinds
+
+
+def _kinds_of_stages(run: TrainingRun) -> _Stages | None:
+    """The layers of the stages; None where those between do not compute the same."""
     pipeline, model = run.pipeline, run.model
     assert pipeline is not None and isinstance(model, TransformerSpec)
     counts = counts_of(pipeline.begin, model.layers)
-    if counts is None or pipeline.microbatches == 1 or len(counts) < FEWER * sum(FEW_STAGES) * POSITIONS:
+    if counts is None or pipeline.microbatches == 1 or len(counts) < _FEWEST_STAGES or 0 in counts:
         return None
-    first, *between, last = counts
-    return (first, between[0], last) if len({*between}) == 1 and first and last else None
+    layers = iter(_kinds_of_layers(model))
+    first, *between, last = [tuple(islice(layers, count)) for count in counts]
+    return _Stages(first, between[0], last) if len({*between}) == 1 else None
 
 
-def _has_equal_layers(run: TrainingRun) -> bool:
-    """Whether the run is of a model with many layers that compute the same."""
+def _kinds_of_layers(spec: TransformerSpec) -> _Kinds:
+    """The kinds of all layers."""
+    return tuple(
+        (spec.window_of(layer), spec.is_rotated(layer), bool(spec.experts and spec.experts.at(layer)))
+        for layer in range(spec.layers)
+    )
+
+
+def _is_deep(run: TrainingRun) -> bool:
+    """Whether the run is of a model with many layers, with all of which the strategy does the same."""
     spec, pipeline = run.model, run.pipeline
     if not isinstance(spec, TransformerSpec) or pipeline is None or spec.layers < WORTH:
         return False
     if pipeline.meshes or pipeline.shares:
         return False
-    layers = {
-        (spec.window_of(layer), spec.is_rotated(layer), bool(spec.experts and spec.experts.at(layer)))
-        for layer in range(spec.layers)
-    }
-    return len(layers) == 1 and all(
-        _is_for_every_layer(each) for each in run.strategy.transforms if each is not pipeline
-    )
+    return all(_is_for_every_layer(each) for each in run.strategy.transforms if each is not pipeline)
 
 
 def _is_for_every_layer(transform: Transform) -> bool:

@@ -211,14 +211,14 @@ def in_zigzag(parts: Parts, axis: str) -> Parts:
     is_causal = any(op.kind in _ATTENTION and Scores.parse(op["mask"]).mask.causal for op in forward.ops)
     if not (is_causal and _in_any_order(parts)):
         return parts
-    names = {value.name for value in forward.values}
+    names, given = {value.name for value in forward.values}, set(forward.inputs)
     picked: dict[Value, Value] = {}
     whole: dict[str, TensorSharding] = {}
     ops: list[Op] = []
     for op in forward.ops:
         for value in op.inputs:
-            dim = _token_dim(parts, value)
-            if value in picked or dim is None or value not in forward.inputs:
+            dim = _token_dim(parts, value) if value in given and value not in picked else None
+            if dim is None:
                 continue
             made, picked[value] = _picked(value, dim, axis, op.region, names)
             ops += made

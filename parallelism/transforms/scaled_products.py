@@ -363,6 +363,7 @@ class _Scaled:
         if update is None or not (made_anew or self.delayed):
             return update
         nexts = {value.name: value for value in update.outputs}
+        maker = {value: op for op in update.ops for value in op.outputs}
         new: dict[str, Value] = {}
         """The values that are not those of before, by name."""
         added = _Added()
@@ -370,7 +371,7 @@ class _Scaled:
             outputs = tuple(Value(f"{NEXT}{value.name}", value.type) for value in (copy, *scales))
             before = nexts[f"{NEXT}{weight.name}"]
             if weight in self.narrow:
-                before = self._rounded_from(update, before)
+                before = _rounded_from(maker[before], before)
                 new |= {weight.name: Value(weight.name, copy.type), outputs[0].name: outputs[0]}
             else:
                 added.copies.append(Value(copy.name, copy.type))
@@ -396,15 +397,14 @@ class _Scaled:
             (*outputs, *made.values()),
         )
 
-    @staticmethod
-    def _rounded_from(update: Function, value: Value) -> Value:
-        """What a weight is rounded from."""
-        (op,) = (op for op in update.ops if value in op.outputs)
-        if op.kind != "convert":
-            raise ValueError(
-                f"the update makes {value} by {op.kind}; a weight in float8 is rounded from its main copy"
-            )
-        return op.inputs[0]
+
+def _rounded_from(op: Op, value: Value) -> Value:
+    """What a weight, the ``value`` that an op of the update makes, is rounded from."""
+    if op.kind != "convert":
+        raise ValueError(
+            f"the update makes {value} by {op.kind}; a weight in float8 is rounded from its main copy"
+        )
+    return op.inputs[0]
 
 
 _SCALAR = TensorType(np.float32, ())

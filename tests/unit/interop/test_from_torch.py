@@ -44,6 +44,7 @@ def outputs_of(program, weights, examples):
     return ir.interpret(program, {**weights, **given}).outputs
 
 
+@pytest.mark.filterwarnings("ignore::parallelism.interop.EvaluationWarning")  # they are in training, to see that they stay so
 @pytest.mark.parametrize("name", MODELS)
 def test_a_module_and_its_loss(torch, models, name):
     torch.manual_seed(0)

@@ -57,6 +57,12 @@ def test_a_step_with_sharded_parameters_is_that_of_all_layers(monkeypatch: pytes
     assert_as_whole(replace(run, optimizer=SGD(0.1)))
 
 
+@pytest.mark.parametrize("few", [1, 2])
+def test_one_layer_or_two_tell_no_others(monkeypatch: pytest.MonkeyPatch, few: int) -> None:
+    monkeypatch.setattr(few_layers, "FEW", (few, few + 1))
+    assert layered_step(run_of("tp=2 pp=1 1f1b:2"), PLAIN) is None
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("strategy", "spec"), [
@@ -104,9 +110,42 @@ def test_steps_with_few_stages_tell_that_with_all(
     assert_as_whole(run, Software(fused=True, overlapping=True, gradient_buffers=True))
 
 
+WINDOWS = replace(GATED, window=4, full_attention_every=3)
+
+
+def test_few_positions_of_a_pipeline_tell_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(few_layers, "WORTH", 5)
+    run = in_stages([1, 1, 1, 2], replace(SPEC, positions="none"), "dp=2 overlap=3KB")
+    assert_as_whole(replace(run, optimizer=SGD(0.1)))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("counts", "strategy", "spec"), [
+    pytest.param([2] * 16, "precision=bf16,products:f8,gathers:f8,history:4 dp=2 tp=2 sp zero=1 overlap=3KB", SPEC,
+                 id="buckets of several stages"),
+    pytest.param([1] * 15 + [2], "precision=bf16 dp=2 tp=2 sp zero=1 overlap=3KB", GATED, id="a longer last stage"),
+    pytest.param([4] * 4, "precision=bf16 dp=2 zero=1 overlap=3KB", GATED, id="one stage at each position"),
+    pytest.param([2] * 8, "precision=bf16 ep=2", replace(GATED, experts=Experts(count=4, chosen=2, dense_layers=1)),
+                 id="a dense layer in the first stage"),
+    pytest.param([3] * 7 + [1], "dp=2", WINDOWS, id="windows"),
+])
+def test_stages_at_few_positions_tell_those_at_all(counts: Sequence[int], strategy: str, spec: TransformerSpec) -> None:
+    run = in_stages(counts, spec, strategy)
+    assert_as_whole(run)
+    assert_as_whole(run, Software(fused=True, overlapping=True, gradient_buffers=True))
+
+
 def test_stages_with_other_numbers_of_layers_are_simulated_as_a_whole() -> None:
-    for counts in ([1] * 15 + [2], [1] * 31 + [0], [1] * 30 + [2, 1], [1] * 28):
+    for counts in ([1] * 31 + [0], [1] * 30 + [2, 1]):
         assert layered_step(in_stages(counts, SPEC, "dp=2"), PLAIN) is None, counts
+
+
+@pytest.mark.parametrize("every", [3, 16])
+def test_stages_that_few_others_do_not_stand_for_are_simulated_as_a_whole(every: int) -> None:
+    """Either the second stage has its windows at other places than the third, or the last layer alone has none."""
+    spec = replace(GATED, window=4, full_attention_every=every)
+    assert layered_step(in_stages([2] * 8, spec, "dp=2"), PLAIN) is None
 
 
 @pytest.mark.slow
@@ -129,11 +168,14 @@ def test_a_bucket_of_several_layers_is_simulated_as_a_whole(strategy: str) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", ["500B", "3000B"])
-def test_a_bucket_that_only_all_layers_fill_is_simulated_as_a_whole(size: str) -> None:
+def test_a_bucket_that_only_all_layers_fill_is_told_by_as_many_stages_at_a_position(size: str) -> None:
     """The weights of norms of few layers are gathered in one call, and those of all layers in several."""
-    strategy = f"precision=bf16,products:f8 dp=2 zero=1 overlap={size}"
-    assert layered_step(in_stages([1] * 32, GATED, strategy), PLAIN) is None
-    assert layered_step(in_stages([1] * 32, GATED, strategy.replace(size, "5KB")), PLAIN) is not None
+    chunks = []
+    for each in (size, "5KB"):
+        step = layered_step(in_stages([1] * 32, GATED, f"precision=bf16,products:f8 dp=2 zero=1 overlap={each}"), PLAIN)
+        assert step is not None
+        chunks.append(step.few.program.pipeline.chunks)
+    assert chunks == [8, 2]
 
 
 @pytest.mark.parametrize(("strategy", "spec"), [
