@@ -50,7 +50,9 @@ class Products:
         waves = ceil(count * ceil(m / r) * ceil(n / c) / units)
         reached = count m n k / (waves * units * r c (k + half_depth) / q)
 
-    Products of several matrices in one call, as those of experts, reach ``grouped`` times that.
+    Products of several matrices in one call, as those of experts, reach ``grouped`` times that.  One with a vector, where m
+    or n is 1, fills no tile.  Libraries have kernels of their own for it, which read each number once: it takes what its
+    bytes take, and reaches 1 here.
 
     A product whose result is added to an array in float32, as to the gradient of a weight, reads and writes each tile of it
     when the tile is done.  Units that share a tile have nothing to multiply meanwhile (CUTLASS, *Efficient GEMM in CUDA*:
@@ -80,9 +82,9 @@ class Products:
         )
 
     def reached(self, shape: Shape) -> float:
-        """The part of the peak that products of ``shape`` reach; 1 for empty ones."""
+        """The part of the peak that products of ``shape`` reach; 1 for empty ones, and for those with a vector."""
         count, m, n, k = shape
-        if not count * m * n * k:
+        if not count * m * n * k or min(m, n) == 1:
             return 1.0
         least = min(
             ceil(count * ceil(m / rows) * ceil(n / columns) / self.units)

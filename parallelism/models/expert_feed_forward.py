@@ -157,7 +157,7 @@ def _experts(parts: Parts, rows: Any, gates: Any, block: str, *, gates_inputs: b
     with region("down"):
         made = np.einsum("ebcf,efh->ebch", hidden, p[f"{block}expert_down"])
         if has_bias(spec, "expert_down"):
-            made = made + np.einsum("ebc,eh->ebch", gates, p[f"{block}expert_down_bias"])
+            made = apply("gated_bias", made, gates, p[f"{block}expert_down_bias"])
         return made
 
 

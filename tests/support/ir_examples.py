@@ -223,6 +223,9 @@ example("dispatch", (1, 7, 1), Ints((1, 7, 2), 4), shape=(4, 1, 3, 1), **whole)
 example("combine", (4, 1, 3, 1), Ints((1, 7, 2), 4), **whole)
 example("dispatch_gates", (1, 7, 2), Ints((1, 7, 2), 4), shape=(4, 1, 3), **whole)
 example("collect_gates", (4, 1, 3), Ints((1, 7, 2), 4), **whole)
+for _kind in ("gated_bias", "gated_bias_gradient"):
+    example(_kind, (2, 3, 2, 4), (2, 3, 2), (2, 4))
+    example(_kind, (1, 2, 3, 1), (1, 2, 3), (1, 1))
 example("one_hot", Ints((3, 2), 5), extent=5, dtype=F64)
 
 GATED = ("swiglu", "geglu", "geglu_exact", "reglu", "clamped_swiglu")

@@ -393,6 +393,12 @@ def _dealt(kind, rng):
     return Example(kind, (given, chosen), {"shape": slots, **how})
 
 
+@maker("gated_bias", "gated_bias_gradient")
+def _gated_bias(kind, rng):
+    experts, batch, slots, width = (int(n) for n in rng.choice((1, 2, 3), 4))
+    return Example(kind, ((experts, batch, slots, width), (experts, batch, slots), (experts, width)))
+
+
 @maker("softmax_gradient")
 def _softmax_gradient(kind, rng):
     shape = extents(rng, 1)

@@ -135,7 +135,8 @@ def _gains(table: Table, row: Measured, start: Mapping[str, float], at: float) -
 
 
 def _is_time(parameter: str) -> bool:
-    return parameter.endswith("_seconds")
+    """Whether predictions are linear in the parameter itself, not in its inverse."""
+    return parameter.endswith(("_seconds", ".accumulated"))
 
 
 def _fit(

@@ -5,7 +5,6 @@ is derived here is not verified again; the caller gives different names to diffe
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from operator import is_
 from typing import Any, TypeVar
 
 from parallelism.ir.core.extents import Extent
@@ -32,8 +31,10 @@ def with_values(
     """
 
     def each(side: tuple[Value, ...]) -> tuple[Value, ...]:
-        new = tuple([values[value.name] for value in side])
-        return side if all(map(is_, side, new)) else new
+        for value in side:
+            if values[value.name] is not value:
+                return tuple([values[value.name] for value in side])
+        return side
 
     ops = []
     for op in function.ops:

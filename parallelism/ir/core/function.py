@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
@@ -336,9 +336,9 @@ def verify(function: Function) -> None:
             _check_known(value, known)
         except ValueError as error:
             raise VerifyError(f"@{function.name}, return: {error}") from None
-    kinds = {op.kind for op in function.ops}
-    if any(operator(kind).reuses for kind in kinds):
-        _check_reused(function)
+    entries = [operator(kind) for kind in {op.kind for op in function.ops}]
+    if reusing := {entry.name for entry in entries if entry.reuses}:
+        _check_reused(function, reusing, {entry.name for entry in entries if entry.view})
 
 
 def _verify_op(op: Op, known: dict[str, Value]) -> None:
@@ -355,25 +355,28 @@ def _verify_op(op: Op, known: dict[str, Value]) -> None:
         known[value.name] = value
 
 
-def _check_reused(function: Function) -> None:
-    """Check that no value is read after an op wrote into its memory."""
-    owner = {value.name: value.name for value in function.inputs}
+def _check_reused(function: Function, reusing: Collection[str], views: Collection[str]) -> None:
+    """Check that no value is read after an op wrote into its memory: an op of a kind that is ``reusing`` memory."""
+    owner: dict[str, str] = {}
+    """By view, the value whose memory it shows."""
     writer: dict[str, Op] = {}
 
     def check_read(value: Value) -> None:
-        if owner[value.name] in writer:
+        own = owner.get(value.name, value.name)
+        if own in writer:
             raise VerifyError(
-                f"@{function.name}: %{value.name} is read after its memory was written into: "
-                f"{_short(writer[owner[value.name]])}"
+                f"@{function.name}: %{value.name} is read after its memory was written into: {_short(writer[own])}"
             )
 
     for op in function.ops:
-        for value in op.inputs:
-            check_read(value)
-        if op.operator.reuses:
-            writer[owner[op.inputs[0].name]] = op
-        for value in op.outputs:
-            owner[value.name] = owner[op.inputs[0].name] if op.operator.view else value.name
+        if writer:
+            for value in op.inputs:
+                check_read(value)
+        if op.kind in reusing:
+            writer[owner.get(op.inputs[0].name, op.inputs[0].name)] = op
+        if op.kind in views:
+            own = owner.get(op.inputs[0].name, op.inputs[0].name)
+            owner.update(dict.fromkeys([value.name for value in op.outputs], own))
     for value in function.outputs:
         check_read(value)
 

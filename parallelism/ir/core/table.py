@@ -141,10 +141,10 @@ def register(operator: Operator) -> Operator:
 
 def operator(kind: str) -> Operator:
     """The entry of this name; ``ValueError`` if there is none."""
-    entry = OPERATORS.get(kind) if isinstance(kind, str) else None
-    if entry is None:
-        raise ValueError(f"there is no operator {str(kind)[:80]!r}{did_you_mean(kind, OPERATORS)}")
-    return entry
+    try:
+        return OPERATORS[kind]
+    except (KeyError, TypeError):  # TypeError: what cannot be a key
+        raise ValueError(f"there is no operator {str(kind)[:80]!r}{did_you_mean(kind, OPERATORS)}") from None
 
 
 def meaning(kind: str, types: tuple[TensorType, ...], attributes: Attributes) -> Meaning:

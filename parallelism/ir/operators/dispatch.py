@@ -1,4 +1,5 @@
-"""Operators that deal tokens to experts, and back: `dispatch`, `combine`, `dispatch_gates` and `collect_gates`.
+"""Operators that deal tokens to experts, and back: `dispatch`, `combine`, `dispatch_gates` and `collect_gates`; and
+`gated_bias`, which adds an expert's bias to each of its rows, times the gate of the row.
 
 ``experts``, of shape ``(b, s, k)``, has the numbers of the k experts of each token.  An expert has c *slots* for each
 of the b sequences.  The tokens of a sequence lie in chunks, one after the other, and each chunk has ``each`` slots of
@@ -10,6 +11,7 @@ no slot is left is dropped.
     combine(rows, experts)           (e, b, c, h) -> (b, s, h)    for each token the sum of the rows in its slots
     dispatch_gates(gates, experts)   (b, s, k) -> (e, b, c)       as dispatch, with a number for each choice
     collect_gates(gates, experts)    (e, b, c) -> (b, s, k)       the number in the slot of each choice; else zero
+    gated_bias(rows, gates, bias)    (e, b, c, h) -> (e, b, c, h) ``rows + gates * bias``, with a bias (e, h)
 
 With one chunk a sequence must be whole.  With several, sequences may be split where chunks end, and each device deals
 its own tokens.  If e is split, a device has the experts from ``first`` on, and what it combines is a part of the sums.
@@ -30,6 +32,7 @@ import numpy as np
 from parallelism.arrays import Array
 from parallelism.ir.core import Operator, Rule, TensorType, first_dtype, register, rule
 from parallelism.ir.core.extents import Extent, product, quotient
+from parallelism.ir.operators.activations import floating
 from parallelism.ir.tracing import apply
 
 _ATTRIBUTES = {"each": "an extent", "first": "an extent", "drops": "a bool"}
@@ -172,6 +175,27 @@ def _collect_gates(gates: Array, experts: Array, each: int, first: int, drops: b
     return found
 
 
+def _gated_bias(rows: Array, gates: Array, bias: Array) -> Array:
+    added: Array = rows + gates[..., None] * bias[:, None, None]
+    return added
+
+
+def _gated_bias_gradient(grad: Array, gates: Array, bias: Array) -> tuple[Array, Array]:
+    """The gradients of the gates and of the bias; that of the rows is ``grad`` itself."""
+    return np.einsum("ebch,eh->ebc", grad, bias), np.einsum("ebch,ebc->eh", grad, gates)
+
+
+def _gated_bias_second(g: Any, y: Any, grad: Any, gates: Any, bias: Any) -> list[Any]:
+    """The derivative of the gradient, which is linear in ``grad``, and in the gates and the bias."""
+    to_gates = np.zeros_like(gates) if g[0] is None else g[0]
+    to_bias = np.zeros_like(bias) if g[1] is None else g[1]
+    return [
+        to_gates[..., None] * bias[:, None, None] + gates[..., None] * to_bias[:, None, None],
+        np.einsum("ebch,eh->ebc", grad, to_bias),
+        np.einsum("ebch,ebc->eh", grad, to_gates),
+    ]
+
+
 # -- the table ---------------------------------------------------------------------------------------------------------
 
 
@@ -222,3 +246,24 @@ register(_dealing("dispatch", _dispatch_rule, _dispatch, "combine"))
 register(_dealing("dispatch_gates", _gates_rule, _dispatch_gates, "collect_gates"))
 register(_returning("combine", _combine_rule, _combine, "dispatch", _additions))
 register(_returning("collect_gates", _collect_rule, _collect_gates, "dispatch_gates", 0))
+register(
+    Operator(
+        "gated_bias",
+        lambda rows, gates, bias: rule("ebch,ebc,eh->ebch", [rows.shape, gates.shape, bias.shape]),
+        floating,
+        _gated_bias,
+        lambda g, y, rows, gates, bias: [g, *apply("gated_bias_gradient", g, gates, bias)],
+        2,
+    )
+)
+register(
+    Operator(
+        "gated_bias_gradient",
+        lambda grad, gates, bias: rule("ebch,ebc,eh->ebc,eh", [grad.shape, gates.shape, bias.shape]),
+        floating,
+        _gated_bias_gradient,
+        _gated_bias_second,
+        4,
+        linear=(0,),
+    )
+)

@@ -66,7 +66,7 @@ def test_a_sample_of_the_runs_is_simulated(number: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("precision", "measured", "told"), [("bf16", 9.118, 9.07), ("fp8", 6.5, 6.52)])
+@pytest.mark.parametrize(("precision", "measured", "told"), [("bf16", 9.118, 8.89), ("fp8", 6.5, 6.20)])
 def test_runs_that_tune_adapters_take_what_docs_tuning_tells(precision: str, measured: float, told: float) -> None:
     """Llama 3 70B on 8 devices; if all weights were trained it would take a third more, and 210 GB of each device."""
     published, = [run for run in RUNS if run.columns["peft"] == "lora" and run.columns["precision"] == precision]

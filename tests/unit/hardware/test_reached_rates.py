@@ -50,7 +50,9 @@ def test_no_shape_reaches_more_than_all(shape, units, depth, intensity):
     products = Products(units, ((16, 8), (8, 8)), depth, intensity)
     assert 0 < products.reached(shape) <= 1
     count, m, n, k = shape
-    if count * m * n * k:
+    if count * m * n * k and min(m, n) == 1:
+        assert products.reached(shape) == 1
+    elif count * m * n * k:
         tiles = min(ceil(count * ceil(m / r) * ceil(n / c) / units) * units * (r * c + intensity * (r + c))
                     for r, c in products.tiles)
         assert products.reached(shape) == pytest.approx(count * m * n * k / tiles / (k + depth))
@@ -64,6 +66,17 @@ def test_a_product_is_priced_by_its_shape_and_other_compute_by_the_ramp():
     assert costs.compute_seconds(8.0, 4e12, dtype="float32", shape=(1, 1, 1, 4)) == 4           # memory is longer
     without = Costs(hardware(flops_efficiency=0.5))
     assert without.compute_seconds(1e9, dtype="float32", shape=(1, 1, 1, 4)) == 1e9 / 1e12 / 0.5
+
+
+def test_a_product_with_a_vector_takes_what_its_bytes_take():
+    products = Products(6, ((8, 4),), half_depth=16, half_intensity=2, grouped=0.5)
+    for shape in ((1, 1, 24, 5), (1, 24, 1, 5), (7, 1, 1, 5)):
+        assert products.reached(shape) == 1
+    assert products.reached((1, 2, 24, 5)) < 1 and products.reached((1, 24, 8, 1)) < 1      # k may be 1: it has a tile
+    count, k = 16384, 2880                                                                # the gradients of gates
+    costs = Costs(hardware(products=products, memory_efficiency=0.5))
+    took = costs.compute_seconds(2.0 * count * k, 4.0 * count * k, dtype="float16", shape=(count, 1, 1, k))
+    assert took == 4.0 * count * k / 1e12 / 0.5
 
 
 def test_a_product_waits_for_a_part_of_the_float32_array_that_it_adds_to_unless_memory_is_longer():

@@ -39,6 +39,22 @@ def test_gates_lie_in_the_slots_of_their_rows():
     assert_array_equal(ir.apply("collect_gates", found, experts, **how), [[[0.5, 0.25], [2, 0]]])
 
 
+@pytest.mark.parametrize("shape", [(2, 1, 3, 2), (3, 2, 1, 5), (1, 1, 1, 1)])
+def test_the_bias_of_an_expert_is_added_to_each_row_times_its_gate(shape):
+    rng = np.random.default_rng(shape)
+    rows, grad = (rng.integers(-9, 9, shape) * 0.5 for _ in range(2))
+    gates, bias = rng.integers(-9, 9, shape[:3]) * 0.25, rng.integers(-9, 9, (shape[0], shape[3])) * 1.0
+    made, of_gates, of_bias = rows.copy(), np.zeros_like(gates), np.zeros_like(bias)
+    for at in np.ndindex(shape):
+        gate, one = gates[at[:3]], bias[at[0], at[3]]
+        made[at] += gate * one
+        of_gates[at[:3]] += grad[at] * one
+        of_bias[at[0], at[3]] += grad[at] * gate
+    assert_array_equal(ir.apply("gated_bias", rows, gates, bias), made)
+    for found, told in zip(ir.apply("gated_bias_gradient", grad, gates, bias), (of_gates, of_bias), strict=True):
+        assert_array_equal(found, told)
+
+
 def loss(drops):
     def record(p, x, experts):
         rows = dealt(x, experts, 2, 1, drops=drops)
