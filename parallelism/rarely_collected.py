@@ -4,7 +4,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-OBJECTS = 100_000
+OBJECTS = 500_000
 """New objects between two looks of the collector of cycles."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -143,8 +144,15 @@ complete -F _vcluster vcluster"""
 
 def command() -> None:
     """What the installed command `vcluster` runs."""
-    sys.exit(serve("vcluster", main))
+    ended(serve("vcluster", main))
+
+
+def ended(status: int) -> None:
+    """Ends this process, in which all is done.  The collector of cycles would look at every object once more, for seconds
+    after a large search."""
+    gc.freeze()
+    sys.exit(status)
 
 
 if __name__ == "__main__":
-    sys.exit(serve(PROGRAM, main))
+    ended(serve(PROGRAM, main))

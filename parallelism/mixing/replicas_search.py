@@ -187,7 +187,6 @@ class _Pricing:
                     too_large.append((way.replicas.rows[part], way.replicas.microbatches))
                     self._refuse("memory")
                     return None
-                table.price({shape: [row]})
                 seconds = max(seconds, float(table.seconds([row])[0]))
         except Unpriceable as error:
             self._refuse(str(error))

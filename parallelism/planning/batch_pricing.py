@@ -274,24 +274,20 @@ def _share(
     only if ``all_peaks``."""
     seconds, peaks = np.full(len(possible), np.inf), np.zeros(len(possible), np.int64)
     before = set(table.steps.known)
-    met = [np.zeros(0, np.int64)]
-    groups: dict[Shape, list[int]] = defaultdict(list)
+    met, timed, fits = [np.zeros(0, np.int64)], list[int](), False
     left = dict[int, str]()
     largest = np.full(len(possible), np.inf) if all_peaks else limits
     for own in alike:
         behind = partial(_told_behind, told, sum(map(len, met)))
-        of_shapes, why = _prepared(table, own, largest, peaks, behind)
-        for shape, each in of_shapes.items():
-            groups[shape] += each
-        left |= why
+        prepared, why = _prepared(table, own, largest, peaks, behind)
+        fitting = [row for row in prepared if peaks[row] <= limits[row]]
+        fits = fits or bool(fitting)
+        odd = table.price(fitting)
+        timed += [row for row in fitting if row not in odd]
+        left |= why | odd
         met.append(own)
     rows = np.concatenate(met)
-    for shape in list(groups):
-        groups[shape] = [row for row in groups[shape] if peaks[row] <= limits[row]]
-    fits = any(groups.values())
-    left |= table.price(groups)
     start = perf_counter()
-    timed = [row for each in groups.values() for row in each]
     seconds[timed] = table.seconds(timed)
     known = {key: found for key, found in table.steps.known.items() if key not in before}
     return _Share(rows, seconds[rows], peaks[rows], fits, left, perf_counter() - start, known)
@@ -303,15 +299,13 @@ def _prepared(
     limits: npt.NDArray[np.float64],
     peaks: npt.NDArray[np.int64],
     told: Told,
-) -> tuple[dict[Shape, list[int]], dict[int, str]]:
-    """Those of the rows whose pieces are known, by the shape of their pipeline, and the others with the
-    reasons; and their ``peaks``.
+) -> tuple[list[int], dict[int, str]]:
+    """Those of the rows whose pieces are known, and the others with the reasons; and their ``peaks``.
 
     A row that holds more than its limit during the whole step is in neither, since it cannot fit: then its peak is what
     it holds, and its actions are not laid out.
     """
-    groups: dict[Shape, list[int]] = defaultdict(list)
-    left = dict[int, str]()
+    found, left = list[int](), dict[int, str]()
     for alike in _held_alike(table, rows):
         try:
             peaks[alike] = table.held(int(alike[0]))
@@ -332,9 +326,9 @@ def _prepared(
         for shape, own in _in_one_order(table, of_shape):
             peaks[own] = table.peaks(shape, own)
         for shape, own in of_shape.items():
-            groups[shape] += own
+            found += own
             larger.learn(shape, [row for row in own if peaks[row] > limits[row]], peaks)
-    return groups, dict(sorted(left.items()))
+    return found, dict(sorted(left.items()))
 
 
 def _in_one_order(table: PlanCosts, of_shape: Mapping[Shape, list[int]]) -> Iterable[tuple[Shape, list[int]]]:

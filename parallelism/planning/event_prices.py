@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from parallelism.collectives import CollectiveCall
 from parallelism.events import Columns
+from parallelism.hardware import MixedHardware
 from parallelism.memoized import memoized
 from parallelism.mesh import Mesh
 from parallelism.planning.symbolic_events import COMPUTE, EventKind, Events
@@ -135,6 +136,8 @@ class EventPrices:
         """A group of each price along these axes."""
         if along not in self._groups:
             groups = members(layout.mesh, tuple(axes))
+            _, first = np.unique(groups[:, 0] % self._period, return_index=True)
+            groups = groups[np.sort(first)]
             _, first = np.unique(same_prices(self.hardware, groups), return_index=True)
             self._groups[along] = tuple(tuple(groups[each].tolist()) for each in sorted(first.tolist()))
         return self._groups[along]
@@ -183,8 +186,21 @@ class EventPrices:
     def _alike(self, distance: int, size: int) -> npt.NDArray[np.int64]:
         """For each rank the first whose message over this distance has the same price; -1 where it ends nowhere."""
         ranks = np.arange(max(-distance, 0), size - max(distance, 0))
-        alike = same_prices(self.hardware, np.stack([ranks, ranks + distance], axis=1))
+        few = ranks[: self._period]
+        alike = same_prices(self.hardware, np.stack([few, few + distance], axis=1))
         _, first, number = np.unique(alike, return_index=True, return_inverse=True)
         found = np.full(size, -1)
-        found[ranks] = ranks[first[number.ravel()]]
+        found[ranks] = np.resize(few[first[number.ravel()]], len(ranks))
         return found
+
+    @cached_property
+    def _period(self) -> int:
+        """What is moved by so many ranks has the same price: over a switch on top that has equal units, on which each
+        device has ports of its own, it does not matter which units members are in."""
+        hardware = self.hardware
+        if isinstance(hardware, MixedHardware) or hardware.placement or hardware.port_faults:
+            return hardware.ranks
+        top = hardware.links[-1]
+        unit = hardware.inside(len(hardware.links) - 1)
+        moves = top.shape in ("switch", "fully_connected") and top.ports in (None, unit)
+        return unit if moves else hardware.ranks

@@ -6,7 +6,7 @@ and the same order; only sums are taken in another order.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -357,17 +357,14 @@ class PlanCosts:
             self._memories[key] = changes, peaks
         return self._memories[key]
 
-    def price(self, groups: dict[Shape, list[int]]) -> dict[int, str]:
-        """Prices the pieces of plans on their meshes; the plans that have no price are taken out, and returned with the
-        reasons."""
+    def price(self, rows: Iterable[int]) -> dict[int, str]:
+        """Prices the pieces of plans on their meshes.  The plans that have no price, with the reasons."""
         odd = dict[int, str]()
-        for rows in groups.values():
-            for row in rows:
-                try:
-                    self._column(row), self._end(row)
-                except Unpriceable as error:
-                    odd[row] = str(error)
-            rows[:] = [row for row in rows if row not in odd]
+        for row in rows:
+            try:
+                self._column(row), self._end(row)
+            except Unpriceable as error:
+                odd[row] = str(error)
         return odd
 
     @memoized

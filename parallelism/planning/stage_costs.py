@@ -102,7 +102,7 @@ class StageCosts:
         events = slice(runs[0].events.start, runs[-1].events.stop)
         starts = np.array([run.events.start for run in runs]) - events.start
         changes = self._changes(events)
-        held = np.cumsum(changes)
+        held = changes.cumsum()
         before = held[starts] - changes[starts]
         highest = np.maximum.reduceat(held, starts) - before
         change = np.append(before[1:], held[-1]) - before

@@ -80,6 +80,31 @@ class RepeatedEvents(RepeatedAction):
             start += len(rows)
         return found
 
+    @memoized
+    def with_pieces(self, inside: tuple[bool, ...], seconds: tuple[float | None, ...]) -> "RepeatedEvents":
+        """The action with its runs as pieces that take so many seconds; None: the run stays as it is.
+
+        Equal stages, and devices on which prices are equal, have the same pieces; `DeviceEvents.repeat` gives them
+        their stage.
+        """
+        events, start = DeviceEvents(), 0
+        place_of: dict[int, int] = {}
+        behind = len(self.events.rows), DeviceEvents()
+        for (place, run), took in zip([*self.runs(inside), behind], [*seconds, None], strict=True):
+            place_of |= {each: each - start + len(events.rows) for each in range(start, place)}
+            events.rows += self.events.rows[start:place]
+            start = place + len(run.rows)
+            if took is None:
+                events.rows += run.rows
+            else:
+                _add_run(events, run, took)
+        events.collectives = [
+            each._replace(event=place_of[each.event])
+            for each in self.events.collectives
+            if each.event in place_of
+        ]
+        return replace(self, events=events)
+
     def _cut_out(self, start: int, rows: list[EventRow]) -> DeviceEvents:
         """Events that follow each other from a place on, whose ``rows`` these are."""
         first = bisect_left(self.events.collectives, start, key=attrgetter("event"))
@@ -198,11 +223,7 @@ class RepeatingStage(ProgramStage):
                 )
                 self.events.cut(start)
             seconds = None if busy or self.price is None else self.price(known.events)
-            own = (
-                known
-                if seconds is not None or self.price is None
-                else in_runs(known, self.number, self.price)
-            )
+            own = known if seconds is not None or self.price is None else in_runs(known, self.price)
             own = replace(own, kept=None if own.kept is None else self._named(own.kept, own=True))
             action = self._actions[kind, part, busy] = own if seconds is None else _as_piece(own, seconds)
         self._last[microbatch] = kind
@@ -273,36 +294,18 @@ def _as_piece(action: RepeatedEvents, seconds: float) -> Piece:
     )
 
 
-def in_runs(
-    action: RepeatedEvents, stage: int, price: Callable[[DeviceEvents], float | None]
-) -> RepeatedEvents:
-    """The action with its runs as pieces of a stage, as far as they have a price."""
+def in_runs(action: RepeatedEvents, price: Callable[[DeviceEvents], float | None]) -> RepeatedEvents:
+    """The action with its runs as pieces, as far as they have a price."""
     inside = tuple(
         each.rows[0].work is None and price(each) is not None for each in action.alone
     )  # what goes on beside others is in no run
     if any(inside) and any(price(run) is None for _, run in action.runs(inside)):
         inside = (False,) * len(inside)
-    events, start = DeviceEvents(), 0
-    place_of: dict[int, int] = {}
-    for place, run in [*action.runs(inside), (len(action.events.rows), DeviceEvents())]:
-        place_of |= {each: each - start + len(events.rows) for each in range(start, place)}
-        events.rows += action.events.rows[start:place]
-        start = place + len(run.rows)
-        seconds = price(run) if run.rows else None  # behind the last event there is nothing to price
-        if seconds is None:
-            events.rows += run.rows
-        else:
-            _add_run(events, run, stage, seconds)
-    events.collectives = [
-        each._replace(event=place_of[each.event])
-        for each in action.events.collectives
-        if each.event in place_of
-    ]
-    return replace(action, events=events)
+    return action.with_pieces(inside, tuple([price(run) for _, run in action.runs(inside)]))
 
 
-def _add_run(events: DeviceEvents, run: DeviceEvents, stage: int, seconds: float) -> None:
-    """Adds a run as one piece."""
+def _add_run(events: DeviceEvents, run: DeviceEvents, seconds: float) -> None:
+    """Adds a run as one piece, of no stage yet."""
     work, compute = _Work.of(run), next(row for row in run.rows if row.kind == "compute")
     sample = next((row for row in run.rows if row.kind == "memory"), EventRow("memory", ""))
 
@@ -311,7 +314,7 @@ def _add_run(events: DeviceEvents, run: DeviceEvents, stage: int, seconds: float
             yield sample._replace(name=category, nbytes=float(nbytes))
 
     events.rows += memory(work.peak)
-    events.pieces.append(PieceRow((len(events.rows),), run, stage))
+    events.pieces.append(PieceRow((len(events.rows),), run, 0))
     events.rows.append(
         compute._replace(
             name=RUN,

@@ -302,11 +302,18 @@ def _in_one_line(
         usual(message, category, *place)
 
 
-def serve(program: str, main: Callable[[Sequence[str]], int], words: Sequence[str] | None = None) -> int:
-    """Run ``main`` on the words and return its exit status. For an invalid command line: one line on stderr, and 2."""
-    for stream in (sys.stdout, sys.stderr):
+def _prepare_streams() -> None:
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # it was closed, as by >&-
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
+        stream = getattr(sys, name)
         if hasattr(stream, "reconfigure"):  # a terminal or file without box-drawing characters gets a "?"
             stream.reconfigure(errors="replace", line_buffering=True)
+
+
+def serve(program: str, main: Callable[[Sequence[str]], int], words: Sequence[str] | None = None) -> int:
+    """Run ``main`` on the words and return its exit status. For an invalid command line: one line on stderr, and 2."""
+    _prepare_streams()
     try:
         with warnings.catch_warnings():
             warnings.showwarning = partial(_in_one_line, warnings.showwarning, program, set[str]())

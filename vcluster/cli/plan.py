@@ -16,6 +16,7 @@ from parallelism.hardware import sized_hardware
 from parallelism.models import TransformerSpec
 from parallelism.planning import SETTINGS, Plans, find_plan
 from parallelism.planning.search import AUTO_SECONDS, Stopped, machine_of
+from parallelism.rarely_collected import rarely_collected
 from parallelism.trace import Trace
 from parallelism.training import MegatronFlags
 from parallelism.transforms.words import SHORTHANDS
@@ -108,6 +109,7 @@ OWN: Arguments = {
 }
 
 
+@rarely_collected()
 def planned(program: str, words: Sequence[str]) -> int:
     """Find the best plans and tell them.  Returns 1 if none fits, or if a run differs from its simulation."""
     began = perf_counter()

@@ -17,7 +17,7 @@ import numpy as np
 
 from parallelism.dtypes import is_integer
 from parallelism.interop.complex_numbers import numbers_in, type_of_parts
-from parallelism.interop.errors import InteropError
+from parallelism.interop.errors import InteropError, UnsupportedError
 from parallelism.interop.stablehlo.harmless import Ended, by_child, check_harmless
 from parallelism.interop.stablehlo.module import OPEN, STOPS_GRADIENT, Block, Module, Node, OtherType, Type
 from parallelism.interop.stablehlo.own_derivatives import warn_of_lost_derivatives
@@ -90,8 +90,13 @@ def _parsed(ir: Any, content: str | bytes, trusted: bool) -> Any:
         if found is None:
             raise InteropError(str(error).strip()) from None
         line, column, message = found.groups()
+        place = f"line {line}, column {column}"
+        if foreign := re.search(r'!"(\w+)"<.* type created with unregistered dialect', message):
+            raise UnsupportedError(
+                f"types of the dialect {foreign[1]} are not supported", "", place
+            ) from None
         node = re.search(r"'([a-z_]+\.[a-z_]+)' op", message)
-        raise InteropError(message, node[1] if node else "", f"line {line}, column {column}") from None
+        raise InteropError(message, node[1] if node else "", place) from None
     except ValueError as error:  # a number so large that the parser has no room
         raise InteropError(f"the text cannot be parsed: {error}") from None
 

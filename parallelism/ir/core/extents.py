@@ -12,7 +12,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
 from operator import index
@@ -66,6 +66,18 @@ class Expression:
     """A sum of terms ``coefficient * atom**power * ...``.  Build one with `symbols` and arithmetic."""
 
     terms: Terms
+    _hash: int | None = field(default=None, init=False, repr=False, compare=False)
+    """Once it is known: programs have few extents, which are looked up very often."""
+
+    def __hash__(self) -> int:
+        found = self._hash
+        if found is None:
+            found = hash(self.terms)
+            object.__setattr__(self, "_hash", found)
+        return found
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Expression, (self.terms,)  # names have other hashes in another process
 
     def __add__(self, other: Any) -> Any:
         if not isinstance(other, int | Expression):

@@ -22,12 +22,12 @@ from parallelism.ir.core import (
 from parallelism.ir.tracing import apply
 
 
-def _rule(x: TensorType, axes: tuple[int, ...], keepdims: bool, op: str) -> Rule:
+def _rule(x: TensorType, axes: tuple[int, ...], keepdims: bool, name: str, op: str) -> Rule:
     if list(axes) != sorted(set(axes)):
         raise ValueError(f"axes must be listed once each, in order, got {list(axes)}")
     for axis in axes:
         checked_axis(axis, x.ndim)
-    if op in ("max", "min") and x.dtype != bool:
+    if name in ("max", "min"):
         _check_some(x, axes)
     names = letters(x.ndim)
     kept = "".join("1" if d in axes else name for d, name in enumerate(names) if keepdims or d not in axes)
@@ -51,7 +51,7 @@ def _reduction(
     register(
         Operator(
             name,
-            lambda x, axes, keepdims: _rule(x, axes, keepdims, op),
+            lambda x, axes, keepdims: _rule(x, axes, keepdims, name, op),
             lambda x, axes, keepdims: _reduced_dtype(kernel, x.dtype),
             lambda x, axes, keepdims: kernel(x, axis=axes, keepdims=keepdims),
             derivative,

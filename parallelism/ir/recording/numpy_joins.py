@@ -189,7 +189,10 @@ def _roll(x: Any, shift: Any, axis: Any = None) -> Any:
         return x
     axis = axis_of(axis, x.ndim)
     extent = x.shape[axis]
-    by = shift % extent if isinstance(extent, int) and extent else shift
+    if isinstance(extent, int):
+        by = shift % extent if extent else 0
+    else:
+        by = shift
     place = -by if is_negative(by) else extent - by
     return x if by == 0 else _concatenate([part(x, axis, place, extent), part(x, axis, 0, place)], axis)
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from parallelism.dtypes import common_dtype, is_floating
 from parallelism.ir.core import product
-from parallelism.ir.recording.numpy_shapes import axes_of, axis_of, part, stands_for
+from parallelism.ir.recording.numpy_shapes import axes_of, axis_of, broadcast, part, stands_for
 from parallelism.ir.tracing import CALLS, apply, lift, meant_dtype, refuse
 
 _IDENTITY = {"sum": 0, "prod": 1, "any": False, "all": True}
@@ -40,7 +40,11 @@ def _reduced(
         if initial is None and kind not in _IDENTITY:
             refuse(f"numpy.{kind} with where= and without initial=")
         x = np.where(lift(where), x, lift(_IDENTITY.get(kind, initial), dtype=x.dtype))
-    reduced = apply(kind, x, axes=axes_of(axis, x.ndim), keepdims=bool(keepdims))
+    axes = axes_of(axis, x.ndim)
+    if initial is not None and kind not in _IDENTITY and any(x.shape[a] == 0 for a in axes):
+        kept = [1 if d in axes else n for d, n in enumerate(x.shape) if keepdims or d not in axes]
+        return broadcast(lift(initial, dtype=x.dtype), kept).copy()
+    reduced = apply(kind, x, axes=axes, keepdims=bool(keepdims))
     if (
         dtype is not None
     ):  # The operator sums small integers and bools as int64: the rest of that is the same.

@@ -264,6 +264,17 @@ def test_a_full_disk_is_one_line():
     assert (done.returncode, done.stderr) == (1, f"{top.PROGRAM}: No space left on device\n")
 
 
+def test_closed_streams_are_no_failure(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", None)
+    before = {*Path("/dev/fd").iterdir()}
+    assert serve("here", lambda words: int(sys.stdout.isatty()), []) == 0
+    assert serve("here", top.main, ["nothing"]) == 2
+    for stream in (sys.stdout, sys.stderr):
+        stream.close()
+    assert {*Path("/dev/fd").iterdir()} == before
+
+
 def test_a_program_of_bfloat16_runs_on_arrays_from_a_file(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     types = [ir.TensorType("bf16", shape) for shape in ((4, 3), (3, 2))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 import shlex
@@ -28,7 +29,7 @@ from parallelism.trace import Trace
 from parallelism.training import MegatronFlags
 from parallelism.training.training_run import ADAM_W
 from parallelism.transforms import SGD
-from vcluster.__main__ import PROGRAM, main
+from vcluster.__main__ import PROGRAM, ended, main
 from vcluster.cli import plan_document, plan_text as text, sliced
 from vcluster.cli.command_line import serve
 from vcluster.cli.sweeps.question import fixed_settings, question, settings
@@ -46,6 +47,14 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str
     status = serve(PROGRAM, main, words)
     out, err = capsys.readouterr()
     return status, out, err
+
+
+def test_a_command_ends_with_its_status_and_without_a_last_look_of_the_collector(monkeypatch):
+    frozen = list[int]()
+    monkeypatch.setattr(gc, "freeze", lambda: frozen.append(1))
+    with pytest.raises(SystemExit) as end:
+        ended(3)
+    assert (end.value.code, frozen) == (3, [1])
 
 
 @cache

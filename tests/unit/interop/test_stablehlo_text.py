@@ -145,6 +145,8 @@ def test_what_xla_adds_when_it_compiles_is_read():
      '  %0:2 = "stablehlo.rng_bit_generator"(%s) <{rng_algorithm = '
      "#stablehlo<rng_algorithm DEFAULT>}> : (tensor<2xui64>) -> (tensor<2xui64>, tensor<4xui32>)\n"
      "  return %x : tensor<4xf32>", UnsupportedError, "DEFAULT gives other bits on each machine"),
+    ("  %0 = stablehlo.uniform_quantize %x : (tensor<4xf32>) -> tensor<4x!quant.uniform<i8:f32, 0.5:3>>\n"
+     "  return %x : tensor<4xf32>", UnsupportedError, r"^line 2, column \d+: types of the dialect quant are not supported$"),
 ])
 def test_what_is_wrong_is_named_with_its_place(body, error, message):
     with pytest.raises(error, match=message):

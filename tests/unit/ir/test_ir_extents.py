@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from fractions import Fraction
 from math import ceil
 
@@ -21,6 +22,15 @@ def test_equal_expressions_are_equal_and_print_alike():
     assert str(3 - A) == "-A+3"
     assert A - A == 0 and isinstance(A - A, int)
     assert (A + 5) - A == 5
+
+
+def test_a_hash_is_kept_but_not_pickled():
+    """Names have other hashes in another process."""
+    extent = 3 * A * B + 1
+    known = {extent: 1}
+    found = pickle.loads(pickle.dumps(extent))      # noqa: S301
+    assert found._hash is None
+    assert known[found] == 1 and hash(found) == hash(extent)
 
 
 def test_a_quotient_is_taken_to_be_whole():

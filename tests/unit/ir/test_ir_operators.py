@@ -297,6 +297,7 @@ def test_equal_ones_share_the_gradient_of_the_largest():
     ("mean_squared_error", ["3x2xf64", "3x2xf64"], {"rows": 0}, "the whole batch must have at least one row, got "
                                                                 "rows=0"),
     ("max", ["3x0xf64"], {"axes": (1,), "keepdims": False}, "an empty array has no largest or smallest element"),
+    ("min", ["3x0xi1"], {"axes": (1,), "keepdims": False}, "an empty array has no largest or smallest element"),
     ("argmin", ["0xf64"], {"axis": 0}, "an empty array has no largest or smallest element"),
     ("all_gather", ["3xf64"], {"axes": ("a",), "group": 1, "dim": 0, "extent": 4}, "a group of one keeps the extent "
                                                                                    "of a dim"),

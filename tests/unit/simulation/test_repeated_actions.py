@@ -175,7 +175,20 @@ def test_the_price_of_nothing_is_not_asked_for() -> None:
         asked.append(len(events.rows))
         return 7.0
 
-    made = in_runs(RepeatedEvents(None, 0, 0, None, None, DeviceEvents(rows)), 1, price)
+    made = in_runs(RepeatedEvents(None, 0, 0, None, None, DeviceEvents(rows)), price)
     assert asked == [3]
     assert [(row.name, row.nbytes, row.flops, row.seconds) for row in made.events.rows if row.kind == "compute"] == [
         ("ops", 7.0, 9.0, 7.0)]
+
+
+def test_the_pieces_of_equal_prices_are_made_once_and_a_stage_gives_them_its_number() -> None:
+    rows = [EventRow("compute", "a", 2.0, 3.0, microbatch=0), EventRow("compute", "b", 5.0, 6.0, microbatch=0)]
+    action = RepeatedEvents(None, 0, 0, None, None, DeviceEvents(rows))
+    made, again, dearer, whole = (in_runs(action, lambda _, took=took: took) for took in (7.0, 7.0, 8.0, None))
+    assert made is again and made is not dearer
+    assert [[row.seconds for row in each.events.rows] for each in (made, dearer, whole)] == [[7.0], [8.0], [None, None]]
+    events = DeviceEvents()
+    for stage in (3, 1):
+        events.repeat(made.events, stage, 2)
+    assert [(piece.places, piece.stage) for piece in events.pieces] == [((0,), 3), ((1,), 1)]
+    assert [(row.stage, row.microbatch) for row in events.rows] == [(3, 2), (1, 2)]
