@@ -6,13 +6,13 @@ all rows, and a program could not be split along its batch.  Here such indices a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from parallelism.interop.arrays import INDEX, broadcast_dims, iota, reshaped, transposed
+from parallelism.interop.arrays import broadcast_dims, iota, part, reshaped, transposed
 from parallelism.interop.folding import Spread, emit, known, spread, whole
 from parallelism.ir.core import Extent, Op, Value
 from parallelism.ir.tracing import Traced
@@ -39,29 +39,8 @@ def place_of(x: Any) -> int | None:
 def _place(x: Value) -> int | None:
     """As `place_of`, for a value of the program that is being read."""
     op = _maker(x)
-    if op is None:
-        return None
-    how = dict(op.attributes)
-    if op.kind == "iota":
-        return how["dim"] if how["starts"][how["dim"]] == 0 else None
-    if op.kind == "constant":
-        return place_of(np.reshape(how["value"], x.type.shape)) if isinstance(how["value"], tuple) else None
-    if op.kind == "slice":
-        return _place_in_a_part(op)
-    if op.kind == "where":
-        return _place_of_the_positive(op)
-    if op.kind not in ("reshape", "broadcast_to", "transpose", "convert"):
-        return None
-    own = _place(op.inputs[0])
-    if own is None or x.type.dtype.kind not in "iu":
-        return None
-    before, after = op.inputs[0].type.shape, x.type.shape
-    if op.kind == "transpose":
-        return list(how["permutation"]).index(own)
-    if op.kind == "reshape":
-        return _beside_unit_dims(own, before, after)
-    own += len(after) - len(before)
-    return own if before[own - len(after) + len(before)] == after[own] else None
+    rule = None if op is None else _PLACES.get(op.kind)
+    return None if op is None or rule is None else rule(op)
 
 
 def _maker(x: Value) -> Op | None:
@@ -94,9 +73,50 @@ def _place_of_the_positive(op: Op) -> int | None:
     asked = _maker(condition)
     if asked is None or asked.kind != "less" or asked.inputs[0] != x:
         return None
-    zero = _maker(asked.inputs[1])
-    is_zero = zero is not None and zero.kind == "constant" and dict(zero.attributes)["value"] == 0
-    return _place(x) if is_zero else None
+    return _place(x) if _is_constant(asked.inputs[1], 0) else None
+
+
+_NEUTRAL = {"add": 0, "multiply": 1}
+
+
+def _place_unchanged(op: Op) -> int | None:
+    """Of ``0 + x`` and ``1 * x``, which JAX writes for a range, that of ``x``."""
+    (out,) = op.outputs
+    for x, other in (op.inputs, op.inputs[::-1]):
+        if _is_constant(other, _NEUTRAL[op.kind]) and x.type == out.type:
+            return _place(x)
+    return None
+
+
+def _is_constant(x: Value, number: int) -> bool:
+    """Whether each element of a value is known to be this number."""
+    op = _maker(x)
+    return op is not None and op.kind == "constant" and dict(op.attributes)["value"] == number
+
+
+def _place_in_a_range(op: Op) -> int | None:
+    how = dict(op.attributes)
+    dim: int = how["dim"]
+    return dim if how["starts"][dim] == 0 else None
+
+
+def _place_in_numbers(op: Op) -> int | None:
+    value = dict(op.attributes)["value"]
+    return place_of(np.reshape(value, op.outputs[0].type.shape)) if isinstance(value, tuple) else None
+
+
+def _place_moved(op: Op) -> int | None:
+    """Where the dim of the input is in an output with the same elements, or with more that are alike."""
+    own, after = _place(op.inputs[0]), op.outputs[0].type
+    before = op.inputs[0].type.shape
+    if own is None or after.dtype.kind not in "iu":
+        return None
+    if op.kind == "transpose":
+        return list(dict(op.attributes)["permutation"]).index(own)
+    if op.kind == "reshape":
+        return _beside_unit_dims(own, before, after.shape)
+    moved = own + after.ndim - len(before)
+    return moved if before[own] == after.shape[moved] else None
 
 
 def _beside_unit_dims(own: int, before: Sequence[Extent], after: Sequence[Extent]) -> int | None:
@@ -106,6 +126,21 @@ def _beside_unit_dims(own: int, before: Sequence[Extent], after: Sequence[Extent
     if own not in kept or [before[d] for d in kept] != [after[d] for d in found]:
         return None
     return found[kept.index(own)]
+
+
+_PLACES: dict[str, Callable[[Op], int | None]] = {
+    "iota": _place_in_a_range,
+    "constant": _place_in_numbers,
+    "slice": _place_in_a_part,
+    "where": _place_of_the_positive,
+    "add": _place_unchanged,
+    "multiply": _place_unchanged,
+    "convert": _place_moved,
+    "reshape": _place_moved,
+    "broadcast_to": _place_moved,
+    "transpose": _place_moved,
+}
+"""For each kind of op the dim along which its output is its own index."""
 
 
 def _own_places(data: Any, columns: Sequence[Any]) -> list[int | None] | None:
@@ -145,10 +180,11 @@ def gathered(data: Any, columns: Sequence[Any]) -> Any:
     return transposed(found, [*(order.index(d) for d in range(len(shape))), *behind])
 
 
-def put(data: Any, columns: Sequence[Any], updates: Any, op: str) -> Any:
-    """``data`` with one update for each row, at the place that a column says, or in the whole row.
+def put(data: Any, columns: Sequence[Any], updates: Any, op: str, *, from_end: bool = True) -> Any:
+    """``data`` with a few updates in each row, at the places that one column says, or in the whole row.
 
-    ``updates`` begin with the shape of the columns; ``op`` is that of a `scatter`.  None if it is another scatter.
+    ``updates`` begin with the shape of the columns; ``op`` is that of a `scatter`.  Negative indices count ``from_end``, or
+    pick nothing.  None if it is another scatter.
     """
     places = _own_places(data, columns)
     if places is None or (updates.dtype == bool and op != "set"):
@@ -157,29 +193,51 @@ def put(data: Any, columns: Sequence[Any], updates: Any, op: str) -> Any:
     behind = range(len(shape), len(shape) + len(rest))
     axis = places.index(None) if None in places else None
     order, free = _order(places, axis, len(shape))
-    if any(shape[d] != 1 for d in free) or (axis is None and free):
-        return None
     moved = transposed(updates, [*order, *behind])
-    moved = reshaped(moved, [*_without(moved.shape[: len(shape)], axis, len(free)), *rest])
-    combined = moved if op == "set" else emit(COMBINED[op], whole(data), whole(moved))
     if axis is None:
-        return combined
+        return None if free else _combined(data, moved, op)
+    turns = prod(shape[d] for d in free)
+    if not isinstance(turns, int) or turns > MOST_TURNS:
+        return None
     index = transposed(columns[axis], order)
-    index = reshaped(index, [*_without(index.shape, axis, len(free)), *[1] * len(rest)])
-    return emit("where", at_index(index, data.shape[axis], axis), whole(combined), whole(data))
+    own = [*index.shape[:axis], turns, *index.shape[axis + len(free) :]]
+    index, moved = reshaped(index, [*own, *[1] * len(rest)]), reshaped(moved, [*own, *rest])
+    return put_in_turn(data, index, moved, axis, op, from_end=from_end)
 
 
-def at_index(index: Any, extent: Extent, axis: int) -> Any:
-    """Where a dim is at an index, which has extent 1 along it; a negative one counts from the end."""
-    if isinstance(index, Spread):
-        index = index.array  # the comparison is broadcast where it is used
-    zero = np.asarray(0, index.dtype)
-    if (numbers := known(index)) is not None and isinstance(extent, int) and numbers.dtype != object:
-        index = np.where(numbers < 0, numbers + extent, numbers)
-    else:
-        end = np.asarray(extent, index.dtype if isinstance(extent, int) else object)
-        index = emit("where", emit("less", index, zero), emit("add", index, end), index)
-    return emit("equal", index, whole(iota(extent, INDEX, index.ndim, axis)))
+MOST_TURNS = 16
+"""So many elements of each row are put in one after the other; more go through the flat array."""
+
+
+def put_in_turn(data: Any, indices: Any, updates: Any, axis: int, op: str, *, from_end: bool = True) -> Any:
+    """One update of each row after the other, along a dim, so that no row depends on others.
+
+    The indices and the updates have as many dims as ``data``, and its extents but along ``axis``; indices may have 1.
+    """
+    for i in range(indices.shape[axis]):
+        index = part(indices, axis, i, i + 1)
+        if isinstance(index, Spread):
+            index = index.array  # the comparison is broadcast where it is used
+        if from_end:
+            index = _from_start(index, data.shape[axis])
+        at = emit("equal", index, whole(iota(data.shape[axis], index.dtype, data.ndim, axis)))
+        combined = _combined(data, part(updates, axis, i, i + 1), op)
+        data = emit("where", at, whole(combined), whole(data))
+    return data
+
+
+def _combined(data: Any, update: Any, op: str) -> Any:
+    return update if op == "set" else emit(COMBINED[op], whole(data), whole(update))
+
+
+def _from_start(index: Any, extent: Extent) -> Any:
+    """Indices from 0 on, where a negative one counts from the end."""
+    numbers = known(index)
+    if numbers is not None and isinstance(extent, int) and numbers.dtype != object:
+        return np.where(numbers < 0, numbers + extent, numbers)
+    end = np.asarray(extent, index.dtype if isinstance(extent, int) else object)
+    negative = emit("less", index, np.asarray(0, index.dtype))
+    return emit("where", negative, emit("add", index, end), index)
 
 
 def _order(places: Sequence[int | None], axis: int | None, ndim: int) -> tuple[list[int], list[int]]:
@@ -188,8 +246,3 @@ def _order(places: Sequence[int | None], axis: int | None, ndim: int) -> tuple[l
     free = [d for d in range(ndim) if d not in own]
     at = len(own) if axis is None else axis
     return [*own[:at], *free, *own[at:]], free
-
-
-def _without(shape: Sequence[Extent], axis: int | None, count: int) -> list[Extent]:
-    """A shape with one dim of extent 1 in place of ``count`` dims from ``axis`` on."""
-    return list(shape) if axis is None else [*shape[:axis], 1, *shape[axis + count :]]

@@ -13,7 +13,7 @@ from parallelism.interop.onnx_models.elementwise import ew
 from parallelism.interop.onnx_models.graph import GraphNode
 from parallelism.interop.onnx_models.reading import Reader, meaning
 from parallelism.interop.onnx_models.shapes import axis_of
-from parallelism.interop.own_rows import COMBINED, at_index, gathered, put
+from parallelism.interop.own_rows import MOST_TURNS, gathered, put, put_in_turn
 
 
 def from_zero(indices: Any, extent: Any) -> Any:
@@ -104,10 +104,6 @@ def _without_copies(data: Spread, indices: Any) -> tuple[Any, Any]:
 _REDUCTIONS = {"none": "set", "add": "sum", "mul": "prod", "max": "max", "min": "min"}
 
 
-MOST_TURNS = 16
-"""So many elements of each row are put in one after the other; more go through the flat array."""
-
-
 def _put(x: Any, places: Any, updates: Any, op: str) -> Any:
     if x.dtype == bool:
         byte = np.dtype(np.uint8)
@@ -151,7 +147,7 @@ def _scatter_elements(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
         and turns <= MOST_TURNS
         and (op == "set" or data.dtype != bool)
     ):
-        return _put_in_turn(data, indices, updates, axis, op)
+        return put_in_turn(data, indices, updates, axis, op)
     indices = ew(
         "where", ew("less", indices, np.asarray(0)), ew("add", indices, np.asarray(shape[axis])), indices
     )
@@ -168,16 +164,6 @@ def _scatter_elements(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
         op,
     )
     return reshaped(flat, shape)
-
-
-def _put_in_turn(data: Any, indices: Any, updates: Any, axis: int, op: str) -> Any:
-    """One element of each row after the other, so that no row depends on others."""
-    for i in range(indices.shape[axis]):
-        at = at_index(part(indices, axis, i, i + 1), data.shape[axis], axis)
-        update = whole(part(updates, axis, i, i + 1))
-        combined = update if op == "set" else emit(COMBINED[op], whole(data), update)
-        data = emit("where", at, combined, whole(data))
-    return data
 
 
 @meaning("OneHot")

@@ -25,6 +25,7 @@ from parallelism.interop.arrays import (
     window_at,
 )
 from parallelism.interop.folding import convert, elementwise as ew, emit, spread, whole
+from parallelism.interop.own_rows import gathered, place_of, put
 from parallelism.interop.stablehlo.module import Node
 from parallelism.interop.stablehlo.reading import Reader, meaning
 from parallelism.interop.stablehlo.reductions import reducer
@@ -80,14 +81,32 @@ def _gather(reader: Reader, node: Node, x: list[Any]) -> Any:
         return reshaped(window_at(operand, starts, sizes), shape)
     if (along := _along_one_dim(operand, sizes, columns, start_map, batching, batch, vector)) is not None:
         return reshaped(along, shape)
-    places = _places(operand.shape, sizes, columns, start_map, batching, batch, vector, clip=True)
-    flat = emit("take", whole(reshaped(operand, (prod(operand.shape),))), whole(places), axis=0)
+    flat = None
+    if not batching and dropped == {*start_map} and _looks_up_elements(operand, sizes, start_map):
+        clipped_ones = [
+            column if place_of(column) is not None else clipped(column, 0, operand.shape[d] - 1)
+            for d, column in enumerate(columns)
+        ]
+        flat = gathered(operand, clipped_ones)
+    if flat is None:
+        places = _places(operand.shape, sizes, columns, start_map, batching, batch, vector, clip=True)
+        flat = emit("take", whole(reshaped(operand, (prod(operand.shape),))), whole(places), axis=0)
     windows = [sizes[d] for d in range(operand.ndim) if d not in dropped]
     arranged = reshaped(flat, (*batch, *windows))
     order = [0] * len(shape)
     for position, d in enumerate([*batch_dims, *offset]):
         order[d] = position
     return transposed(arranged, order)
+
+
+def _looks_up_elements(operand: Any, sizes: Sequence[Any], start_map: Sequence[int]) -> bool:
+    """Whether indices are those of the first dims, in their order, and all of the others is meant."""
+    depth = len(start_map)
+    return (
+        list(start_map) == [*range(depth)]
+        and all(n == 1 for n in sizes[:depth])
+        and list(sizes[depth:]) == list(operand.shape[depth:])
+    )
 
 
 def _along_one_dim(
@@ -244,6 +263,10 @@ def _scatter(reader: Reader, node: Node, x: list[Any]) -> Any:
         rows = reshaped(moved, (parts, *(sizes[d] for d in kept)))
         rows = transposed(rows, [*range(1, axis + 1), 0, *range(axis + 1, rows.ndim)])
         return _put(operand, reshaped(place, (parts,)), rows, axis, op)
+    if not batching and inserted == {*to_operand} and _looks_up_elements(operand, sizes, to_operand):
+        found = put(operand, columns, moved, op, from_end=False)
+        if found is not None:
+            return found
     places = _places(operand.shape, sizes, columns, to_operand, batching, batch, vector, clip=False)
     each = prod(sizes)
     if inside is not None:

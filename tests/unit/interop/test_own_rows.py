@@ -134,6 +134,57 @@ def test_a_lookup_in_other_rows_is_refused(name):
         cut_by_rows(OTHERS[name])
 
 
+def chosen_log_probability(jax, x, chosen):
+    return -jax.nn.log_softmax(x)[jax.numpy.arange(x.shape[0]), chosen].sum()
+
+
+def last_part(jax, x, chosen):
+    return (x[jax.numpy.arange(x.shape[0]), chosen] ** 2).sum()
+
+
+def several_parts(jax, x, chosen):
+    return (x[jax.numpy.arange(x.shape[0])[:, None], chosen] ** 2).sum()
+
+
+def last_dim(jax, x, chosen):
+    rows, columns = jax.numpy.arange(x.shape[0]), jax.numpy.arange(x.shape[1])
+    return (x[rows[:, None], columns, chosen] ** 2).sum()
+
+
+def set_elements(jax, x, chosen):
+    return (x.at[jax.numpy.arange(x.shape[0]), chosen].set(2.0) ** 2).sum()
+
+
+def added_to_elements(jax, x, chosen):
+    return (x.at[jax.numpy.arange(x.shape[0])[:, None], chosen].add(2.0) ** 2).sum()
+
+
+def dropped_outside(jax, x, chosen):
+    return (x.at[jax.numpy.arange(x.shape[0]), chosen + 3].set(2.0, mode="drop") ** 2).sum()
+
+
+@pytest.mark.parametrize(("function", "of_x", "of_chosen"), [
+    (chosen_log_probability, (5,), ()), (last_part, (5, 3), ()), (several_parts, (5, 3), (2,)), (last_dim, (4, 5), (4,)),
+    (set_elements, (5,), ()), (added_to_elements, (5,), (2,)), (dropped_outside, (5,), ())])
+def test_a_function_of_jax_looks_up_in_own_rows(function, of_x, of_chosen):
+    jax = pytest.importorskip("jax")
+    from functools import partial
+
+    from parallelism.interop import from_jax
+
+    rows, = ir.symbols("B")
+    loss = partial(function, jax)
+    program = from_jax(loss, ir.TensorType("f32", (rows, *of_x)), ir.TensorType("i32", (rows, *of_chosen)))
+    by_rows(program, "B", [])
+    rng = np.random.default_rng(3)
+    given = rng.normal(size=(4, *of_x)).astype(np.float32), rng.integers(-5, 5, (4, *of_chosen)).astype(np.int32)
+    names = [value.name for value in program.inputs]
+    gradient = ir.gradient(program.specialize(B=4), names[:1], keep_outputs=True)
+    found = ir.interpret(gradient, dict(zip(names, given, strict=True))).outputs
+    for ours, theirs in zip(found, jax.value_and_grad(loss)(*given), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
 def of_own_rows(torch):
     """A loss of PyTorch with a mask by positions, shifted labels, chosen groups and the last token of each row."""
 
