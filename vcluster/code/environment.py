@@ -130,8 +130,9 @@ class ModuleWatcher:
                 and name != "__main__"
                 and isinstance(file, str)
                 and not is_installed(file)
+                and (version := _version(file)) is not None  # `torch.ops` has a file that does not exist
             ):
-                self._versions[name] = file, _version(file)
+                self._versions[name] = file, version
         self._seen = len(sys.modules), next(reversed(sys.modules), None)
 
 

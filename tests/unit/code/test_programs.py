@@ -260,6 +260,21 @@ def test_a_module_that_came_by_another_finder_is_watched_too(module_directory):
         sys.meta_path.remove(watcher)
 
 
+def test_a_module_whose_file_does_not_exist_is_left_alone(module_directory):
+    """``torch.ops`` says that its file is ``_ops.py``; it went away with the first change of a user's module."""
+    watcher = ModuleWatcher()
+    path = module_directory / "watched_beside.py"
+    for name, file in (("watched_beside", str(path)), ("watched_made", "_made.py")):
+        sys.modules[name] = ModuleType(name)
+        sys.modules[name].__file__ = file
+    path.write_text("x = 1\n")
+    assert watcher.refresh() == ()
+    path.write_text("x = 1234\n")
+    assert watcher.refresh() == ("watched_beside",)
+    assert "watched_made" in sys.modules
+    assert "watched_beside" not in sys.modules
+
+
 def test_the_environment_is_applied_and_picklable(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["", "/somewhere"])
