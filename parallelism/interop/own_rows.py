@@ -44,10 +44,10 @@ def _place(x: Value) -> int | None:
 
 
 def _maker(x: Value) -> Op | None:
-    """The op that makes a value."""
+    """The op that makes a value of the program that is being read."""
     builder = current()
     assert builder is not None
-    return next((op for op in reversed(builder.ops) if x in op.outputs), None)
+    return builder.maker(x)
 
 
 def _place_in_a_part(op: Op) -> int | None:

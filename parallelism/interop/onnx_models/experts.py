@@ -69,10 +69,9 @@ def _slots(count: Extent, chosen: Extent, length: Extent) -> Slots:
 
 def _sequences(reader: Reader, tokens: Any) -> tuple[Extent, Extent]:
     """The batch and the length of the sequences of tokens ``(n, h)``: those before they were flattened; else one of all."""
-    for op in reversed(reader.builder.ops):
-        if tokens.value in op.outputs:
-            before = op.inputs[0].type.shape
-            if op.kind == "reshape" and len(before) == 3 and before[2] == tokens.shape[1]:
-                return before[0], before[1]
-            break
+    op = reader.builder.maker(tokens.value)
+    if op is not None and op.kind == "reshape":
+        before = op.inputs[0].type.shape
+        if len(before) == 3 and before[2] == tokens.shape[1]:
+            return before[0], before[1]
     return 1, tokens.shape[0]

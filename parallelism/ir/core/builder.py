@@ -30,6 +30,16 @@ class Builder:
         self._recorded_line = recorded_line
         self._line: Line | None = None
         self._attributes: Attributes = ()
+        self._makers: dict[Value, Op] = {}
+        """The op that makes each value, of the first ``_noted`` ops."""
+        self._noted = 0
+
+    def maker(self, value: Value) -> Op | None:
+        """The op that makes a value; None for an input."""
+        for op in self.ops[self._noted :]:
+            self._makers.update(dict.fromkeys(op.outputs, op))
+        self._noted = len(self.ops)
+        return self._makers.get(value)
 
     def input(self, name: str, type: TensorType, layout: TensorSharding | None = None) -> Value:
         """Add an input.  ``ValueError`` if the name is taken."""
