@@ -143,12 +143,15 @@ _PLACES: dict[str, Callable[[Op], int | None]] = {
 """For each kind of op the dim along which its output is its own index."""
 
 
+def is_own(column: Any, extent: Extent) -> bool:
+    """Whether each index of a column is its own place in a dim of this extent."""
+    place = place_of(column)
+    return place is not None and bool(column.shape[place] == extent)
+
+
 def _own_places(data: Any, columns: Sequence[Any]) -> list[int | None] | None:
     """For each column of indices the dim whose places it has; None if that does not keep the dims in their order."""
-    places = [place_of(column) for column in columns]
-    for i, (place, column) in enumerate(zip(places, columns, strict=True)):
-        if place is not None and column.shape[place] != data.shape[i]:
-            places[i] = None
+    places = [place_of(column) if is_own(column, data.shape[i]) else None for i, column in enumerate(columns)]
     found = [place for place in places if place is not None]
     in_order = found == sorted(set(found))
     return places if found and in_order and len(found) >= len(columns) - 1 else None
@@ -164,19 +167,20 @@ def gathered(data: Any, columns: Sequence[Any]) -> Any:
         return None
     shape, rest = list(columns[0].shape), list(data.shape[len(columns) :])
     behind = range(len(shape), len(shape) + len(rest))
-    if None not in places:
-        return broadcast_dims(data, [*shape, *rest], [*places, *behind])  # type: ignore[list-item]
+    own = [place for place in places if place is not None]
+    if len(own) == len(places):
+        return broadcast_dims(data, [*shape, *rest], [*own, *behind])
     axis = places.index(None)
     order, free = _order(places, axis, len(shape))
     index = transposed(columns[axis], order)
-    own = [index.shape[d] for d in range(len(shape))]
-    after = own[axis + len(free) :]
-    index = reshaped(index, [*own[:axis], prod(own[axis : axis + len(free)]), *after])
+    extents = [index.shape[d] for d in range(len(shape))]
+    after = extents[axis + len(free) :]
+    index = reshaped(index, [*extents[:axis], prod(extents[axis : axis + len(free)]), *after])
     if rest:
         index = reshaped(index, [*index.shape, *[1] * len(rest)])
         index = spread(whole(index), [*index.shape[: len(columns)], *rest])
     found = emit("take_along", whole(data), whole(index), axis=axis)
-    found = reshaped(found, [*own, *rest])
+    found = reshaped(found, [*extents, *rest])
     return transposed(found, [*(order.index(d) for d in range(len(shape))), *behind])
 
 
@@ -197,7 +201,7 @@ def put(data: Any, columns: Sequence[Any], updates: Any, op: str, *, from_end: b
     if axis is None:
         return None if free else _combined(data, moved, op)
     turns = prod(shape[d] for d in free)
-    if not isinstance(turns, int) or turns > MOST_TURNS:
+    if not in_turn(turns, op):
         return None
     index = transposed(columns[axis], order)
     own = [*index.shape[:axis], turns, *index.shape[axis + len(free) :]]
@@ -207,6 +211,15 @@ def put(data: Any, columns: Sequence[Any], updates: Any, op: str, *, from_end: b
 
 MOST_TURNS = 16
 """So many elements of each row are put in one after the other; more go through the flat array."""
+
+
+def in_turn(turns: Extent, op: str) -> bool:
+    """Whether so many updates of a row are put in one after the other.
+
+    Several for a largest or a smallest are not: of three that are equal each has a third of the gradient, and in turn the
+    first two would have a quarter.
+    """
+    return isinstance(turns, int) and turns <= (1 if op in ("max", "min") else MOST_TURNS)
 
 
 def put_in_turn(data: Any, indices: Any, updates: Any, axis: int, op: str, *, from_end: bool = True) -> Any:

@@ -13,7 +13,7 @@ from parallelism.interop.onnx_models.elementwise import ew
 from parallelism.interop.onnx_models.graph import GraphNode
 from parallelism.interop.onnx_models.reading import Reader, meaning
 from parallelism.interop.onnx_models.shapes import axis_of
-from parallelism.interop.own_rows import MOST_TURNS, gathered, put, put_in_turn
+from parallelism.interop.own_rows import gathered, in_turn, put, put_in_turn
 
 
 def from_zero(indices: Any, extent: Any) -> Any:
@@ -140,13 +140,7 @@ def _scatter_elements(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     axis, shape = axis_of(node, ndim), tuple(data.shape)
     op = _REDUCTIONS[node.get("reduction", "none")]
     others_are_whole = all(indices.shape[d] == shape[d] for d in range(ndim) if d != axis)
-    turns = indices.shape[axis] if ndim else 0
-    if (
-        others_are_whole
-        and isinstance(turns, int)
-        and turns <= MOST_TURNS
-        and (op == "set" or data.dtype != bool)
-    ):
+    if others_are_whole and in_turn(indices.shape[axis], op) and (op == "set" or data.dtype != bool):
         return put_in_turn(data, indices, updates, axis, op)
     indices = ew(
         "where", ew("less", indices, np.asarray(0)), ew("add", indices, np.asarray(shape[axis])), indices

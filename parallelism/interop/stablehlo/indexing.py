@@ -25,7 +25,7 @@ from parallelism.interop.arrays import (
     window_at,
 )
 from parallelism.interop.folding import convert, elementwise as ew, emit, spread, whole
-from parallelism.interop.own_rows import gathered, place_of, put
+from parallelism.interop.own_rows import gathered, is_own, put
 from parallelism.interop.stablehlo.module import Node
 from parallelism.interop.stablehlo.reading import Reader, meaning
 from parallelism.interop.stablehlo.reductions import reducer
@@ -84,7 +84,7 @@ def _gather(reader: Reader, node: Node, x: list[Any]) -> Any:
     flat = None
     if not batching and dropped == {*start_map} and _looks_up_elements(operand, sizes, start_map):
         clipped_ones = [
-            column if place_of(column) is not None else clipped(column, 0, operand.shape[d] - 1)
+            column if is_own(column, operand.shape[d]) else clipped(column, 0, operand.shape[d] - 1)
             for d, column in enumerate(columns)
         ]
         flat = gathered(operand, clipped_ones)

@@ -52,7 +52,7 @@ SCATTERED = {
                f'{BESIDE} y = ScatterND<reduction = "max">(x, indices, new)'),
     **{f"{n} by {op}": (f"float[B,5] x, int64[B,{n}] chosen, float[B,{n}] new", "float[B,5] y",
                         f'y = ScatterElements<axis = 1, reduction = "{op}">(x, chosen, new)')
-       for n, op in ((1, "none"), (3, "none"), (4, "add"), (2, "mul"), (2, "min"))},
+       for n, op in ((1, "none"), (3, "none"), (4, "add"), (2, "mul"), (1, "min"))},
 }
 OTHERS = {
     "the next row": ("float[B,5] x, int64[B] chosen", "float[B] y", """
@@ -134,6 +134,16 @@ def test_a_lookup_in_other_rows_is_refused(name):
         cut_by_rows(OTHERS[name])
 
 
+def test_equal_largest_updates_of_a_row_share_its_gradient_evenly():
+    body = 'y = ScatterElements<axis = 1, reduction = "max">(x, chosen, new) total = ReduceSum<keepdims = 0>(y)'
+    program, weights = from_onnx(built("float[B,5] x, int64[B,2] chosen, float[B,2] new", "float total", body))
+    gradient = ir.gradient(program.specialize(B=1), ["x", "new"])
+    given = {"x": np.full((1, 5), 3, np.float32), "chosen": np.array([[1, 1]]), "new": np.full((1, 2), 3, np.float32)}
+    of_x, of_new = ir.interpret(gradient, {**weights, **given}).outputs
+    assert_array_equal(of_new[0, 0], of_new[0, 1])
+    assert_array_equal(of_x[0, 1] + of_new.sum(), 1)
+
+
 def chosen_log_probability(jax, x, chosen):
     return -jax.nn.log_softmax(x)[jax.numpy.arange(x.shape[0]), chosen].sum()
 
@@ -159,13 +169,19 @@ def added_to_elements(jax, x, chosen):
     return (x.at[jax.numpy.arange(x.shape[0])[:, None], chosen].add(2.0) ** 2).sum()
 
 
+def clipped_to_the_last(jax, x, chosen):
+    rows = jax.numpy.arange(x.shape[0])[:, None]
+    return (x.at[rows, jax.numpy.arange(7)].get(mode="clip") ** 2).sum() + chosen.sum()
+
+
 def dropped_outside(jax, x, chosen):
     return (x.at[jax.numpy.arange(x.shape[0]), chosen + 3].set(2.0, mode="drop") ** 2).sum()
 
 
 @pytest.mark.parametrize(("function", "of_x", "of_chosen"), [
     (chosen_log_probability, (5,), ()), (last_part, (5, 3), ()), (several_parts, (5, 3), (2,)), (last_dim, (4, 5), (4,)),
-    (set_elements, (5,), ()), (added_to_elements, (5,), (2,)), (dropped_outside, (5,), ())])
+    (set_elements, (5,), ()), (added_to_elements, (5,), (2,)), (dropped_outside, (5,), ()),
+    (clipped_to_the_last, (5,), ())])
 def test_a_function_of_jax_looks_up_in_own_rows(function, of_x, of_chosen):
     jax = pytest.importorskip("jax")
     from functools import partial
