@@ -26,6 +26,8 @@ PATIENCE, PATIENCE_SECONDS = 4, 10.0
 """A copy may take so many times as long as this process for its own share, and so many seconds more."""
 HEAD = 8
 """The bytes of the length of a result."""
+PLACE = 2
+"""The bytes of the place of a work: so a pipe holds those of 32,768."""
 UNSAFE = "jax", "mpi4py.MPI", "torch"
 """Libraries with threads or connections of their own: a process that has loaded one of them is not copied."""
 
@@ -64,13 +66,59 @@ def side_by_side(
         team.end()
 
 
-def longest_first(
-    works: Sequence[Callable[[], Any]], long: Sequence[int], told: Callable[[int, int], object]
-) -> list[Any]:
-    """`side_by_side` of works of which those at some places are ``long``: each process has as many of them."""
-    order = sorted(range(len(works)), key=lambda place: place not in long)
-    found = dict(zip(order, side_by_side([works[place] for place in order], told=told), strict=True))
+def first_come(
+    works: Sequence[Callable[[], Result]],
+    *,
+    told: Callable[[int, int], object] | None = None,
+    took: Callable[[int, Result], object] | None = None,
+) -> list[Result]:
+    """The results of all ``works``, in order, for some works that take unequally long.
+
+    As `side_by_side`, but each process begins the next work as soon as it has done one, so the longest should come first.
+    ``told(done, all)`` is called before each work that is done here, and ``took(place, result)`` behind it.
+    """
+    turns = _Turns(len(works))
+    found: dict[int, Result] = {}
+
+    def own() -> dict[int, Result]:
+        for place in turns:
+            if told is not None:
+                told(place, len(works))
+            found[place] = works[place]()
+            if took is not None:
+                took(place, found[place])
+        return found
+
+    def others() -> dict[int, Result]:
+        return {place: works[place]() for place in turns}
+
+    count = min(len(works), 1 + copies())
+    try:
+        for share in side_by_side([own, *[others] * (count - 1)]):
+            found.update(share)
+    finally:
+        turns.close()
+    for place in set(range(len(works))).difference(found):  # what a copy had taken that failed
+        found[place] = works[place]()
     return [found[place] for place in range(len(works))]
+
+
+class _Turns:
+    """The places of works, each of which one process takes, in order.  It is made before this process is copied."""
+
+    def __init__(self, count: int) -> None:
+        self._left, sending = os.pipe()
+        os.write(sending, b"".join(place.to_bytes(PLACE, "little") for place in range(count)))
+        os.close(sending)
+
+    def __iter__(self) -> Iterator[int]:
+        """The places that this process takes, each when it is asked for."""
+        while place := os.read(self._left, PLACE):
+            yield int.from_bytes(place, "little")
+
+    def close(self) -> None:
+        """Ends it, also where places are left."""
+        os.close(self._left)
 
 
 class BothEnds(Generic[Item]):

@@ -8,7 +8,8 @@ further block are those of the second of two blocks (`parallelism.planning.two_b
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import compress
 from math import prod
@@ -44,12 +45,15 @@ from parallelism.planning.symbolic_events import (
 )
 from parallelism.planning.two_block_steps import Uneven
 from parallelism.rarely_collected import rarely_collected
+from parallelism.side_by_side import first_come
 from parallelism.simulation.device_events import DeviceEvents, EventRow
 from parallelism.simulation.event_classes import Ints, Templates
 from parallelism.simulation.operations import PriceEvents, SimulatedOperation, simulated_operation
 from parallelism.simulation.repeated_actions import run_repeated
 from parallelism.simulation.repeated_stages import RepeatedEvents, RepeatingStage
 from parallelism.simulation.typed_device import TypedDevice
+from parallelism.timeline import Pricing
+from parallelism.trace import Trace
 from parallelism.training import Figures, TrainingRun, figures
 from parallelism.training.few_layers import layered_step
 
@@ -65,6 +69,38 @@ def figures_of(task: Task, settings: Mapping[str, Any]) -> Figures:
         return figures(run, task.hardware, operation=AssembledStep(task, settings))
     except Unpriceable:
         return _figures_of_layers(run, task.hardware)
+
+
+def figures_of_several(
+    task: Task,
+    plans: Sequence[Mapping[str, Any]],
+    *,
+    told: Callable[[int, int], object] | None = None,
+    took: Callable[[int, Figures], object] | None = None,
+) -> list[Figures]:
+    """`figures_of` plans, given their settings, on all cores; ``told`` and ``took`` are those of `first_come`."""
+    found = first_come([partial(figures_of, task, settings) for settings in plans], told=told, took=took)
+    return [
+        each if each.trace.simulation is not None else _made_here(each, _Again(task, settings))
+        for each, settings in zip(found, plans, strict=True)
+    ]
+
+
+def _made_here(found: Figures, again: _Again) -> Figures:
+    """Figures that another process has computed, whose pickles do not say what makes the trace."""
+    return replace(found, step=replace(found.step, trace=found.trace.made_by(again)))
+
+
+@dataclass(frozen=True)
+class _Again:
+    """Makes the trace of a plan, which another process has made, on other hardware."""
+
+    task: Task
+    settings: Mapping[str, Any]
+
+    def on(self, pricing: Pricing) -> Trace:
+        """The trace under these prices."""
+        return figures_of(self.task, self.settings).trace.priced_by(pricing)
 
 
 @rarely_collected()

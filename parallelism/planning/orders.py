@@ -262,7 +262,7 @@ def _order(rows: Sequence[Sequence[Work]], stages: int, longer: range | None) ->
     )
     message = np.full(count, len(messages))
     message[sent] = of_ends
-    levels = levels_of(_levels(starts, before, taken), before, taken, 4 * place + kind, message)
+    levels = levels_of(_levels(starts, lengths, taken), before, taken, 4 * place + kind, message)
     kept, begun, first_state = _states(rank, starts, place, kind)
     return Order(
         len(rows),
@@ -280,28 +280,22 @@ def _order(rows: Sequence[Sequence[Work]], stages: int, longer: range | None) ->
     )
 
 
-def _levels(starts: Ints, before: Ints, taken: Ints) -> Ints:
-    """The level of each action."""
-    level, count = [-1] * (len(before) + 1), len(before)
-    waiting: dict[int, list[int]] = {}
-    needs, last = taken.tolist(), {*(starts - 1).tolist(), count - 1}
-    previous = before.tolist()
-    ready = starts.tolist()
-    while ready:
-        i = ready.pop()
-        while True:
-            need = needs[i]
-            if need != count and level[need] < 0:
-                waiting.setdefault(need, []).append(i)
+def _levels(starts: Ints, lengths: Ints, taken: Ints) -> Ints:
+    """The level of each action: on each level every rank does its next action if it need not wait for another one."""
+    count = len(taken)
+    level = np.full(count + 1, count)
+    level[count] = -1  # of no action
+    following, ends = starts, starts + lengths
+    for now in range(count):
+        can = level[taken[following]] < now
+        level[following[can]] = now
+        following = following + can
+        left = following < ends
+        if not left.all():
+            following, ends = following[left], ends[left]
+            if not len(ends):
                 break
-            one, other = level[previous[i]], level[need]
-            level[i] = 1 + (one if one > other else other)
-            if i in waiting:
-                ready += waiting.pop(i)
-            if i in last:
-                break
-            i += 1
-    return np.array(level[:count])
+    return level[:count]
 
 
 def _states(rank: Ints, starts: Ints, place: Ints, kind: Ints) -> tuple[Ints, Ints, Ints]:
@@ -310,19 +304,26 @@ def _states(rank: Ints, starts: Ints, place: Ints, kind: Ints) -> tuple[Ints, In
     A microbatch whose backward, or both halves of it, is done leaves nothing.
     """
     places = max(PLACES, int(place.max()) + 1)
-    changes = np.zeros((len(rank), 2 * places), np.int64)
     f, b, i, w = (kind == each for each in range(4))
-    every = np.arange(len(rank))
-    changes[every, 2 * place] = f.astype(np.int64) - (b | w)
-    changes[every, 2 * place + 1] = i.astype(np.int64) - w
-    kept = np.cumsum(changes, axis=0) - changes
-    kept -= kept[starts][rank]
-    least, most = kept.min(axis=0), kept.max(axis=0)
-    columns = [rank, *(kept - least).T, 4 * place + kind]
-    key = np.zeros(len(rank), np.int64)
-    for column, extent in zip(columns, [len(starts), *(most - least + 1).tolist(), 4 * places], strict=True):
+    changes = {0: f.astype(np.int64) - (b | w), 1: i.astype(np.int64) - w}
+    columns = dict[int, Ints]()
+    for each in np.unique(place).tolist():
+        here = place == each
+        for half, change in changes.items():
+            own = np.where(here, change, 0)
+            before = np.cumsum(own) - own
+            columns[2 * each + half] = before - before[starts][rank]
+    begun = 4 * place + kind
+    key = rank
+    for column, extent in [
+        *((before - before.min(), int(np.ptp(before)) + 1) for before in columns.values()),
+        (begun, 4 * places),
+    ]:
         if int(key.max() + 1) * extent >= 2**62:  # fewer different numbers in the same order
             key = np.unique(key, return_inverse=True)[1]
         key = key * extent + column
     first = np.unique(key, return_index=True)[1]
-    return kept[first], columns[-1][first], np.searchsorted(rank[first], np.arange(len(starts)))
+    kept = np.zeros((len(first), 2 * places), np.int64)
+    for number, before in columns.items():
+        kept[:, number] = before[first]
+    return kept, begun[first], np.searchsorted(rank[first], np.arange(len(starts)))

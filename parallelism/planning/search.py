@@ -19,7 +19,7 @@ from parallelism.hardware import Hardware, Reserve, memory_bytes_of, sized_hardw
 from parallelism.ir import Function
 from parallelism.layouts.stages.beginnings import by_rows
 from parallelism.models import TransformerSpec
-from parallelism.planning.assembled_steps import figures_of
+from parallelism.planning.assembled_steps import figures_of, figures_of_several
 from parallelism.planning.batch_pricing import price_plans, unused_told_before
 from parallelism.planning.dealing import spelled_out
 from parallelism.planning.plan import Plan, Task, step_key
@@ -96,6 +96,7 @@ def find_plan(
     state: Mapping[str, npt.DTypeLike] | None = ...,
     precision: MixedPrecision | None = ...,
     simulations: int | None = ...,
+    figures: int = ...,
     progress: Progress | None = ...,
     strategies: None = ...,
     **fixed: Any,
@@ -116,6 +117,7 @@ def find_plan(
     state: Mapping[str, npt.DTypeLike] | None = None,
     precision: MixedPrecision | None = None,
     simulations: int | None = 8,
+    figures: int = 1,
     progress: Progress | None = None,
     strategies: str | None = None,
     **fixed: Any,
@@ -140,7 +142,8 @@ def find_plan(
     bound of its time.  Then plans are simulated fully
     in the order of these bounds, until no other can be better: the first plan is then the best of all by the full
     simulation.  At most ``simulations`` are made (None: any number); `Plans.gap` says what is not proved.  Ctrl-C during
-    these simulations raises `Stopped`, which has the plans so far.
+    these simulations raises `Stopped`, which has the plans so far.  `Plan.figures` of the most promising ``figures``
+    programs are known then: where they will be asked for, it is quickest to compute them all at once, on all cores.
 
     ``strategies="auto"``, for the program of a loss: not a strategy is chosen but the layout of each value, by an
     integer program (`parallelism.auto_sharding.auto_plans`), for `AUTO_SECONDS` on each mesh; the result is its
@@ -183,7 +186,8 @@ def find_plan(
         progress=progress,
     )
     given = {name: value for name, value in spelled_out(fixed).items() if value is not None}
-    return _simulated_first(_Question(task, limit, kept, given, again, start), possible, simulations, told)
+    question = _Question(task, limit, kept, given, again, start)
+    return _simulated_first(question, possible, simulations, figures, told)
 
 
 class _Question(NamedTuple):
@@ -199,7 +203,7 @@ class _Question(NamedTuple):
 
 
 def _simulated_first(
-    question: _Question, possible: Choices, simulations: int | None, told: Progress
+    question: _Question, possible: Choices, simulations: int | None, figures: int, told: Progress
 ) -> Plans:
     """The plans of a space that fit: all are priced, and the most promising are simulated, which come first."""
     task, memory, reserve = question.task, question.memory, question.reserve
@@ -216,7 +220,8 @@ def _simulated_first(
         refused["memory"] = Refused(int(np.count_nonzero(~fits)), possible.settings(first))
     rows = np.flatnonzero(fits)
     rows = rows[np.lexsort((rows, peaks[rows], seconds[rows], expected[rows]))]
-    full, gap, known, is_stopped = _best_first(task, possible, seconds, peaks, rows, simulations, told)
+    ahead = min(figures, KEPT) if simulations != 0 else 0
+    full, gap, known, is_stopped = _best_first(task, possible, seconds, peaks, rows, simulations, ahead, told)
     order = sorted(range(len(rows)), key=lambda i: (rows[i] not in full, full.get(int(rows[i]), 0.0), i))
     rows = rows[order]
     elapsed = perf_counter() - question.start
@@ -296,30 +301,71 @@ def _best_first(
     peaks: npt.NDArray[np.int64],
     rows: npt.NDArray[np.int64],
     most: int | None,
+    ahead: int,
     told: Progress,
 ) -> _Simulated:
-    """Simulates plans fully, in the order of the ``rows``, until no other can be better."""
-    full, known = dict[int, float](), dict[Hashable, Figures]()
+    """Simulates plans fully, in the order of the ``rows``, until no other can be better; of so many programs ahead the
+    figures will be asked for in any case."""
+    full = dict[int, float]()
+    key_of = partial(_key_of, possible, bounds, peaks)
+    known, is_stopped = _figures_ahead(task, possible, _first_of(rows, key_of, ahead), told)
     best = np.inf
     least = np.minimum.accumulate(bounds[rows][::-1])[::-1]  # of a plan and all behind it
     for done, row in enumerate(rows.tolist()):
         if least[done] >= best:
-            return _Simulated(full, 0.0, known)
+            return _Simulated(full, 0.0, known, is_stopped)
         unproved = float(1 - least[done] / best) if full else 1.0
-        if most is not None and done >= most:
-            return _Simulated(full, unproved, known)
+        key = key_of(row)
+        if (most is not None and done >= most) or (is_stopped and key not in known):
+            return _Simulated(full, unproved, known, is_stopped)
         told("simulated", done, min(len(rows), most or len(rows)))
-        settings = possible.settings(row)
-        key = step_key(settings, bounds[row], peaks[row])
         try:
-            found = known.get(key) or figures_of(task, settings)
+            found = known.get(key) or figures_of(task, possible.settings(row))
         except KeyboardInterrupt:
             return _Simulated(full, unproved, known, is_stopped=True)
         full[row] = found.seconds
         best = min(best, full[row])
         if len(known) < KEPT:
             known[key] = found
-    return _Simulated(full, 0.0, known)
+    return _Simulated(full, 0.0, known, is_stopped)
+
+
+def _key_of(
+    possible: Choices, bounds: npt.NDArray[np.float64], peaks: npt.NDArray[np.int64], row: int
+) -> Hashable:
+    """The `step_key` of a row."""
+    return step_key(possible.settings(row), bounds[row], peaks[row])
+
+
+def _first_of(
+    rows: npt.NDArray[np.int64], key_of: Callable[[int], Hashable], count: int
+) -> dict[Hashable, int]:
+    """The first row of each of so many programs, by its key."""
+    found = dict[Hashable, int]()
+    for row in rows.tolist():
+        if len(found) == count:
+            break
+        found.setdefault(key_of(row), row)
+    return found
+
+
+def _figures_ahead(
+    task: Task, possible: Choices, rows: Mapping[Hashable, int], told: Progress
+) -> tuple[dict[Hashable, Figures], bool]:
+    """The figures of several programs; and whether Ctrl-C ended this, so that some are missing."""
+    keys, known = [*rows], dict[Hashable, Figures]()
+    if len(keys) < 2:  # there is nothing to do beside the first
+        return known, False
+    try:
+        found = figures_of_several(
+            task,
+            [possible.settings(row) for row in rows.values()],
+            told=partial(told, "simulated"),
+            took=lambda place, each: known.update({keys[place]: each}),
+        )
+    except KeyboardInterrupt:
+        return known, True
+    return dict(zip(keys, found, strict=True)), False
 
 
 def hardware_without_faults(task: Task) -> Task:

@@ -301,6 +301,7 @@ def _plans(search: Search, arguments: argparse.Namespace, told: Told) -> "tuple[
             hardware=hardware,
             devices=devices,
             batch=search.batch,
+            figures=arguments.top,
             progress=told,
             **search.options,
         )

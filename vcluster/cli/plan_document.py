@@ -24,7 +24,7 @@ from parallelism.models import TransformerSpec
 from parallelism.planning import SETTINGS, Plan, Plans
 from parallelism.planning.explanation import Account, why_not
 from parallelism.planning.plan import Task
-from parallelism.side_by_side import longest_first
+from parallelism.side_by_side import first_come
 from parallelism.trace import Trace
 from parallelism.training import MegatronFlags, TrainingRun
 from parallelism.training.megatron import update_flags
@@ -101,14 +101,13 @@ def document_of(
     that may need less.  ``told`` hears how many of the plans have their figures.
     """
     best = tuple(islice(plans.programs(), top))
-    described = longest_first(
+    described = first_come(
         [
             *(partial(_row, asked, plan) for plan in best),
             *(partial(_between_nodes, plans, best[0], axis) for axis in MOST_INSIDE if best),
             *(partial(_of_front, asked, plan) for plan in plans.front),
         ],
-        [place for place, plan in enumerate(best) if plan.program not in plans.known],
-        partial(told, "parts of the best plans"),
+        told=partial(told, "parts of the best plans"),
     )
     rows, front = described[: len(best)], [each for each in described[len(best) :] if isinstance(each, dict)]
     outside = [each for each in described if isinstance(each, str) and each]

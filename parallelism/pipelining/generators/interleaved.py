@@ -33,14 +33,14 @@ def by_turns(rank: int, ranks: int, microbatches: int, chunks: int, *, split: bo
     """
     count = max(1, microbatches // ranks)
     each = -(-microbatches // count)
-    total = count * each * chunks
     ahead = (chunks - 1) * each + (1 if split else 2) * (ranks - 1 - rank)
     kinds = "FIW" if split else "FBW"
-    forwards, backwards, weights = (_by_rounds(rank, ranks, each, total, chunks, kind) for kind in kinds)
+    forwards, backwards, weights = (_by_rounds(rank, ranks, each, count, chunks, kind) for kind in kinds)
     yield from islice(forwards, ahead)
-    for step in range(total):
-        yield from islice(forwards, 1)  # none are left at the end
-        yield next(backwards)
+    for step, backward in enumerate(backwards):
+        if (forward := next(forwards, None)) is not None:  # none are left at the end
+            yield forward
+        yield backward
         if split and step >= rank:
             yield next(weights)
     if split:
@@ -66,13 +66,14 @@ def looped_bfs(rank: int, ranks: int, microbatches: int, chunks: int = 1) -> Ite
     yield from ((stage, "B", k) for stage in reversed(here) for k in reversed(range(microbatches)))
 
 
-def _by_rounds(rank: int, ranks: int, each: int, total: int, chunks: int, kind: str) -> Iterator[Work]:
+def _by_rounds(rank: int, ranks: int, each: int, rounds: int, chunks: int, kind: str) -> Iterator[Work]:
     """The works of one kind on a rank: a round of microbatches runs through one stage, then through the next.
 
     Backwards visit the rank's stages from the last to the first.
     """
-    for step in range(total):
-        turn, place = divmod(step, each)
-        turns, chunk = divmod(turn, chunks)
-        chunk = chunk if kind == "F" else chunks - 1 - chunk
-        yield rank + chunk * ranks, kind, turns * each + place
+    here = range(rank, ranks * chunks, ranks)
+    stages = here if kind == "F" else here[::-1]
+    for first in range(0, rounds * each, each):
+        for stage in stages:
+            for microbatch in range(first, first + each):
+                yield stage, kind, microbatch

@@ -14,11 +14,11 @@ import pytest
 
 from parallelism import models, side_by_side as module
 from parallelism.hardware import Hardware
-from parallelism.planning import batch_pricing, two_block_steps
+from parallelism.planning import assembled_steps, batch_pricing, find_plan, search, two_block_steps
 from parallelism.planning.plan import Task
 from parallelism.planning.space import choices
 from parallelism.planning.trained import TrainedModel
-from parallelism.side_by_side import copies, longest_first, side_by_side
+from parallelism.side_by_side import copies, first_come, side_by_side
 from parallelism.training.training_run import ADAM_W
 from parallelism.transforms import SGD
 
@@ -242,12 +242,77 @@ def test_rows_that_a_copy_took_before_it_failed_are_priced_here(monkeypatch: pyt
     os.close(tell)
 
 
-def test_long_works_are_dealt_out_first_and_results_are_in_order(count: int) -> None:
-    works: list[Callable[[], Any]] = [partial(lambda place: (place, os.getpid()), place) for place in range(7)]
+def test_whoever_comes_first_does_the_next_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "copies", lambda: 1)
+    (begun, begin), (asked, ask) = os.pipe(), os.pipe()
+
+    def work(place: int) -> tuple[int, bool]:
+        if not in_a_copy():
+            os.write(begin, b".")
+            assert select([asked], [], [], 20)[0]       # the copy has done all others
+        else:
+            assert select([begun], [], [], 20)[0]
+            if place == 4:
+                os.write(ask, b".")
+        return place, in_a_copy()
+
     told: list[tuple[int, int]] = []
-    found = longest_first(works, [1, 3, 4, 6], lambda done, of: told.append((done, of)))
-    assert [place for place, _ in found] == [*range(7)] and told[0] == (0, 7)
-    assert len({process for place, process in found if place in (1, 3, 4, 6)}) == count + 1
+    took: dict[int, tuple[int, bool]] = {}
+    works = [partial(work, place) for place in range(5)]
+    found = first_come(works, told=lambda *each: told.append(each), took=took.__setitem__)
+    here, = took
+    assert found == [(place, place != here) for place in range(5)]
+    assert told == [(here, 5)] and took == {here: (here, False)}
+    for each in (begun, begin, asked, ask):
+        os.close(each)
+
+
+@pytest.mark.parametrize("works", [0, 1, 3])
+def test_works_that_a_failing_copy_had_taken_are_done_here(count: int, works: int) -> None:
+    def work(place: int) -> int:
+        if in_a_copy():
+            raise RuntimeError("a copy that fails")
+        return place
+
+    took: list[int] = []
+    found = first_come([partial(work, place) for place in range(works)], took=lambda place, result: took.append(place))
+    assert found == [*range(works)] and set(took) <= {*found}
+    with pytest.raises(ZeroDivisionError):
+        first_come([lambda: 1 // 0] * 3)
+
+
+def test_figures_that_a_copy_computed_are_those_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = models.TransformerSpec(layers=2, width=12, heads=2, vocabulary=24, sequence=6)
+    asked: dict[str, Any] = {"hardware": "dgx-h100", "devices": 4, "batch": 8, "schedule": "1f1b", "recompute": "none"}
+    alone = find_plan(spec, **asked, tp=1, microbatch=2, zero=0)
+    monkeypatch.setattr(batch_pricing, "copies", lambda: 0)
+    monkeypatch.setattr(module, "copies", lambda: 1)
+    monkeypatch.setattr(module._Turns, "__iter__", lambda turns: iter(range(2)))    # the copy does them all, too
+    found = find_plan(spec, **asked, tp=1, microbatch=2, zero=0, figures=2)
+    assert len(found) == 2 == len(found.known) and found.simulated == alone.simulated
+    for plan, other in zip(found, alone, strict=True):
+        assert plan.settings == other.settings and plan.figures.json() == other.figures.json()
+        trace = plan.figures.trace
+        assert trace == other.figures.trace and trace.on("h200-node") == other.figures.trace.on("h200-node")
+
+
+def test_ctrl_c_leaves_the_figures_that_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = models.TransformerSpec(layers=2, width=12, heads=2, vocabulary=24, sequence=6)
+    monkeypatch.setattr(module, "copies", lambda: 0)
+    figures_of, taken = assembled_steps.figures_of, list[Any]()
+
+    def interrupted(task: Task, settings: Any) -> Any:
+        if taken:
+            raise KeyboardInterrupt
+        taken.append(settings)
+        return figures_of(task, settings)
+
+    monkeypatch.setattr(assembled_steps, "figures_of", interrupted)
+    with pytest.raises(search.Stopped, match=r"^stopped after 1 full simulations$") as stopped:
+        find_plan(spec, hardware="dgx-h100", devices=4, batch=8, schedule="1f1b", tp=1, microbatch=2, zero=0,
+                  recompute="none", figures=2)
+    found = stopped.value.plans
+    assert found.simulated == 1 and len(found) == 2 and found.best.is_simulated and found.best.settings == taken[0]
 
 
 @pytest.mark.sampled(3)
