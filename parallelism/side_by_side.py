@@ -56,14 +56,7 @@ def side_by_side(
     Without copies, all works are done here: on one core, outside of Linux, beside threads that are no daemons, where a
     library of `UNSAFE` is loaded, and inside of a work.
     """
-    team = _Team(works, min(max(len(works), 1), 1 + copies()), told, took)
-    try:
-        return team.results()
-    except BaseException:
-        team.read(0.0)
-        raise
-    finally:
-        team.end()
+    return _Team(works, min(max(len(works), 1), 1 + copies()), told, took).done()
 
 
 def first_come(
@@ -74,32 +67,32 @@ def first_come(
 ) -> list[Result]:
     """The results of all ``works``, in order, for some works that take unequally long.
 
-    As `side_by_side`, but each process begins the next work as soon as it has done one, so the longest should come first.
-    ``told(done, all)`` is called before each work that is done here, and ``took(place, result)`` behind it.
+    As `side_by_side` with ``took``, but each process begins the next work as soon as it has done one, so the longest should
+    come first.
     """
-    turns = _Turns(len(works))
-    found: dict[int, Result] = {}
+    turns, found = _Turns(len(works)), dict[int, Result]()
 
-    def own() -> dict[int, Result]:
-        for place in turns:
-            if told is not None:
-                told(place, len(works))
-            found[place] = works[place]()
+    def following() -> tuple[int, Result] | None:
+        place = next(turns, None)
+        return None if place is None else (place, works[place]())
+
+    def take(_: int, result: tuple[int, Result] | None) -> None:
+        if result is not None:
+            place, found[place] = result
             if took is not None:
                 took(place, found[place])
-        return found
 
-    def others() -> dict[int, Result]:
-        return {place: works[place]() for place in turns}
+    def tell(_: int, __: int) -> None:
+        if told is not None and len(found) < len(works):
+            told(len(found), len(works))
 
-    count = min(len(works), 1 + copies())
+    count = min(max(len(works), 1), 1 + copies())
     try:
-        for share in side_by_side([own, *[others] * (count - 1)]):
-            found.update(share)
+        _Team([following] * len(works) * count, count, tell, take).done()
     finally:
         turns.close()
     for place in set(range(len(works))).difference(found):  # what a copy had taken that failed
-        found[place] = works[place]()
+        take(place, (place, works[place]()))
     return [found[place] for place in range(len(works))]
 
 
@@ -112,9 +105,14 @@ class _Turns:
         os.close(sending)
 
     def __iter__(self) -> Iterator[int]:
-        """The places that this process takes, each when it is asked for."""
-        while place := os.read(self._left, PLACE):
-            yield int.from_bytes(place, "little")
+        return self
+
+    def __next__(self) -> int:
+        """The next place, for this process."""
+        place = os.read(self._left, PLACE)
+        if not place:
+            raise StopIteration
+        return int.from_bytes(place, "little")
 
     def close(self) -> None:
         """Ends it, also where places are left."""
@@ -161,8 +159,17 @@ class _Team:
         self.copies: list[_Copy] = []
         self.found: dict[int, Any] = {}
 
-    def results(self) -> list[Any]:
-        """The results of all works, in order."""
+    def done(self) -> list[Any]:
+        """The results of all works, in order; then there are no copies any more."""
+        try:
+            return self._results()
+        except BaseException:
+            self.read(0.0)
+            raise
+        finally:
+            self.end()
+
+    def _results(self) -> list[Any]:
         own, *others = _shares(len(self.works), self.count, beside=self.at_once)
         with suppress(OSError):  # the system allows no further process or descriptor
             for share in others:
@@ -272,9 +279,10 @@ class _Copy:
             end = HEAD + int.from_bytes(self.data[:HEAD], "little")
             if len(self.data) < end:
                 return
-            content = bytes(self.data[HEAD:end])
+            with memoryview(self.data) as sent, sent[HEAD:end] as content:
+                result = pickle.loads(content)  # noqa: S301  (from a copy of this process)
             del self.data[:end]
-            yield pickle.loads(content)  # noqa: S301  (from a copy of this process)
+            yield result
 
     def end(self) -> None:
         """Ends the copy, which may have ended before."""

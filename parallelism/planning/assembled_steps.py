@@ -74,21 +74,20 @@ def figures_of(task: Task, settings: Mapping[str, Any]) -> Figures:
 def figures_of_several(
     task: Task,
     plans: Sequence[Mapping[str, Any]],
-    *,
-    told: Callable[[int, int], object] | None = None,
-    took: Callable[[int, Figures], object] | None = None,
-) -> list[Figures]:
+    told: Callable[[int, int], object],
+    took: Callable[[int, Figures], object],
+) -> None:
     """`figures_of` plans, given their settings, on all cores; ``told`` and ``took`` are those of `first_come`."""
-    found = first_come([partial(figures_of, task, settings) for settings in plans], told=told, took=took)
-    return [
-        each if each.trace.simulation is not None else _made_here(each, _Again(task, settings))
-        for each, settings in zip(found, plans, strict=True)
-    ]
 
+    def take(place: int, found: Figures) -> None:
+        if (
+            found.trace.simulation is None
+        ):  # another process has computed it, and its pickles do not say what makes it
+            trace = found.trace.made_by(_Again(task, plans[place]))
+            found = replace(found, step=replace(found.step, trace=trace))
+        took(place, found)
 
-def _made_here(found: Figures, again: _Again) -> Figures:
-    """Figures that another process has computed, whose pickles do not say what makes the trace."""
-    return replace(found, step=replace(found.step, trace=found.trace.made_by(again)))
+    first_come([partial(figures_of, task, settings) for settings in plans], told=told, took=take)
 
 
 @dataclass(frozen=True)

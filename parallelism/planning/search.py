@@ -357,15 +357,15 @@ def _figures_ahead(
     if len(keys) < 2:  # there is nothing to do beside the first
         return known, False
     try:
-        found = figures_of_several(
+        figures_of_several(
             task,
             [possible.settings(row) for row in rows.values()],
-            told=partial(told, "simulated"),
-            took=lambda place, each: known.update({keys[place]: each}),
+            partial(told, "simulated"),
+            lambda place, found: known.update({keys[place]: found}),
         )
     except KeyboardInterrupt:
         return known, True
-    return dict(zip(keys, found, strict=True)), False
+    return known, False
 
 
 def hardware_without_faults(task: Task) -> Task:

@@ -101,14 +101,12 @@ def document_of(
     that may need less.  ``told`` hears how many of the plans have their figures.
     """
     best = tuple(islice(plans.programs(), top))
-    described = first_come(
-        [
-            *(partial(_row, asked, plan) for plan in best),
-            *(partial(_between_nodes, plans, best[0], axis) for axis in MOST_INSIDE if best),
-            *(partial(_of_front, asked, plan) for plan in plans.front),
-        ],
-        told=partial(told, "parts of the best plans"),
-    )
+    works: list[Callable[[], Any]] = [
+        *(partial(_row, asked, plan) for plan in best),
+        *(partial(_between_nodes, plans, best[0], axis) for axis in MOST_INSIDE if best),
+        *(partial(_of_front, asked, plan) for plan in plans.front),
+    ]
+    described = first_come(works, told=partial(told, "parts of the best plans"))
     rows, front = described[: len(best)], [each for each in described[len(best) :] if isinstance(each, dict)]
     outside = [each for each in described if isinstance(each, str) and each]
     order = sorted(range(len(best)), key=lambda place: float(rows[place]["seconds"]))
