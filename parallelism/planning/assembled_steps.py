@@ -80,9 +80,7 @@ def figures_of_several(
     """`figures_of` plans, given their settings, on all cores; ``told`` and ``took`` are those of `first_come`."""
 
     def take(place: int, found: Figures) -> None:
-        if (
-            found.trace.simulation is None
-        ):  # another process has computed it, and its pickles do not say what makes it
+        if found.trace.simulation is None:  # another process has made it
             trace = found.trace.made_by(_Again(task, plans[place]))
             found = replace(found, step=replace(found.step, trace=trace))
         took(place, found)

@@ -270,9 +270,13 @@ def test_whoever_comes_first_does_the_next_work(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("works", [0, 1, 3])
 def test_works_that_a_failing_copy_had_taken_are_done_here(count: int, works: int) -> None:
+    begun, begin = os.pipe()
+
     def work(place: int) -> int:
         if in_a_copy():
+            os.write(begin, b".")
             raise RuntimeError("a copy that fails")
+        assert min(count, works - 1) == 0 or select([begun], [], [], 20)[0]     # a copy has taken one
         return place
 
     took: list[int] = []
@@ -280,6 +284,8 @@ def test_works_that_a_failing_copy_had_taken_are_done_here(count: int, works: in
     assert found == [*range(works)] == sorted(took)
     with pytest.raises(ZeroDivisionError):
         first_come([lambda: 1 // 0] * 3)
+    for each in (begun, begin):
+        os.close(each)
 
 
 def test_figures_that_a_copy_computed_are_those_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,7 +309,8 @@ def test_figures_that_a_copy_computed_are_those_of_this_process(monkeypatch: pyt
     for plan, other in zip(found, alone, strict=True):
         assert plan.settings == other.settings and plan.figures.json() == other.figures.json()
         trace = plan.figures.trace
-        assert trace.simulation is not None and trace == other.figures.trace and trace.on("h200-node") == other.figures.trace.on("h200-node")
+        assert trace == other.figures.trace and trace.simulation is not None
+        assert trace.on("h200-node") == other.figures.trace.on("h200-node")
     for each in (begun, begin):
         os.close(each)
 
