@@ -111,8 +111,15 @@ class Order:
         ``changes[2 * place]`` are those of memory by a forward, ``changes[2 * place + 1]`` those by a backward for the
         input; ``peaks[4 * place + kind]`` are the most bytes of an action.
         """
-        found: Ints = np.maximum.reduceat(self.kept @ changes + peaks[self.begun], self.first_state)
+        of_places, kept = self._holding
+        found: Ints = np.maximum.reduceat(kept @ changes[of_places] + peaks[self.begun], self.first_state)
         return found
+
+    @cached_property
+    def _holding(self) -> tuple[Ints, Ints]:
+        """The columns of `kept` in which something holds memory, and what is in them."""
+        columns = np.flatnonzero(self.kept.any(axis=0))
+        return columns, np.ascontiguousarray(self.kept[:, columns])
 
 
 def place_of(stage: int, stages: int, longer: range | None = NONE_LONGER) -> int:
