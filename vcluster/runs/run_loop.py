@@ -79,6 +79,7 @@ class Conduct:
 
     def collect(self, command: Callable[[int], RunCommand], interrupt: DeferredInterrupt) -> None:
         """Command every device and wait for its reply. After a failure, make sure that every device comes back."""
+        __tracebackhide__ = True
         with self._crew.printing(), conducts():
             self._send_commands(command)
             goes_on = True
