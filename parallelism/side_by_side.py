@@ -56,7 +56,8 @@ def side_by_side(
     Without copies, all works are done here: on one core, outside of Linux, beside threads that are no daemons, where a
     library of `UNSAFE` is loaded, and inside of a work.
     """
-    return _Team(works, min(max(len(works), 1), 1 + copies()), told, took).done()
+    count = min(max(len(works), 1), 1 + copies())
+    return _Team(works, count, told, took, is_patient=took is not None).done()
 
 
 def first_come(
@@ -65,10 +66,10 @@ def first_come(
     told: Callable[[int, int], object] | None = None,
     took: Callable[[int, Result], object] | None = None,
 ) -> list[Result]:
-    """The results of all ``works``, in order, for some works that take unequally long.
+    """The results of all ``works``, in order, for works that take unequally long.
 
     As `side_by_side` with ``took``, but each process begins the next work as soon as it has done one, so the longest should
-    come first.
+    come first; and the patience with copies is that of short works.
     """
     turns, found = _Turns(len(works)), dict[int, Result]()
 
@@ -88,11 +89,12 @@ def first_come(
 
     count = min(max(len(works), 1), 1 + copies())
     try:
-        _Team([following] * len(works) * count, count, tell, take).done()
+        _Team([following] * len(works) * count, count, tell, take, is_patient=False).done()
     finally:
         turns.close()
-    for place in set(range(len(works))).difference(found):  # what a copy had taken that failed
-        take(place, (place, works[place]()))
+    for place in range(len(works)):
+        if place not in found:  # a copy had taken it that failed
+            take(place, (place, works[place]()))
     return [found[place] for place in range(len(works))]
 
 
@@ -103,9 +105,6 @@ class _Turns:
         self._left, sending = os.pipe()
         os.write(sending, b"".join(place.to_bytes(PLACE, "little") for place in range(count)))
         os.close(sending)
-
-    def __iter__(self) -> Iterator[int]:
-        return self
 
     def __next__(self) -> int:
         """The next place, for this process."""
@@ -153,9 +152,11 @@ class _Team:
         count: int,
         told: Callable[[int, int], object] | None,
         took: Callable[[int, Any], object] | None,
+        *,
+        is_patient: bool,
     ) -> None:
         self.works, self.count, self.told, self.took = works, count, told, took
-        self.at_once = took is not None
+        self.at_once, self.is_patient = took is not None, is_patient
         self.copies: list[_Copy] = []
         self.found: dict[int, Any] = {}
 
@@ -181,7 +182,7 @@ class _Team:
                 self._take(place, self.works[place]())
                 if self.at_once:
                     self.read(0.0)
-        self.read(inf if self.at_once else PATIENCE * (perf_counter() - start) + PATIENCE_SECONDS)
+        self.read(inf if self.is_patient else PATIENCE * (perf_counter() - start) + PATIENCE_SECONDS)
         for place in range(len(self.works)):
             if place not in self.found:
                 self._take(place, self.works[place]())

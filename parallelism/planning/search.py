@@ -155,7 +155,7 @@ def find_plan(
     """
     start = perf_counter()
     batch, devices = plain_number(batch), plain_number(devices)
-    _check_counts(batch, simulations)
+    _check_counts(batch, simulations, figures)
     found, count = machine_of(hardware, devices)
     limit = memory_of(memory, found)
     optimizer = ADAM_W if optimizer is None else optimizer
@@ -258,11 +258,13 @@ def _simulated_first(
     return plans
 
 
-def _check_counts(batch: Any, simulations: Any) -> None:
+def _check_counts(batch: Any, simulations: Any, figures: Any) -> None:
     if type(batch) is not int or batch < 1:
         raise ValueError(f"batch must be an integer of at least 1, got {batch!r}")
     if simulations is not None and (type(simulations) is not int or simulations < 0):
         raise ValueError(f"simulations must be an integer of at least 0, or None, got {simulations!r}")
+    if type(figures) is not int or figures < 0:
+        raise ValueError(f"figures must be an integer of at least 0, got {figures!r}")
 
 
 def _check_microbatches(model: TrainedModel) -> None:

@@ -295,13 +295,13 @@ def _tell_layouts(plans: Any, bought: Any, arguments: argparse.Namespace, flags:
 def _plans(search: Search, arguments: argparse.Namespace, told: Told) -> "tuple[Plans, Degraded | None]":
     """The plans on the hardware as it is, and, where it is imperfect, those on the perfect one beside them."""
 
-    def on(hardware: Any, devices: int | None) -> Plans:
+    def on(hardware: Any, devices: int | None, figures: int = 1) -> Plans:
         return find_plan(
             search.model,
             hardware=hardware,
             devices=devices,
             batch=search.batch,
-            figures=arguments.top,
+            figures=figures,
             progress=told,
             **search.options,
         )
@@ -309,7 +309,7 @@ def _plans(search: Search, arguments: argparse.Namespace, told: Told) -> "tuple[
     wrong, hardware = imperfections_of(arguments), searched_hardware(arguments.hardware, search.model)
     if not wrong:
         try:
-            return on(hardware, arguments.devices), None
+            return on(hardware, arguments.devices, arguments.top), None
         except Stopped as stopped:
             print(f"{stopped}: these are the plans so far; Ctrl-C again ends all", file=sys.stderr)
             return stopped.plans, None

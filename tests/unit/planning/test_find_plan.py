@@ -440,6 +440,7 @@ def test_the_experts_of_a_program_are_split_where_their_number_allows_it() -> No
     ({"memory": "72"}, "memory must have a unit, such as 72GB; got '72', which is bytes"),
     ({"memory": 0}, "memory must be above 0 bytes"),
     ({"simulations": -1}, "simulations must be an integer of at least 0"),
+    ({"figures": -1}, "figures must be an integer of at least 0, got -1"),
     ({"tpp": 2}, "a plan has no setting 'tpp'; did you mean 'tp'?"),
     ({"fsdp": "8x8"}, "fsdp is the number of devices that share the weights, as fsdp=64; got '8x8'"),
     ({"hsdp": 8}, "hsdp is REPLICASxDEVICES: hsdp=8x4 is 8 replicas, each on 4 devices that share its weights; got 8"),
