@@ -157,17 +157,15 @@ def _gathered_blocks(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
             "only rows of tables that are quantized along their last dim, to 4 or 8 bits, are supported"
         )
     in_pairs = bits == 4 and table.dtype == np.dtype(np.uint8)
-    rows, factors = (
-        np.take(recorded(whole(each)), recorded(whole(indices)), axis=0) for each in (table, scales)
-    )
-    numbers: Any = _unpacked(rows, bits) if in_pairs else rows
+    numbers, factors = _looked_up(table, indices), _looked_up(scales, indices)
+    numbers = _unpacked(numbers, bits) if in_pairs else numbers
     dtype = factors.dtype
     if zeros is None:
-        # bytes are centred at the middle of their range; types with a sign, and pairs of 4 bits, have theirs
+        # Bytes, and pairs of 4 bits in a byte, count from the middle of their range; types of 4 bits from 0.
         middle = 2 ** (bits - 1) if table.dtype == np.dtype(np.uint8) else 0
         shifted = ew("subtract", convert(numbers, dtype), number(middle, factors))
     else:
-        own = np.take(recorded(whole(zeros)), recorded(whole(indices)), axis=0)
+        own = _looked_up(zeros, indices)
         own = _unpacked(own, bits) if in_pairs else own
         own = part(own, len(own.shape) - 1, 0, factors.shape[-1])
         shifted = ew(
@@ -176,10 +174,17 @@ def _gathered_blocks(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     return ew("multiply", shifted, _of_blocks(factors, block, numbers.shape[-1]))
 
 
+def _looked_up(table: Any, indices: Any) -> Any:
+    """The rows of a table at these places."""
+    rows: Any = recorded(whole(table))
+    return np.take(rows, recorded(whole(indices)), axis=0)
+
+
 def _of_blocks(each: Any, block: int, columns: Any) -> Any:
     """A number of each block for all columns: ``(..., blocks)`` as ``(..., columns)``."""
     shape = tuple(each.shape)
-    repeated = np.broadcast_to(recorded(each)[..., None], (*shape, block))
+    numbers: Any = recorded(each)
+    repeated = np.broadcast_to(numbers[..., None], (*shape, block))
     flat = reshaped(repeated, (*shape[:-1], shape[-1] * block))
     return part(flat, len(shape) - 1, 0, columns)
 

@@ -211,40 +211,42 @@ def _group_query(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
         raise node.unsupported("keys in 8 bits, and scores as a result, are not supported")
     if node.get("sliding_window_cache", 0):
         raise node.unsupported("a buffer of the window alone (sliding_window_cache) is not supported")
-    heads, groups = node.get("num_heads"), node.get("kv_num_heads")
-    q, k, v = _grouped(query, key, value, heads, groups)
-    past = None if past_key is None else [recorded(whole(each)) for each in (past_key, past_value)]
-    begins_anew = past is None or past[0].shape[2] == 0
-    rows = q.shape[1]
-    first = None if begins_anew else recorded(whole(counts)).reshape((-1,)).astype(np.int64) + 1 - rows
+    q, k, v = _grouped(query, key, value, node.get("num_heads"), node.get("kv_num_heads"))
+    rows, past = q.shape[1], 0 if past_key is None else past_key.shape[2]
+    first = None if past == 0 else recorded(whole(counts)).reshape((-1,)).astype(np.int64) + 1 - rows
     if node.get("do_rotary", 0):
-        positions = np.arange(rows)[None]
-        if places is not None:
-            positions = recorded(whole(places))
-        elif first is not None:
-            positions = positions + first[:, None]
-        tables = [np.take(recorded(whole(each)), positions, axis=0)[:, :, None] for each in (cos, sin)]
-        q, k = (_turned_first(each, *tables, node.get("rotary_interleaved", 0)) for each in (q, k))
-    if past is None or first is None:
-        present = [k, v]
-        seen = None
+        positions = _positions(rows, first) if places is None else recorded(whole(places))
+        q, k = (_turned_at(each, positions, cos, sin, node.get("rotary_interleaved", 0)) for each in (q, k))
+    if first is None:
+        result = _attended_by_groups(node, q, k, v, None, added, sinks)
     else:
-        columns = _columns(node, past[0].shape[2], rows, total)
-        present = [
-            _placed(_by_heads(old), new, first, columns) for old, new in zip(past, (k, v), strict=True)
-        ]
-        seen = first[:, None] + np.arange(rows)
-    result = _attended_by_groups(node, q, *present, seen, added, sinks)
-    return [result.reshape((*result.shape[:2], -1)), *map(_by_heads, present)][: max(1, len(node.outputs))]
+        columns = _columns(node, past, rows, total)
+        k = _placed(_by_heads(recorded(whole(past_key))), k, first, columns)
+        v = _placed(_by_heads(recorded(whole(past_value))), v, first, columns)
+        result = _attended_by_groups(node, q, k, v, _positions(rows, first), added, sinks)
+    results = [result.reshape((*result.shape[:2], -1)), _by_heads(k), _by_heads(v)]
+    return results[: len(node.outputs)]
+
+
+def _positions(rows: Any, first: Any) -> Any:
+    """The positions of the rows, ``(batch or 1, rows)``, of which the ``first`` ones are given; None: 0."""
+    positions: Any = np.arange(rows)[None]
+    return positions if first is None else positions + first[:, None]
+
+
+def _turned_at(a: Any, positions: Any, cos: Any, sin: Any, interleaved: int) -> Any:
+    """``a``, ``(batch, tokens, heads, width)``, turned by the angles of these positions, which two tables have."""
+    cosines, sines = (np.take(recorded(whole(table)), positions, axis=0) for table in (cos, sin))
+    return _turned_first(a, cosines[:, :, None], sines[:, :, None], interleaved)
 
 
 def _grouped(query: Any, key: Any, value: Any, heads: int, groups: int) -> list[Any]:
     """Queries, keys and values as ``(batch, tokens, heads, width)``; the three may be one array."""
-    joined = recorded(whole(query))
+    joined: Any = recorded(whole(query))
     if key is not None:
         return [_heads(joined, heads), *(_heads(recorded(whole(each)), groups) for each in (key, value))]
     width = joined.shape[-1] // (heads + 2 * groups)
-    parts = np.split(joined, [heads * width, (heads + groups) * width], axis=-1)
+    parts: Any = np.split(joined, [heads * width, (heads + groups) * width], axis=-1)
     return [_heads(part, count) for part, count in zip(parts, (heads, groups, groups), strict=True)]
 
 
