@@ -69,13 +69,16 @@ def first_come(
     """The results of all ``works``, in order, for works that take unequally long.
 
     As `side_by_side` with ``took``, but each process begins the next work as soon as it has done one, so the longest should
-    come first; and the patience with copies is that of short works.
+    come first; and the patience with copies is that of short works.  This process does the first.
     """
-    turns, found = _Turns(len(works)), dict[int, Result]()
+    turns, found = _Turns(range(1, len(works))), dict[int, Result]()
 
     def following() -> tuple[int, Result] | None:
         place = next(turns, None)
         return None if place is None else (place, works[place]())
+
+    def first() -> tuple[int, Result]:
+        return 0, works[0]()
 
     def take(_: int, result: tuple[int, Result] | None) -> None:
         if result is not None:
@@ -89,7 +92,8 @@ def first_come(
 
     count = min(max(len(works), 1), 1 + copies())
     try:
-        _Team([following] * len(works) * count, count, tell, take, is_patient=False).done()
+        turned = [following] * (len(works) * count - 1)
+        _Team([first, *turned] if works else [], count, tell, take, is_patient=False).done()
     finally:
         turns.close()
     for place in range(len(works)):
@@ -101,9 +105,9 @@ def first_come(
 class _Turns:
     """The places of works, each of which one process takes, in order.  It is made before this process is copied."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, places: range) -> None:
         self._left, sending = os.pipe()
-        os.write(sending, b"".join(place.to_bytes(PLACE, "little") for place in range(count)))
+        os.write(sending, b"".join(place.to_bytes(PLACE, "little") for place in places))
         os.close(sending)
 
     def __next__(self) -> int:

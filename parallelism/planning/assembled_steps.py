@@ -7,9 +7,10 @@ further block are those of the second of two blocks (`parallelism.planning.two_b
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from itertools import compress
 from math import prod
@@ -52,10 +53,9 @@ from parallelism.simulation.operations import PriceEvents, SimulatedOperation, s
 from parallelism.simulation.repeated_actions import run_repeated
 from parallelism.simulation.repeated_stages import RepeatedEvents, RepeatingStage
 from parallelism.simulation.typed_device import TypedDevice
-from parallelism.timeline import Pricing
-from parallelism.trace import Trace
 from parallelism.training import Figures, TrainingRun, figures
 from parallelism.training.few_layers import layered_step
+from parallelism.training.run_figures import FiguresWithoutTrace
 
 AXIS = "pp"
 
@@ -78,26 +78,18 @@ def figures_of_several(
     took: Callable[[int, Figures], object],
 ) -> None:
     """`figures_of` plans, given their settings, on all cores; ``told`` and ``took`` are those of `first_come`."""
+    here = os.getpid()
+
+    def figures_here_or_there(settings: Mapping[str, Any]) -> Figures:
+        found = figures_of(task, settings)
+        return found if os.getpid() == here else FiguresWithoutTrace.of(found)
 
     def take(place: int, found: Figures) -> None:
-        if found.trace.simulation is None:  # another process has made it
-            trace = found.trace.made_by(_Again(task, plans[place]))
-            found = replace(found, step=replace(found.step, trace=trace))
+        if isinstance(found, FiguresWithoutTrace):
+            found = replace(found, again=lambda: figures_of(task, plans[place]).trace)
         took(place, found)
 
-    first_come([partial(figures_of, task, settings) for settings in plans], told=told, took=take)
-
-
-@dataclass(frozen=True)
-class _Again:
-    """Makes the trace of a plan, which another process has made, on other hardware."""
-
-    task: Task
-    settings: Mapping[str, Any]
-
-    def on(self, pricing: Pricing) -> Trace:
-        """The trace under these prices."""
-        return figures_of(self.task, self.settings).trace.priced_by(pricing)
+    first_come([partial(figures_here_or_there, settings) for settings in plans], told=told, took=take)
 
 
 @rarely_collected()

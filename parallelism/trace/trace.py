@@ -146,10 +146,6 @@ class Trace(Sequence[Event]):
             columns, **self._header() | {"ranks": ranks, "host_traffic": self.host_traffic or host_traffic}
         )
 
-    def made_by(self, simulation: Simulation) -> Trace:
-        """The same trace, which ``simulation`` makes again on other hardware."""
-        return Trace(self.columns, **self._header(), simulation=simulation)
-
     def __len__(self) -> int:
         return len(self.columns)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import fsum
 from os import PathLike
@@ -198,6 +199,38 @@ class Figures:
                 compared_in(self.run.products, self.hardware.validation, experts=self.run.has_experts)
             ),
         }
+
+
+@dataclass(frozen=True)
+class FiguresWithoutTrace(Figures):
+    """Figures that another process has computed: the trace, which is large, is made again where it is asked for."""
+
+    duration: float
+    held: list[dict[str, int]]
+    again: Callable[[], Trace] | None = None
+    """What makes the trace; None on the way between processes."""
+
+    @classmethod
+    def of(cls, found: Figures) -> FiguresWithoutTrace:
+        """These figures."""
+        step = replace(found.step, trace=found.trace.filter(rank=()))
+        return cls(found.run, found.hardware, step, found.seconds, found.memory)
+
+    @cached_property
+    def trace(self) -> Trace:
+        """As `Figures.trace`."""
+        assert self.again is not None
+        return self.again()
+
+    @property
+    def seconds(self) -> float:
+        """As `Figures.seconds`."""
+        return self.duration
+
+    @property
+    def memory(self) -> list[dict[str, int]]:
+        """As `Figures.memory`."""
+        return self.held
 
 
 @rarely_collected()

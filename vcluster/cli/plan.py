@@ -14,10 +14,9 @@ from parallelism import ir
 from parallelism.display import Told, progress
 from parallelism.hardware import sized_hardware
 from parallelism.models import TransformerSpec
-from parallelism.planning import SETTINGS, Plans, find_plan
+from parallelism.planning import SETTINGS, Plan, Plans, find_plan
 from parallelism.planning.search import AUTO_SECONDS, Stopped, machine_of
 from parallelism.rarely_collected import rarely_collected
-from parallelism.trace import Trace
 from parallelism.training import MegatronFlags
 from parallelism.transforms.words import SHORTHANDS
 from vcluster.cli.command_line import Arguments, Parser, WrongWords, accessing, required, whole, writable
@@ -123,14 +122,14 @@ def planned(program: str, words: Sequence[str]) -> int:
         return swept(program, arguments)
     if arguments.auto or arguments.slices:
         return _without_strategies(program, arguments)
-    document, trace = (loaded(arguments.load), None) if loads else _searched(program, arguments)
+    document, first = (loaded(arguments.load), None) if loads else _searched(program, arguments)
     if not loads:
         document["all_seconds"] = perf_counter() - began
     if arguments.save is not None:
         saved(document, arguments.save)
     if arguments.html is not None:
         with accessing(arguments.html, option="html"):
-            write_page(document, trace, arguments.html)
+            write_page(document, None if first is None else first.figures.trace, arguments.html)
     told = {**document, "plans": document["plans"][: arguments.top]}
     print(
         printed_json(told, again=arguments.again)
@@ -320,7 +319,7 @@ def _plans(search: Search, arguments: argparse.Namespace, told: Told) -> "tuple[
     return (found.plans, found) if isinstance(found, Degraded) else (found, None)
 
 
-def _searched(program: str, arguments: argparse.Namespace) -> tuple[dict[str, Any], Trace | None]:
+def _searched(program: str, arguments: argparse.Namespace) -> tuple[dict[str, Any], Plan | None]:
     try:
         search = Search.of(program, arguments)
         search.check_rate(sized_hardware(arguments.hardware, arguments.devices))
@@ -333,7 +332,7 @@ def _searched(program: str, arguments: argparse.Namespace) -> tuple[dict[str, An
                 raise ValueError(plans.refusals)
             if degraded is not None:
                 asked = replace(asked, devices=plans.task.devices)
-            document, trace = document_of(asked, plans, arguments.top, questions, told)
+            document, first = document_of(asked, plans, arguments.top, questions, told)
             document |= {} if degraded is None else {"imperfect": {**degraded.json(), "text": degraded.text}}
         document |= {} if cache is None else {"cache": cache}
         if arguments.verify and len(plans):
@@ -354,4 +353,4 @@ def _searched(program: str, arguments: argparse.Namespace) -> tuple[dict[str, An
         ]
         if update := [f"--{name.replace('_', '-')}" for name in idle]:
             print(f"without effect on a search: {', '.join(update)}", file=sys.stderr)
-    return document, trace
+    return document, first

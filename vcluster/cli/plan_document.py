@@ -25,7 +25,6 @@ from parallelism.planning import SETTINGS, Plan, Plans
 from parallelism.planning.explanation import Account, why_not
 from parallelism.planning.plan import Task
 from parallelism.side_by_side import first_come
-from parallelism.trace import Trace
 from parallelism.training import MegatronFlags, TrainingRun
 from parallelism.training.megatron import update_flags
 from parallelism.training.stage_layers import remark_of
@@ -93,8 +92,8 @@ def document_of(
     top: int,
     questions: Mapping[str, Mapping[str, Any]],
     told: Callable[[str, int, int], object] = lambda *_: None,
-) -> tuple[dict[str, Any], Trace | None]:
-    """The document of a search, and the trace of the first plan.
+) -> tuple[dict[str, Any], Plan | None]:
+    """The document of a search, and the first plan.
 
     It has the ``top`` plans that are different programs, the answers to ``questions``, which are settings by their
     words, and the settings of all plans.  If no plan fits, ``needs`` has the memory of the smallest one, and of those
@@ -140,7 +139,7 @@ def document_of(
         "needs": [] if rows else _needs(plans),
         "all": _all(plans),
     }
-    return document, best[0].figures.trace if best else None
+    return document, best[0] if best else None
 
 
 def _of_transformer(asked: Asked, plans: Plans, best: Sequence[Plan]) -> dict[str, Any]:

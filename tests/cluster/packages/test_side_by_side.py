@@ -19,6 +19,8 @@ from parallelism.planning.plan import Task
 from parallelism.planning.space import choices
 from parallelism.planning.trained import TrainedModel
 from parallelism.side_by_side import copies, first_come, side_by_side
+from parallelism.training import Figures
+from parallelism.training.run_figures import FiguresWithoutTrace
 from parallelism.training.training_run import ADAM_W
 from parallelism.transforms import SGD
 
@@ -308,10 +310,12 @@ def test_figures_that_a_copy_computed_are_those_of_this_process(monkeypatch: pyt
     monkeypatch.setattr(module, "copies", lambda: 1)
     found = find_plan(spec, **asked, tp=1, microbatch=2, zero=0, figures=2)
     assert len(found) == 2 == len(found.known) and found.simulated == alone.simulated
+    assert [type(each) for each in found.known.values()] == [Figures, FiguresWithoutTrace]
     for plan, other in zip(found, alone, strict=True):
         assert plan.settings == other.settings and plan.figures.json() == other.figures.json()
+        assert plan.figures.links == other.figures.links and plan.why() == other.why()
         trace = plan.figures.trace
-        assert trace == other.figures.trace and trace.simulation is not None
+        assert trace == other.figures.trace
         assert trace.on("h200-node") == other.figures.trace.on("h200-node")
     for each in (begun, begin):
         os.close(each)
