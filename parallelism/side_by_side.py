@@ -190,19 +190,23 @@ class _Copy:
     def __init__(self, works: Sequence[Callable[[], Any]], places: Sequence[int], *, at_once: bool) -> None:
         self.places, self.taken, self.data = places, 0, bytearray()
         self.receiving, sending = os.pipe()
+        life, self.life = os.pipe()
         with warnings.catch_warnings():
             # Python 3.12 warns of threads: those here are daemons, and a copy that waits for one is ended.
             warnings.simplefilter("ignore", DeprecationWarning)
             try:
                 self.pid = os.fork()
             except OSError:
-                os.close(self.receiving)
-                os.close(sending)
+                for descriptor in (self.receiving, sending, life, self.life):
+                    os.close(descriptor)
                 raise
         if self.pid == 0:
-            os.close(self.receiving)  # then a copy whose parent was killed cannot write, and ends
+            os.close(self.receiving)
+            os.close(self.life)
+            _end_with_parent(life)
             _work(works, sending, at_once=at_once)
         os.close(sending)
+        os.close(life)
 
     def read(self, patience_seconds: float, take: Callable[[int, Any], object]) -> None:
         """Takes its results, up to its last one or as far as they come in so many seconds."""
@@ -231,6 +235,7 @@ class _Copy:
     def end(self) -> None:
         """Ends the copy, which may have ended before."""
         os.close(self.receiving)
+        os.close(self.life)
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
         with suppress(ChildProcessError):  # nobody is told of children where SIGCHLD is ignored
@@ -240,6 +245,20 @@ class _Copy:
 def _milliseconds(seconds: float) -> float | None:
     """How long `poll` is to wait: None is without an end."""
     return None if seconds == inf else 1e3 * max(seconds, 0.0)
+
+
+def _end_with_parent(life: int) -> None:
+    """The kernel kills this copy when the other end of ``life`` closes, as it does when the parent is killed: what the
+    copy works on may take minutes, and nobody waits for it."""
+    import fcntl  # copies are made on Linux alone
+
+    fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(life, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
+    asked = poll()
+    asked.register(life)
+    if asked.poll(0):  # it was killed before
+        os._exit(1)
 
 
 def _work(works: Sequence[Callable[[], Any]], sending: int, *, at_once: bool) -> None:

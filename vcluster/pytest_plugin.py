@@ -144,6 +144,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         _use_our_fixtures(metafunc)
         if "virtual_cluster" not in metafunc.fixturenames:
             metafunc.fixturenames.insert(0, "virtual_cluster")
+    elif "virtual_cluster" not in metafunc.fixturenames:
+        return  # `device` without @pytest.mark.spmd: the fixture says so, or it is one of the user's own
     if not _parametrizes_mesh(metafunc.definition) and (clusters := _wanted_by_marks(metafunc.definition)):
         metafunc.parametrize(
             "virtual_cluster", clusters, indirect=True, ids=map(str, clusters), scope="function"

@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import IO
+from typing import IO, NoReturn
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -19,13 +19,20 @@ MOST_ROWS = 16
 """Maximal number of rows of a table that is shown completely."""
 
 
+class _Console(Console):
+    """As `Console`, but whose reader has gone ends a demo as it ends any other command."""
+
+    def on_broken_pipe(self) -> NoReturn:
+        raise  # the error that is being handled; that of rich exits with status 1
+
+
 class Screen:
     """Writes headings, lines and tables. The text is the same in a file and on a terminal."""
 
     def __init__(self, file: IO[str] | None = None) -> None:
         stream = sys.stdout if file is None else file
         self.live = bool(stream.isatty()) and os.environ.get("TERM") != "dumb"
-        self._console = Console(
+        self._console = _Console(
             file=stream,
             force_terminal=self.live,
             force_interactive=self.live,

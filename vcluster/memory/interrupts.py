@@ -124,6 +124,7 @@ class DeferredInterrupt:
         """Run the handlers of the signals that came; that of Ctrl-C raises KeyboardInterrupt by default. Raise an error
         of `defer`. A block inside another one leaves both to that.
         """
+        __tracebackhide__ = True  # for pytest and IPython
         if self._noted:
             self._run_handlers()
         if self._error is not None:
@@ -171,6 +172,7 @@ class DeferredInterrupt:
                 del raised
 
     def _run_handlers(self) -> None:
+        __tracebackhide__ = True
         number = min(self._noted)  # as Python does, if several have come
         frame = self._noted.pop(number)
         try:

@@ -72,11 +72,14 @@ class Conduct:
         self._finished: set[int] = set()
         self._states: dict[int, State] = {}
         """What each pending device published when the run failed."""
+        self._by_signal = False
+        """Whether a signal's handler has broken the run off: Ctrl-C, or the time limit of a tool such as pytest-timeout."""
         self._late: dict[int, State] = {}
         """The state of each pending device at the deadline."""
 
     def collect(self, command: Callable[[int], RunCommand], interrupt: DeferredInterrupt) -> None:
         """Command every device and wait for its reply. After a failure, make sure that every device comes back."""
+        __tracebackhide__ = True
         with self._crew.printing(), conducts():
             self._send_commands(command)
             goes_on = True
@@ -84,7 +87,7 @@ class Conduct:
                 try:
                     interrupt.deliver()
                 except BaseException as error:  # Ctrl-C, the signal of a time limit
-                    self.broken_off = error
+                    self.broken_off, self._by_signal = error, True
                 try:
                     goes_on = self._go_on()
                 except BaseException as error:  # an output that fails
@@ -135,7 +138,8 @@ class Conduct:
             return self._deadlock()
         if self._late and isinstance(self.broken_off, ClusterTimeoutError):
             return self._too_late()
-        if isinstance(self.broken_off, KeyboardInterrupt) and self._states:
+        signalled = self._by_signal or isinstance(self.broken_off, KeyboardInterrupt)
+        if self.broken_off is not None and signalled and self._states:
             lines, _ = self._activities(self._states)
             self.broken_off.add_note("\n".join(["When the run was interrupted:", *lines]))
         found = self.broken_off or error_of(self.replies, self._status.last_seen, killed_for_memory)

@@ -47,6 +47,12 @@ def assert_communication(trace: Trace, *, others: int | None = None, **expected:
     Raises ``AssertionError``, or ``ValueError`` for a name that is neither an operation nor one of those totals.
     """
     __tracebackhide__ = True
+    from parallelism.trace import Trace
+
+    if not isinstance(trace, Trace):
+        raise TypeError(
+            f"assert_communication takes a trace, such as run.trace; got a {type(trace).__name__}"
+        )
     known = (*TOTALS, *KINDS.records, *NAMED_OTHERWISE, *OTHER_OPERATIONS, "others")
     occurring = {event.name for event in trace if event.parent is None}
     for name in expected:

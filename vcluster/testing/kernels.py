@@ -45,6 +45,7 @@ def check_kernel(
     atol: float = 0.0,
     seed: int = 0,
     backend: Literal["process", "thread"] = "thread",
+    deadline_seconds: float | None = None,
 ) -> int:
     """Fail unless ``kernel`` computes on shards what ``reference`` computes on whole arrays.  The number of cases.
 
@@ -75,16 +76,26 @@ def check_kernel(
         as in `assert_sharded_allclose`, which compares.
     ``backend``
         of the cluster; one is started for each mesh.  Threads start fastest.
+    ``deadline_seconds``
+        of each case: a kernel that computes for longer ends with `ClusterTimeoutError`.  By default there is no limit.
 
     ``AssertionError`` names the mesh and the sizes of the first case that fails, and ranks that hold no rows; cases
     come from small to large.  It also names the usual mistakes of a ring, if one explains what the kernel returns: the
     wrong direction, one step too few, a causal mask without the offset of the shard, a missing rescale.  An
-    error of the kernel leaves as it is, with a note that names them.  ``ValueError`` for layouts that cannot be read.
+    error of the kernel leaves as it is, with a note that names them.  ``ValueError`` for layouts that cannot be read, for
+    a reference whose result has other extents than the layouts say, and if there is no case.
     """
     __tracebackhide__ = True
     count = 0
     for case in kernel_cases(
-        reference, layouts, meshes=meshes, sizes=sizes, dtype=dtype, seed=seed, backend=backend
+        reference,
+        layouts,
+        meshes=meshes,
+        sizes=sizes,
+        dtype=dtype,
+        seed=seed,
+        backend=backend,
+        deadline_seconds=deadline_seconds,
     ):
         try:
             run = case.run(kernel)
@@ -167,11 +178,12 @@ def kernel_cases(
     names = list(dict.fromkeys(name for tensor in arguments for name in tensor.dims))
     rng = np.random.default_rng(seed)
     _check_lists(meshes, sizes)
+    given = None if sizes is None else _some(sizes, "sizes")
     largest = 1 if is_narrow(dtype) else 3  # sums of narrow floats are exact as long as they are small
     signs = (-1, 1) if dtype.kind in "ifc" or is_floating(dtype) else (1,)
-    for mesh in _meshes(axes) if meshes is None else map(_mesh, meshes):
+    for mesh in _meshes(axes) if meshes is None else map(_mesh, _some(meshes, "meshes")):
         with VirtualCluster(mesh, backend=backend, deadline_seconds=deadline_seconds) as cluster:
-            for extents in _sizes(names, mesh) if sizes is None else sizes:
+            for extents in _sizes(names, mesh) if given is None else given:
                 if missing := [name for name in names if name not in extents]:
                     raise ValueError(
                         f"sizes must have the extent of each of {', '.join(names)}; {missing[0]} is missing"
@@ -183,11 +195,7 @@ def kernel_cases(
                 ]
                 expected = np.asarray(reference(*arrays))
                 case = f"{mesh!r} with {', '.join(f'{name}={extents[name]}' for name in names) or 'no dims'}"
-                if expected.ndim != len(result.dims):
-                    raise ValueError(
-                        f"the layout of the result has {len(result.dims)} dims, and the reference "
-                        f"returns shape {expected.shape} on {case}"
-                    )
+                _check_result(expected.shape, result.dims, extents, case)
                 yield KernelCase(
                     case,
                     cluster,
@@ -195,6 +203,27 @@ def kernel_cases(
                     result.layout,
                     expected,
                 )
+
+
+def _check_result(shape: tuple[int, ...], dims: Sequence[str], extents: Mapping[str, int], case: str) -> None:
+    """``ValueError`` for a result of the reference that has other dims, or other extents, than the layouts say."""
+    if len(shape) != len(dims):
+        raise ValueError(
+            f"the layout of the result has {len(dims)} dims, and the reference returns shape {shape} on {case}"
+        )
+    for name, extent in zip(dims, shape, strict=True):
+        if extents.get(name, extent) != extent:
+            raise ValueError(
+                f"dims of one name have one extent: {name} of the result must be {extents[name]}, and the reference "
+                f"returns shape {shape} on {case}; give that dim of the result a name of its own"
+            )
+
+
+def _some(given: Iterable[Any], name: str) -> list[Any]:
+    """A list of what was given.  ``ValueError`` if it is empty: nothing would be checked."""
+    if not (some := list(given)):
+        raise ValueError(f"{name} must have at least one entry: with none, nothing is checked")
+    return some
 
 
 def _checked_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:

@@ -114,8 +114,8 @@ def _wrong_shapes(outputs: Sequence[Array], layout: TensorSharding, whole: Array
 
 def _text(sharding: TensorSharding, whole: Array, mesh: Mesh, wrong: Sequence[str], why: str) -> str:
     head = (
-        f"the outputs are not the shards of the {'x'.join(map(str, whole.shape)) or 'scalar'} array in layout "
-        f"{sharding.short()} on {mesh!r}"
+        f"the outputs are not the shards of {f'the array of shape {whole.shape}' if whole.ndim else 'the scalar'} in "
+        f"layout {sharding.short()} on {mesh!r}"
     )
     more = [f"... and {len(wrong) - _MOST_RANKS} more ranks"] if len(wrong) > _MOST_RANKS else []
     lines = [head, *(f"  {line}" for line in [*wrong[:_MOST_RANKS], *more])]
@@ -197,7 +197,7 @@ def _cause(outputs: Sequence[Array], layout: TensorSharding, whole: Array, mesh:
 
 def _of_silent(silent: Sequence[int], mesh: Mesh) -> str:
     if len(silent) == mesh.size:
-        return "the kernel returns None on every rank"
+        return "the kernel returns None on every rank: its return is missing"
     return f"{ranks_in_words(silent)} of {mesh.size} return None, as after a reduce or a gather to one rank"
 
 

@@ -141,8 +141,10 @@ def test_works_are_done_here_where_no_further_process_is_allowed(monkeypatch: py
     assert side_by_side([in_a_copy] * 8) == [False, True, False, False] * 2
 
 
-def test_a_copy_ends_when_its_parent_was_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "copies", lambda: 1)
+@pytest.mark.parametrize("work", [partial(threading.Event().wait, 60), lambda: bytes(1 << 20)], ids=["at work", "sending"])
+def test_copies_end_when_their_parent_was_killed(
+    work: Callable[[], object], count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ended, held = os.pipe()
     begun, begin = os.pipe()
 
@@ -154,14 +156,14 @@ def test_a_copy_ends_when_its_parent_was_killed(monkeypatch: pytest.MonkeyPatch)
     parent = os.fork()
     if parent == 0:
         try:
-            side_by_side([own, lambda: bytes(1 << 20)])     # more than a pipe holds
+            side_by_side([own, *[work] * count])            # a pipe does not hold what they send
         finally:
             os._exit(0)
     os.close(held)
     assert os.read(begun, 1) == b"."
     os.kill(parent, signal.SIGKILL)
     os.waitpid(parent, 0)
-    assert select([ended], [], [], 20)[0], "the copy still lives"
+    assert select([ended], [], [], 20)[0], "a copy still lives"
     for each in (ended, begun, begin):
         os.close(each)
 

@@ -893,8 +893,15 @@ def test_ctrl_c_while_processes_start_leaves_neither_one_nor_a_descriptor(start_
     assert eventually(lambda: belongings() == before), (belongings(), before)
 
 
-@pytest.mark.parametrize("backend", ["process", "thread"])
-def test_ctrl_c_tells_what_the_devices_were_doing(cluster_of, backend):
+@pytest.mark.parametrize(("backend", "number", "raised"), [
+    ("process", signal.SIGINT, KeyboardInterrupt),
+    ("thread", signal.SIGINT, KeyboardInterrupt),
+    ("process", signal.SIGALRM, TimeoutError),              # as pytest-timeout does
+])
+def test_ctrl_c_tells_what_the_devices_were_doing(cluster_of, backend, number, raised):
+    def in_time(*_):
+        raise TimeoutError
+
     def kernel(device):
         if device.rank:
             return device.recv(0)
@@ -906,11 +913,15 @@ def test_ctrl_c_tells_what_the_devices_were_doing(cluster_of, backend):
 
     def interrupts():
         cluster.channel(0).recv()
-        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(number)
 
+    if raised is TimeoutError:
+        before = signal.signal(number, in_time)
     threading.Thread(target=interrupts).start()
-    with pytest.raises(KeyboardInterrupt) as caught:
+    with pytest.raises(raised) as caught:
         cluster.run(kernel)
+    if raised is TimeoutError:
+        signal.signal(number, before)
     told, = caught.value.__notes__
     first, *lines = told.splitlines()
     assert first == "When the run was interrupted:"

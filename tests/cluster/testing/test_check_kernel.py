@@ -5,7 +5,15 @@ import re
 import numpy as np
 import pytest
 
-from vcluster import Mesh, PerDevice, TensorSharding, VirtualCluster, assert_sharded_allclose, check_kernel
+from vcluster import (
+    ClusterTimeoutError,
+    Mesh,
+    PerDevice,
+    TensorSharding,
+    VirtualCluster,
+    assert_sharded_allclose,
+    check_kernel,
+)
 
 
 def inner(device, a, b):
@@ -53,7 +61,7 @@ def failing(kernel, reference, layouts, **options):
 
 def test_a_missing_reduce_is_named_with_the_smallest_case():
     told = failing(without_reduce, np.matmul, PRODUCT, sizes=[{"M": 2, "K": 6, "N": 5}], seed=1)
-    assert told.startswith("on Mesh(tp=2) with M=2, K=6, N=5, the outputs are not the shards of the 2x5 array")
+    assert told.startswith("on Mesh(tp=2) with M=2, K=6, N=5, the outputs are not the shards of the array of shape (2, 5)")
     assert told.count("Mesh(tp=2)") == 1
     assert "probably: a reduction is missing: the sum of the outputs over 'tp' is what was expected" in told
     assert re.search(r"rank 1, which holds \[0:2, 0:5\]: \d+ of 10 differ, most at \[\d, \d\] of the whole: got", told)
@@ -78,7 +86,7 @@ def test_a_kernel_that_is_wrong_on_one_device_already_hears_so():
     (lambda device, x: device.all_reduce(x, "tp"), "N -> N", "4 times too large, the number of ranks along 'tp'"),
     (lambda device, x: device.all_reduce(x, "tp") / 16, "N -> N", "4 times too small, .* a mean stands for a sum"),
     (lambda device, x: device.reduce(x / 4, root=1), "N -> N", "ranks 0, 2 and 3 of 4 return None, as after a reduce"),
-    (lambda device, x: None, "N -> N", "the kernel returns None on every rank"),
+    (lambda device, x: None, "N -> N", "the kernel returns None on every rank: its return is missing"),
     (lambda device, x: x.T, "N, M -> N, M", "each output is transposed"),
     (lambda device, x: x + (device.rank == 3), "N -> N", "only rank 3 of 4 differ"),
 ], ids=["before", "after", "whole", "columns", "rows", "right", "other", "twice", "mean", "rooted", "none",
@@ -136,3 +144,28 @@ def test_layouts_that_cannot_be_are_refused(layouts, told):
         check_kernel(lambda device, x: x, np.copy, layouts)
     with pytest.raises(ValueError, match="N is missing"):
         check_kernel(lambda device, x: x, np.copy, "M, N -> M, N", sizes=[{"M": 2}])
+
+
+def test_a_reference_whose_result_has_another_extent_than_its_name_is_refused():
+    told = "dims of one name have one extent: M of the result must be 2, and the reference returns shape (1, 3)"
+    with pytest.raises(ValueError, match=re.escape(told)):
+        check_kernel(lambda device, x: x, lambda x: x[:-1], "M_tp, N -> M_tp, N", sizes=[{"M": 2, "N": 3}])
+    assert check_kernel(lambda device, x: x[:-1], lambda x: x[:-1], "M, N -> L, N", sizes=[{"M": 2, "N": 3}]) == 1
+
+
+def test_sizes_serve_every_mesh_and_to_check_nothing_is_an_error():
+    meshes, sizes = ({"tp": size} for size in (1, 2, 3)), ({"N": extent} for extent in (1, 5))
+    assert check_kernel(lambda device, x: x, np.copy, "N_tp -> N_tp", meshes=meshes, sizes=sizes) == 6
+    for none in ({"meshes": []}, {"sizes": []}):
+        with pytest.raises(ValueError, match="must have at least one entry: with none, nothing is checked"):
+            check_kernel(lambda device, x: x, np.copy, "N_tp -> N_tp", **none)
+
+
+def test_a_kernel_that_never_ends_is_ended_by_a_deadline():
+    def endless(device, x):
+        while True:
+            x = x + 1
+
+    with pytest.raises(ClusterTimeoutError, match=r"computing at .*test_check_kernel\.py") as error:
+        check_kernel(endless, np.copy, "N_tp -> N_tp", deadline_seconds=0.05)
+    assert error.value.__notes__ == ["in check_kernel on Mesh(tp=1) with N=1"]

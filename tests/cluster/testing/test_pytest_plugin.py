@@ -509,6 +509,21 @@ def test_a_wrong_mark_is_an_error_of_collection(session):
     ).stdout.fnmatch_lines(["*@pytest.mark.mesh of *test_it*: the size of axis 'tp' must be at least 1, got 0"])
 
 
+def test_a_device_without_spmd_is_told_so_whatever_mesh_is_marked_and_the_other_tests_run(session):
+    result = session(
+        """
+        @pytest.mark.mesh(tp=2)
+        def test_on_the_host(device): ...
+
+        @pytest.mark.mesh(tp=2)
+        def test_right(virtual_cluster): ...
+        """,
+        "--vcluster-backend=thread",
+    )
+    result.assert_outcomes(errors=1, passed=1)
+    result.stdout.fnmatch_lines(["*'device' is for tests whose body runs on each device: add @pytest.mark.spmd(tp=2)*"])
+
+
 LEAKING = """
 import subprocess, sys, threading
 from vcluster import HOST, VirtualCluster

@@ -87,3 +87,9 @@ def test_a_name_that_is_none_is_refused(trace):
 def test_there_is_a_number_for_every_rank(trace):
     with pytest.raises(ValueError, match="bytes_sent must have one number for each of the 4 ranks, got 3 numbers"):
         assert_communication(trace, bytes_sent=(1, 2, 3))
+
+
+def test_what_is_no_trace_is_told_where_a_trace_is():
+    told = "assert_communication takes a trace, such as run.trace; got a dict"
+    with pytest.raises(TypeError, match=told):
+        assert_communication({}, all_reduce=1)
