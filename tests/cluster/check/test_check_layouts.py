@@ -52,6 +52,11 @@ def test_a_usual_mistake_in_a_product_is_named(name):
     assert re.search(words, answer.likely), str(answer)
 
 
+def test_a_product_by_element_on_one_device_is_not_blamed_on_what_is_sent():
+    answer = check_sharded(lambda device, a, b: a * b, COLUMNS, np.matmul)
+    assert answer.sentence.startswith("on Mesh(tp=1) with M=") and answer.likely.endswith("the product of matrices is a @ b")
+
+
 def to_columns(device, x):
     return device.all_to_all(x, "x", split_dim=1, concat_dim=0)
 
