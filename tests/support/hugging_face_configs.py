@@ -12,6 +12,9 @@ from typing import Any
 VERSION = "5.24.0"
 """The version of transformers that counted."""
 
+ONE_LANGUAGE_MODEL = ("gemma3", "llama4", "aria")
+"""Multimodal models whose language model transformers has as a causal one, too."""
+
 
 def sized(kind: str, layers: int, width: int, heads: int, feed_forward: int, **others: Any) -> dict[str, Any]:
     return {"model_type": kind, "num_hidden_layers": layers, "hidden_size": width, "num_attention_heads": heads,
@@ -90,7 +93,71 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "stablelm-3b": {"model_type": "stablelm"},
     "stablelm-2-12b": sized("stablelm", 40, 5120, 32, 13_824, num_key_value_heads=8, use_parallel_residual=True),
     "gpt-j-6b": {"model_type": "gptj"},
+    "opt-6.7b": {"model_type": "opt", "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32,
+                 "ffn_dim": 16_384},
+    "gpt-neo-1.3b": {"model_type": "gpt_neo"},
+    "codegen-6b": {"model_type": "codegen", "n_embd": 4096, "n_layer": 33, "n_head": 16, "vocab_size": 51_200},
+    "starcoder-15b": {"model_type": "gpt_bigcode", "n_embd": 6144, "n_layer": 40, "n_head": 48, "n_inner": 24_576,
+                      "n_positions": 8192, "vocab_size": 49_152, "activation_function": "gelu"},
+    "persimmon-8b": {"model_type": "persimmon"},
+    "ernie-4.5-0.3b": {"model_type": "ernie4_5"},
+    "helium-1-preview-2b": {"model_type": "helium"},
+    "cwm-32b": {"model_type": "cwm"},
+    "internlm3-8b": {"model_type": "internlm3"},
+    "hyperclova of its class": {"model_type": "hyperclovax"},
+    "granite-swash-2b": {"model_type": "granite_swa"},
+    "jais-2-8b": {"model_type": "jais2"},
+    "ministral-3-8b": sized("ministral3", 34, 4096, 32, 14_336, max_position_embeddings=16_384),
+    "vaultgemma-1b": sized("vaultgemma", 26, 1152, 4, 6912, num_key_value_heads=4),
+    "nanochat-d20": sized("nanochat", 20, 1280, 10, 5120, num_key_value_heads=10, vocab_size=65_536),
+    "minicpm3-4b": {"model_type": "minicpm3"},
+    "youtu-llm-2b": {"model_type": "youtu"},
+    "flex_olmo of its class": {"model_type": "flex_olmo"},
+    "granitemoe_swa of its class": {"model_type": "granitemoe_swa"},
+    "mellum-2-12b": {"model_type": "mellum"},
+    "aria of its class": {"model_type": "aria_text"},
+    "ernie-4.5-21b-a3b": {"model_type": "ernie4_5_moe"},
+    "exaone_moe of its class": {"model_type": "exaone_moe"},
+    "solar-open-100b": {"model_type": "solar_open"},
+    "glm-4.7-flash": {"model_type": "glm4_moe_lite"},
+    "sarvam-105b": {"model_type": "sarvam_mla"},
+    "sarvam-30b": {"model_type": "sarvam_moe"},
+    "qwen2-vl-72b text": {"model_type": "qwen2_vl_text"},
+    "qwen2.5-vl-7b text": sized("qwen2_5_vl_text", 28, 3584, 28, 18_944, num_key_value_heads=4, tie_word_embeddings=False),
+    "qwen3-vl-8b text": sized("qwen3_vl_text", 36, 4096, 32, 12_288, num_key_value_heads=8, tie_word_embeddings=False),
+    "qwen3_vl_moe of its class": {"model_type": "qwen3_vl_moe_text"},
+    "glm4v of its class": {"model_type": "glm4v_text"},
+    "glm4v_moe of its class": {"model_type": "glm4v_moe_text", "head_dim": 64},
     # with each field that changes the parameters
+    "opt without biases": {"model_type": "opt", "num_hidden_layers": 3, "hidden_size": 96, "num_attention_heads": 6,
+                           "ffn_dim": 88, "vocab_size": 101, "max_position_embeddings": 64, "enable_bias": False,
+                           "tie_word_embeddings": False},
+    "gpt_bigcode with all heads": {"model_type": "gpt_bigcode", "n_embd": 96, "n_layer": 3, "n_head": 6, "n_positions": 64,
+                                   "vocab_size": 101, "multi_query": False},
+    "gpt_neo with a width": {"model_type": "gpt_neo", "num_layers": 3, "hidden_size": 96, "num_heads": 6,
+                             "vocab_size": 101, "max_position_embeddings": 64, "intermediate_size": 88,
+                             "attention_types": [[["global"], 1], [["local"], 2]]},
+    "persimmon without norms of queries": SMALL | {"model_type": "persimmon", "qk_layernorm": False},
+    "ernie4_5 with biases": SMALL | {"model_type": "ernie4_5", "use_bias": True, "head_dim": 24, "num_key_value_heads": 2},
+    "helium with biases": SMALL | {"model_type": "helium", "head_dim": 16, "attention_bias": True, "mlp_bias": True,
+                                   "num_key_value_heads": 2},
+    "internlm3 with biases": SMALL | {"model_type": "internlm3", "attention_bias": True, "mlp_bias": True, "head_dim": 24},
+    "hyperclovax without norms behind": SMALL | {"model_type": "hyperclovax", "use_post_norm": False, "attention_bias": True},
+    "jais2 without biases": SMALL | {"model_type": "jais2", "attention_bias": False, "mlp_bias": False, "head_dim": 24},
+    "minicpm3 without a rank": SMALL | LATENT | {"model_type": "minicpm3", "q_lora_rank": None, "attention_bias": True,
+                                                 "mlp_bias": True, "v_head_dim": None},
+    "youtu with biases": SMALL | LATENT | {"model_type": "youtu", "attention_bias": True, "q_lora_rank": 20},
+    "ernie4_5_moe with biases": SMALL | {"model_type": "ernie4_5_moe", "use_bias": True, "num_key_value_heads": 2,
+                                         "moe_num_experts": 8, "moe_k": 2, "moe_intermediate_size": 20,
+                                         "moe_layer_start_index": 1, "moe_layer_end_index": 3, "moe_layer_interval": 2},
+    "exaone_moe with two dense layers": SMALL | {"model_type": "exaone_moe", "first_k_dense_replace": 2, "num_experts": 8,
+                                                 "num_experts_per_tok": 2, "num_shared_experts": 2, "head_dim": 24,
+                                                 "moe_intermediate_size": 20, "num_key_value_heads": 2},
+    "mellum with dense layers": SMALL | {"model_type": "mellum", "num_experts": 8, "num_experts_per_tok": 2, "head_dim": 24,
+                                         "moe_intermediate_size": 20, "num_key_value_heads": 2,
+                                         "mlp_layer_types": ["dense", "sparse", "sparse", "dense", "sparse"]},
+    "glm4_moe_lite of sparse layers": SMALL | LATENT | {"model_type": "glm4_moe_lite", "q_lora_rank": 20,
+                                                        "mlp_layer_types": ["sparse"] * 5},
     "llama with biases": SMALL | {"model_type": "llama", "attention_bias": True, "mlp_bias": True, "num_key_value_heads": 2},
     "llama with wide heads": SMALL | {"model_type": "llama", "head_dim": 24, "tie_word_embeddings": True},
     "seed_oss with all biases": SMALL | {"model_type": "seed_oss", "attention_out_bias": True, "mlp_bias": True,
@@ -161,19 +228,59 @@ COUNTS: dict[str, int] = {
     "stablelm-3b": 2_795_443_200, "stablelm-2-12b": 11_630_438_400, "gpt-j-6b": 6_050_882_784,
     "seed_oss with all biases": 210_848, "arcee with biases": 230_008, "stablelm with biases": 271_904,
     "glm4_moe of dense layers": 270_048, "dots1 with biases": 407_808,
+    "opt-6.7b": 6_658_465_792, "gpt-neo-1.3b": 1_315_575_808, "codegen-6b": 7_064_213_504,
+    "starcoder-15b": 15_517_456_384, "persimmon-8b": 9_397_175_296, "ernie-4.5-0.3b": 360_748_032,
+    "helium-1-preview-2b": 2_172_643_840, "cwm-32b": 32_581_097_472, "internlm3-8b": 8_804_241_408,
+    "hyperclova of its class": 6_738_677_760, "granite-swash-2b": 2_144_463_840, "jais-2-8b": 8_090_401_280,
+    "ministral-3-8b": 8_489_553_920, "vaultgemma-1b": 1_038_741_120, "nanochat-d20": 560_988_160,
+    "minicpm3-4b": 4_073_875_968, "youtu-llm-2b": 1_961_560_064, "flex_olmo of its class": 33_270_665_216,
+    "granitemoe_swa of its class": 37_039_117_312, "mellum-2-12b": 12_149_923_072, "aria of its class": 18_517_069_824,
+    "ernie-4.5-21b-a3b": 21_825_436_160, "exaone_moe of its class": 28_550_639_616, "solar-open-100b": 102_651_793_408,
+    "glm-4.7-flash": 29_943_390_976, "sarvam-105b": 106_031_763_456, "sarvam-30b": 32_152_648_064,
+    "opt without biases": 188_160, "gpt_bigcode with all heads": 351_552, "gpt_neo with a width": 179_304,
+    "persimmon without norms of queries": 293_144, "ernie4_5 with biases": 324_832, "helium with biases": 272_208,
+    "internlm3 with biases": 334_528, "hyperclovax without norms behind": 333_408, "jais2 without biases": 382_464,
+    "minicpm3 without a rank": 241_252, "youtu with biases": 208_892, "ernie4_5_moe with biases": 328_949,
+    "exaone_moe with two dense layers": 430_800, "mellum with dense layers": 396_240,
+    "glm4_moe_lite of sparse layers": 383_028,
+    "qwen2-vl-72b text": 72_706_203_648, "qwen2.5-vl-7b text": 7_615_616_512, "qwen3-vl-8b text": 8_190_735_360,
+    "qwen3_vl_moe of its class": 13_173_956_608, "glm4v of its class": 9_400_279_040,
+    "glm4v_moe of its class": 104_342_673_408,
 }
 """Parameters, as VERSION of transformers counts them: of CONFIGS, and of the models that are read by name."""
 
 
-def counted(fields: dict[str, Any]) -> int:
-    """The parameters of what transformers builds of these fields.  Tied tables count once, buffers never."""
-    import torch
-    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+def model_of(fields: dict[str, Any], **others: Any) -> Any:
+    """What transformers builds of these fields; a multimodal model where they are of its language model."""
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
 
-    given = {name: value for name, value in fields.items() if name != "model_type"}
+    kind, given = fields["model_type"], {name: value for name, value in fields.items() if name != "model_type"}
+    whole = kind.removesuffix("_text")
+    if kind == whole or whole in ONE_LANGUAGE_MODEL:
+        return AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**given), **others)
+    text = CONFIG_MAPPING[whole](text_config=given).text_config
+    tied = getattr(text, "tie_word_embeddings", False)  # of the whole model in real files
+    config = CONFIG_MAPPING[whole](text_config=given, vision_config={"depth": 1}, tie_word_embeddings=tied)
+    return AutoModelForImageTextToText.from_config(config, **others)
+
+
+def parameters_of(model: Any) -> dict[str, Any]:
+    """The parameters of a language model, those of images left out."""
+    return {name: each for name, each in model.named_parameters() if "visual" not in name}
+
+
+def counted(fields: dict[str, Any]) -> int:
+    """The parameters of what transformers builds of these fields.
+
+    Tied tables count once.  Buffers never count, and neither does a bias that balances the loads of experts, which ERNIE
+    keeps as a parameter without a gradient.  OPT's table of positions has two rows that no token reads: see `gpt_like.opt`.
+    """
+    import torch
+
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[fields["model_type"]](**given))
-    return sum(parameter.numel() for parameter in model.parameters())
+        model = model_of(fields)
+    unread = 2 * model.config.hidden_size if fields["model_type"] == "opt" else 0
+    return sum(each.numel() for each in parameters_of(model).values() if each.requires_grad) - unread
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""The defaults of the configuration classes of transformers 5.24.0, and of Grok 1's port (https://huggingface.co/keyfan/grok-1-hf)."""
+"""The defaults of the configuration classes of transformers 5.24.0, of architectures without experts."""
 
 from __future__ import annotations
 
@@ -20,12 +20,6 @@ MISTRAL = USUAL | {
     "max_position_embeddings": 131_072,
     "sliding_window": 4096,
 }
-MIXTRAL = MISTRAL | {
-    "sliding_window": None,
-    "rms_norm_eps": 1e-5,
-    "num_experts_per_tok": 2,
-    "num_local_experts": 8,
-}
 QWEN = USUAL | {
     "vocab_size": 151_936,
     "intermediate_size": 22_016,
@@ -33,11 +27,6 @@ QWEN = USUAL | {
     "max_position_embeddings": 32_768,
     "sliding_window": 4096,
     "max_window_layers": 28,
-}
-QWEN_MOE = QWEN | {
-    "hidden_size": 2048,
-    "num_hidden_layers": 24,
-    "decoder_sparse_step": 1,
 }
 GEMMA = USUAL | {
     "vocab_size": 256_000,
@@ -73,22 +62,12 @@ GEMMA_3 = GEMMA_2 | {
 }
 OLMO = USUAL | {"vocab_size": 50_304}
 OLMO_2 = OLMO | {"rms_norm_eps": 1e-5}
-OLMOE = OLMO_2 | {
-    "hidden_size": 2048,
-    "intermediate_size": 2048,
-    "num_hidden_layers": 16,
-    "num_attention_heads": 16,
-    "max_position_embeddings": 4096,
-    "num_experts_per_tok": 8,
-    "num_experts": 64,
-}
 GRANITE = USUAL | {
     "embedding_multiplier": 1.0,
     "logits_scaling": 1.0,
     "residual_multiplier": 1.0,
     "attention_multiplier": 1.0,
 }
-GRANITE_MOE = GRANITE | {"num_local_experts": 8, "num_experts_per_tok": 2}
 COHERE = USUAL | {
     "vocab_size": 256_000,
     "hidden_size": 8192,
@@ -98,97 +77,6 @@ COHERE = USUAL | {
     "max_position_embeddings": 8192,
     "layer_norm_eps": 1e-5,
     "logit_scale": 0.0625,
-    "tie_word_embeddings": True,
-}
-DEEPSEEK_2 = USUAL | {
-    "vocab_size": 102_400,
-    "first_k_dense_replace": 0,
-    "kv_lora_rank": 512,
-    "q_lora_rank": 1536,
-    "n_routed_experts": 64,
-    "n_shared_experts": 2,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-    "routed_scaling_factor": 1.0,
-    "topk_method": "greedy",
-    "moe_intermediate_size": 1407,
-}
-DEEPSEEK_3 = USUAL | {
-    "vocab_size": 129_280,
-    "hidden_size": 7168,
-    "intermediate_size": 18_432,
-    "moe_intermediate_size": 2048,
-    "num_hidden_layers": 61,
-    "num_attention_heads": 128,
-    "n_shared_experts": 1,
-    "n_routed_experts": 256,
-    "routed_scaling_factor": 2.5,
-    "kv_lora_rank": 512,
-    "q_lora_rank": 1536,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-    "qk_nope_head_dim": 128,
-    "n_group": 8,
-    "topk_group": 4,
-    "num_experts_per_tok": 8,
-    "first_k_dense_replace": 3,
-    "norm_topk_prob": True,
-    "max_position_embeddings": 4096,
-}
-GPT_OSS = {
-    "num_hidden_layers": 36,
-    "num_local_experts": 128,
-    "vocab_size": 201_088,
-    "hidden_size": 2880,
-    "intermediate_size": 2880,
-    "head_dim": 64,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 8,
-    "sliding_window": 128,
-    "hidden_act": "silu",
-    "max_position_embeddings": 131_072,
-    "rms_norm_eps": 1e-5,
-    "num_experts_per_tok": 4,
-    "swiglu_alpha": 1.702,
-    "swiglu_limit": 7.0,
-    "attention_bias": True,
-}
-LLAMA_4 = USUAL | {
-    "vocab_size": 202_048,
-    "hidden_size": 5120,
-    "intermediate_size": 8192,
-    "intermediate_size_mlp": 16_384,
-    "num_hidden_layers": 48,
-    "num_attention_heads": 40,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "max_position_embeddings": 131_072,
-    "rms_norm_eps": 1e-5,
-    "num_experts_per_tok": 1,
-    "num_local_experts": 16,
-    "interleave_moe_layer_step": 1,
-    "use_qk_norm": True,
-    "no_rope_layer_interval": 4,
-    "attention_chunk_size": 8192,
-    "attn_temperature_tuning": True,
-    "floor_scale": 8192,
-}
-GROK = USUAL | {
-    "vocab_size": 131_072,
-    "hidden_size": 6144,
-    "intermediate_size": 32_768,
-    "num_hidden_layers": 64,
-    "num_attention_heads": 48,
-    "num_key_value_heads": 8,
-    "attn_output_multiplier": 0.08838834764831845,
-    "max_attn_value": 30.0,
-    "max_position_embeddings": 8192,
-    "embedding_multiplier_scale": 78.38367176906169,
-    "output_multiplier_scale": 0.5773502691896257,
-    "rms_norm_eps": 1e-5,
-    "num_experts_per_tok": 2,
-    "num_experts": 8,
     "tie_word_embeddings": True,
 }
 GPT_2 = {
@@ -303,7 +191,6 @@ SMOLLM_3 = USUAL | {
     "no_rope_layer_interval": 4,
     "tie_word_embeddings": True,
 }
-
 SEED_OSS = USUAL | {
     "vocab_size": 155_136,
     "intermediate_size": 27_648,
@@ -334,52 +221,6 @@ GLM = USUAL | {
     "attention_bias": True,
     "partial_rotary_factor": 0.5,
 }
-GLM_4_MOE = USUAL | {
-    "vocab_size": 151_552,
-    "intermediate_size": 10_944,
-    "num_hidden_layers": 46,
-    "num_attention_heads": 96,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 131_072,
-    "rms_norm_eps": 1e-5,
-    "partial_rotary_factor": 0.5,
-    "moe_intermediate_size": 1408,
-    "num_experts_per_tok": 8,
-    "n_shared_experts": 1,
-    "n_routed_experts": 128,
-    "routed_scaling_factor": 1.0,
-    "n_group": 1,
-    "topk_group": 1,
-    "first_k_dense_replace": 1,
-    "norm_topk_prob": True,
-}
-DOTS_1 = USUAL | {
-    "vocab_size": 152_064,
-    "hidden_size": 4608,
-    "intermediate_size": 10_944,
-    "moe_intermediate_size": 1408,
-    "num_hidden_layers": 62,
-    "num_key_value_heads": 32,
-    "routed_scaling_factor": 1.0,
-    "n_group": 1,
-    "topk_group": 1,
-    "first_k_dense_replace": 0,
-    "norm_topk_prob": False,
-    "sliding_window": 4096,
-    "max_window_layers": 62,
-}
-MINIMAX_M2 = USUAL | {
-    "vocab_size": 200_064,
-    "hidden_size": 3072,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 62,
-    "num_attention_heads": 48,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "max_position_embeddings": 196_608,
-    "num_experts_per_tok": 8,
-    "num_local_experts": 256,
-}
 EXAONE_4 = USUAL | {
     "vocab_size": 102_400,
     "intermediate_size": 16_384,
@@ -407,4 +248,206 @@ GPT_J = {
     "activation_function": "gelu_new",
     "layer_norm_epsilon": 1e-5,
     "scale_attn_weights": True,
+}
+GPT_BIGCODE = GPT_2 | {
+    "activation_function": "gelu_pytorch_tanh",
+    "multi_query": True,
+}
+CODEGEN = GPT_J
+GPT_NEO = {
+    "vocab_size": 50_257,
+    "hidden_size": 2048,
+    "num_layers": 24,
+    "num_heads": 16,
+    "max_position_embeddings": 2048,
+    "activation_function": "gelu_new",
+    "attention_types": [[["global", "local"], 12]],
+    "window_size": 256,
+    "layer_norm_epsilon": 1e-05,
+    "tie_word_embeddings": True,
+}
+OPT = {
+    "vocab_size": 50_272,
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "ffn_dim": 3072,
+    "max_position_embeddings": 2048,
+    "activation_function": "relu",
+    "dropout": 0.1,
+    "do_layer_norm_before": True,
+    "layer_norm_elementwise_affine": True,
+    "enable_bias": True,
+    "tie_word_embeddings": True,
+}
+PERSIMMON = {
+    "vocab_size": 262_144,
+    "hidden_size": 4096,
+    "intermediate_size": 16_384,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 64,
+    "hidden_act": "relu2",
+    "max_position_embeddings": 16_384,
+    "layer_norm_eps": 1e-05,
+    "partial_rotary_factor": 0.5,
+    "qk_layernorm": True,
+}
+ERNIE_4_5 = USUAL | {
+    "vocab_size": 103_424,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 18,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "max_position_embeddings": 131_072,
+    "rms_norm_eps": 1e-05,
+    "tie_word_embeddings": True,
+}
+HELIUM = USUAL | {
+    "vocab_size": 48_000,
+    "hidden_size": 2560,
+    "intermediate_size": 7040,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 20,
+    "num_key_value_heads": 20,
+    "head_dim": 128,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-08,
+}
+CWM = USUAL | {
+    "vocab_size": 128_256,
+    "hidden_size": 6144,
+    "intermediate_size": 21_504,
+    "num_hidden_layers": 64,
+    "num_attention_heads": 48,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 131_072,
+    "rms_norm_eps": 1e-05,
+    "sliding_window": 8192,
+    "rope_parameters": {
+        "rope_type": "llama3",
+        "rope_theta": 1000000.0,
+        "factor": 16.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+}
+INTERNLM_3 = USUAL | {
+    "vocab_size": 128_512,
+    "intermediate_size": 10_240,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "max_position_embeddings": 32_768,
+    "rms_norm_eps": 1e-05,
+}
+HYPERCLOVA_X = USUAL | {
+    "embedding_multiplier": 1.0,
+    "logits_scaling": 1.0,
+    "residual_multiplier": 1.0,
+    "use_post_norm": True,
+}
+GRANITE_SWA = GRANITE | {
+    "vocab_size": 100_352,
+    "hidden_size": 2560,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 20,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-05,
+    "tie_word_embeddings": True,
+    "sliding_window": 128,
+}
+JAIS_2 = USUAL | {
+    "vocab_size": 150_272,
+    "hidden_size": 3328,
+    "intermediate_size": 26_624,
+    "num_attention_heads": 26,
+    "hidden_act": "relu2",
+    "max_position_embeddings": 8192,
+    "layer_norm_eps": 1e-05,
+    "attention_bias": True,
+    "mlp_bias": True,
+}
+MINISTRAL_3 = USUAL | {
+    "vocab_size": 131_072,
+    "intermediate_size": 14_336,
+    "num_hidden_layers": 34,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 262_144,
+    "rms_norm_eps": 1e-05,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 1000000.0,
+        "factor": 16.0,
+        "original_max_position_embeddings": 16384,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "llama_4_scaling_beta": 0.1,
+    },
+}
+NANOCHAT = USUAL | {
+    "vocab_size": 50_304,
+    "hidden_size": 768,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 6,
+    "hidden_act": "relu2",
+    "final_logit_softcapping": 15.0,
+}
+MINICPM_3 = USUAL | {
+    "vocab_size": 73_448,
+    "hidden_size": 2560,
+    "intermediate_size": 6400,
+    "num_hidden_layers": 62,
+    "num_attention_heads": 40,
+    "max_position_embeddings": 32_768,
+    "rms_norm_eps": 1e-05,
+    "tie_word_embeddings": True,
+    "kv_lora_rank": 256,
+    "q_lora_rank": 768,
+    "qk_nope_head_dim": 64,
+    "qk_rope_head_dim": 32,
+    "scale_emb": 12,
+    "scale_depth": 1.4,
+    "dim_model_base": 256,
+}
+YOUTU = USUAL | {
+    "vocab_size": 128_256,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_attention_heads": 16,
+    "max_position_embeddings": 131_072,
+    "tie_word_embeddings": True,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
+QWEN_2_VL = QWEN | {
+    "vocab_size": 152_064,
+    "hidden_size": 8192,
+    "intermediate_size": 29_568,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-5,
+    "max_window_layers": 80,
+    "rope_theta": 1_000_000.0,
+}
+QWEN_3_VL = QWEN | {"head_dim": 128, "max_position_embeddings": 128_000, "rope_theta": 500_000.0}
+GLM_4_V = GLM | {
+    "head_dim": None,
+    "max_position_embeddings": 32_768,
+    "rms_norm_eps": 1e-5,
+    "partial_rotary_factor": 1.0,
 }

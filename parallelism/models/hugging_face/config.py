@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import Any
 
@@ -111,6 +111,10 @@ class Config:
             raise ValueError(
                 f"{self.name}: {name}={_shown(value)} changes the arithmetic and is not modelled; it can be {told}"
             )
+
+    def with_fields(self, **fields: Any) -> Config:
+        """The same file with other values of these fields."""
+        return replace(self, values={**self.values, **fields})
 
     def within(self, name: str, defaults: Mapping[str, Any]) -> Config:
         """The fields of an object in a field."""

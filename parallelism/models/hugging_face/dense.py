@@ -5,10 +5,12 @@ from __future__ import annotations
 from math import sqrt
 
 from parallelism.models.hugging_face.config import MOST_LAYERS, Config
+from parallelism.models.hugging_face.latent import latent_attention
 from parallelism.models.hugging_face.layers import (
     Figures,
     activation,
     all_biases,
+    dropouts,
     every,
     llama_like,
     sizes,
@@ -66,9 +68,7 @@ def gemma3(config: Config) -> Figures:
 
 def _gemma(config: Config, pattern: int) -> Figures:
     config.must("use_bidirectional_attention", None, False)
-    named = Config(
-        config.name, {**config.values, "hidden_act": config.get("hidden_activation")}, config.defaults
-    )
+    named = config.with_fields(hidden_act=config.get("hidden_activation"))
     found = llama_like(named, base=config.number("rope_theta", 10000.0))
     layers, scalar = found["layers"], config.number("query_pre_attn_scalar")
     return {
@@ -105,7 +105,7 @@ def phi3(config: Config) -> Figures:
 
 def olmo(config: Config) -> Figures:
     config.must("clip_qkv", None)
-    plain = Config(config.name, {**config.values, "rms_norm_eps": 1e-5}, config.defaults)
+    plain = config.with_fields(rms_norm_eps=1e-5)
     found = llama_like(plain)
     return found | {"norm": "layer", "norm_parameters": "none"}
 
@@ -119,110 +119,6 @@ def olmo3(config: Config) -> Figures:
     found = llama_like(config, 500000.0) | {"norm_places": "after", "query_key_norm": "all_heads"}
     layers = found["layers"]
     return found | windows(config, layers, [(layer + 1) % 4 == 0 for layer in range(layers)])
-
-
-def gpt2(config: Config) -> Figures:
-    config.must("scale_attn_weights", True)
-    config.must("scale_attn_by_inverse_layer_idx", None, False)
-    config.must("add_cross_attention", None, False)
-    return {
-        "layers": config.whole("n_layer", most=MOST_LAYERS),
-        "width": config.whole("n_embd"),
-        "heads": config.whole("n_head"),
-        "feed_forward": config.whole_or_none("n_inner"),
-        "vocabulary": config.whole("vocab_size"),
-        "sequence": config.whole("n_positions"),
-        "tied": config.switch("tie_word_embeddings"),
-        "activation": activation(config, "activation_function", gated=False),
-        "epsilon": config.number("layer_norm_epsilon"),
-        **dropouts(config, "attn_pdrop", "resid_pdrop", "embd_pdrop"),
-    }
-
-
-def gpt_neox(config: Config) -> Figures:
-    found = sizes(config) | {"key_value_heads": None, "head_width": None}
-    return {
-        **found,
-        **rotary_of(config, width_of_head(found), found["sequence"]),
-        **dropouts(config, "attention_dropout", "hidden_dropout", None),
-        "activation": activation(config, gated=False),
-        "epsilon": config.number("layer_norm_eps"),
-        "biases": True if config.switch("attention_bias") else ("up", "down"),
-        "parallel": config.switch("use_parallel_residual"),
-    }
-
-
-def mpt(config: Config) -> Figures:
-    own = config.within(
-        "attn_config", {"attn_type": "multihead_attention", "alibi": True, "alibi_bias_max": 8}
-    )
-    own.must("attn_type", "multihead_attention")
-    own.must("alibi", True)
-    own.must("alibi_bias_max", 8)
-    for name in ("clip_qkv", "qk_ln", "prefix_lm", "attn_pdrop"):
-        own.must(name, None, False, 0)
-    config.must("no_bias", True)
-    config.must("expansion_ratio", 4)
-    config.must("logit_scale", None)
-    config.must("resid_pdrop", None, 0)
-    config.must("emb_pdrop", None, 0)
-    return {
-        "layers": config.whole("n_layers", most=MOST_LAYERS),
-        "width": config.whole("d_model"),
-        "heads": config.whole("n_heads"),
-        "vocabulary": config.whole("vocab_size"),
-        "sequence": config.whole("max_seq_len"),
-        "tied": config.switch("tie_word_embeddings"),
-        "activation": "gelu_exact",
-        "norm_parameters": "weights",
-        "epsilon": config.number("layer_norm_epsilon"),
-        "positions": "alibi",
-        "biases": False,
-        "attention_scale": own.number_or_none("softmax_scale"),
-    }
-
-
-def falcon(config: Config) -> Figures:
-    width, heads = config.whole("hidden_size"), config.whole("num_attention_heads")
-    new = config.switch("new_decoder_architecture")
-    several = new or not config.switch("multi_query")
-    norms = config.whole_or_none("num_ln_in_parallel_attn") or (2 if new else 1)
-    parallel: bool | str = (norms == 2 or "one_norm") if new or config.switch("parallel_attn") else False
-    sequence = config.whole("max_position_embeddings")
-    found = {
-        "layers": config.whole("num_hidden_layers", most=MOST_LAYERS),
-        "width": width,
-        "heads": heads,
-        "key_value_heads": config.whole_or_none("num_kv_heads") if several else 1,
-        "feed_forward": config.whole_or_none("ffn_hidden_size"),
-        "vocabulary": config.whole("vocab_size"),
-        "sequence": sequence,
-        "tied": config.switch("tie_word_embeddings"),
-        "activation": activation(config, "activation", gated=False),
-        "epsilon": config.number("layer_norm_epsilon"),
-        "biases": config.switch("bias"),
-        "parallel": parallel,
-        **dropouts(config, "attention_dropout", "hidden_dropout", None),
-    }
-    if config.switch("alibi"):
-        return found | {"positions": "alibi", "alibi_scale": (width // heads) ** -0.5}
-    return found | rotary_of(config, width // heads, sequence)
-
-
-def bloom(config: Config) -> Figures:
-    config.must("apply_residual_connection_post_layernorm", None, False)
-    return {
-        "layers": config.whole("n_layer", most=MOST_LAYERS),
-        "width": config.whole("hidden_size"),
-        "heads": config.whole("n_head"),
-        "vocabulary": config.whole("vocab_size"),
-        "sequence": config.whole("seq_length"),
-        "tied": config.switch("tie_word_embeddings"),
-        "epsilon": config.number("layer_norm_epsilon"),
-        "positions": "alibi",
-        "embedding_norm": True,
-        **dropouts(config, "attention_dropout", "hidden_dropout", None),
-    }
 
 
 def starcoder2(config: Config) -> Figures:
@@ -290,7 +186,7 @@ def seed_oss(config: Config) -> Figures:
 
 def arcee(config: Config) -> Figures:
     """Arcee's AFM: a Llama whose feed-forward has no gate."""
-    plain = Config(config.name, {**config.values, "hidden_act": "silu"}, config.defaults)
+    plain = config.with_fields(hidden_act="silu")
     found = llama_like(plain) | {"activation": activation(config, gated=False)}
     mlp = ("up", "down") if config.switch("mlp_bias") else ()
     return found | {"biases": (*found["biases"], *mlp)}
@@ -319,31 +215,13 @@ def exaone4(config: Config) -> Figures:
 
 def stablelm(config: Config) -> Figures:
     config.must("qk_layernorm", None, False)
-    named = Config(
-        config.name, {**config.values, "rms_norm_eps": config.get("layer_norm_eps")}, config.defaults
-    )
+    named = config.with_fields(rms_norm_eps=config.get("layer_norm_eps"))
     return {
         **llama_like(named),
         **dropouts(config, "attention_dropout", "hidden_dropout", None),
         "norm": "layer",
         "biases": ("qkv",) if config.switch("use_qkv_bias") else (),
         "parallel": "one_norm" if config.switch("use_parallel_residual") else False,
-    }
-
-
-def gptj(config: Config) -> Figures:
-    """GPT-J: attention and feed-forward behind one norm, and a head with a bias."""
-    rotated = {
-        "partial_rotary_factor": config.whole("rotary_dim")
-        / (config.whole("n_embd") // config.whole("n_head"))
-    }
-    found = gpt2(config)
-    named = Config(config.name, {**config.values, **rotated}, config.defaults)
-    return {
-        **found,
-        **rotary_of(named, found["width"] // found["heads"], found["sequence"]),
-        "biases": ("up", "down", "head"),
-        "parallel": "one_norm",
     }
 
 
@@ -361,9 +239,7 @@ def cohere2(config: Config) -> Figures:
 
 
 def _cohere(config: Config, base: float) -> Figures:
-    named = Config(
-        config.name, {**config.values, "rms_norm_eps": config.get("layer_norm_eps")}, config.defaults
-    )
+    named = config.with_fields(rms_norm_eps=config.get("layer_norm_eps"))
     return {
         **llama_like(named, base),
         "norm": "layer",
@@ -373,12 +249,124 @@ def _cohere(config: Config, base: float) -> Figures:
     }
 
 
-def dropouts(config: Config, attention: str, hidden: str, embedding: str | None) -> Figures:
-    """The rates of dropout.  A model has one rate of hidden values, that behind the embedding included."""
-    rates = {name: config.number(name, 0.0) for name in (attention, hidden, embedding) if name is not None}
-    if embedding is not None and rates[embedding] != rates[hidden]:
+def vaultgemma(config: Config) -> Figures:
+    """Gemma 2 without the norms behind attention and feed-forward."""
+    return _gemma(config, 2) | {"norm_places": "before"}
+
+
+def persimmon(config: Config) -> Figures:
+    found = sizes(config) | {"key_value_heads": None, "head_width": None}
+    return {
+        **found,
+        **rotary_of(config, width_of_head(found), found["sequence"]),
+        **dropouts(config, "attention_dropout", "hidden_dropout", None),
+        "activation": activation(config, gated=False),
+        "epsilon": config.number("layer_norm_eps"),
+        "query_key_norm": "head" if config.switch("qk_layernorm") else False,
+    }
+
+
+def ernie4_5(config: Config) -> Figures:
+    """ERNIE 4.5 without experts."""
+    return llama_like(config, 500000.0) | {"biases": ernie_biases(config)}
+
+
+def ernie_biases(config: Config) -> tuple[str, ...]:
+    """The products that have biases by ``use_bias``."""
+    return ("qkv", "out", "gate", "up", "down") if config.switch("use_bias") else ()
+
+
+def helium(config: Config) -> Figures:
+    """Helium: a Llama whose product behind attention has no bias."""
+    found = llama_like(config, 100000.0)
+    return found | {"biases": tuple(name for name in all_biases(config) if name != "out")}
+
+
+def cwm(config: Config) -> Figures:
+    """Code World Model: of four layers the first has no window."""
+    found = llama_like(config, 1000000.0) | {"biases": ()}
+    layers = found["layers"]
+    return found | windows(config, layers, [layer % 4 == 0 for layer in range(layers)])
+
+
+def hyperclovax(config: Config) -> Figures:
+    """HyperCLOVA X: a Granite whose logits are multiplied, with norms around attention and feed-forward."""
+    scale = config.number_or_none("attention_multiplier")
+    found = granite(config.with_fields(attention_multiplier=1.0 if scale is None else scale))
+    found |= {"attention_scale": scale, "logit_scale": config.number("logits_scaling")}
+    return found | ({"norm_places": "both"} if config.switch("use_post_norm") else {})
+
+
+def granite_swa(config: Config) -> Figures:
+    """A Granite with windows and a learned score of each head in the sum of the softmax."""
+    return granite(config) | granite_windows(config)
+
+
+def granite_windows(config: Config) -> Figures:
+    """What Granite's models with windows have beyond the others: sinks, windows, and layers without positions."""
+    layers = config.whole("num_hidden_layers", most=MOST_LAYERS)
+    found = windows(config, layers, [layer % 4 == 0 for layer in range(layers)])
+    bases = config.listed("layer_rope_theta", layers, (int, float))
+    if bases is not None:
+        rotated = sorted({float(base) for base in bases if base})
+        if len(rotated) > 1:
+            raise config.wrong("layer_rope_theta", "one base, or 0 where there are no positions", bases)
+        if rotated:
+            found["rotary_base"] = rotated[0]
+        found["unrotated_every"] = every([not base for base in bases])
+    return found | {"attention_sinks": True}
+
+
+def jais2(config: Config) -> Figures:
+    """Jais 2: a Llama with layer norms, and a feed-forward without a gate."""
+    found = llama_like(config.with_fields(rms_norm_eps=config.get("layer_norm_eps"), hidden_act="silu"))
+    mlp = ("up", "down") if config.switch("mlp_bias") else ()
+    return found | {
+        "norm": "layer",
+        "activation": activation(config, gated=False),
+        "biases": (*found["biases"], *mlp),
+    }
+
+
+def ministral3(config: Config) -> Figures:
+    """Ministral 3: a Mistral that multiplies the queries of tokens beyond its first training length."""
+    found = mistral(config)
+    rope = config.within("rope_parameters", {})
+    beta = rope.number("llama_4_scaling_beta", 0.0)
+    length = rope.whole_or_none("original_max_position_embeddings")
+    if beta and length is not None and found["sequence"] > length:
         raise ValueError(
-            f"{config.name}: {embedding}={rates[embedding]:g} must be {hidden}={rates[hidden]:g}: dropout behind the "
-            "embedding has the rate of hidden values"
+            f"{config.name}: llama_4_scaling_beta={beta:g} is not modelled; with sequences of at most {length} tokens, "
+            f"not {found['sequence']}, it changes nothing (sequence=, --seq-length)"
         )
-    return {"attention_dropout": rates[attention], "hidden_dropout": rates[hidden]}
+    return found
+
+
+def nanochat(config: Config) -> Figures:
+    """nanochat: norms without weights, one of them behind the embedding, and queries and keys of unit length."""
+    plain = config.with_fields(hidden_act="silu")
+    return llama_like(plain) | {
+        "activation": activation(config, gated=False),
+        "norm_parameters": "none",
+        "embedding_norm": True,
+        "query_key_norm": "without_weights",
+        "logit_softcap": config.number_or_none("final_logit_softcapping"),
+    }
+
+
+def minicpm3(config: Config) -> Figures:
+    """MiniCPM 3: latent attention, and factors for embedding, residual sums and logits."""
+    found = latent_attention(config)
+    layers, width = found["layers"], found["width"]
+    depth, base = config.number_or_none("scale_depth"), config.number_or_none("dim_model_base")
+    return found | {
+        "embedding_scale": config.number("scale_emb"),
+        "residual_scale": 1.0 if depth is None else depth / sqrt(layers),
+        "logit_scale": 1.0 if base is None else base / width,
+        "biases": (*found["biases"], *(("gate", "up", "down") if config.switch("mlp_bias") else ())),
+    }
+
+
+def youtu(config: Config) -> Figures:
+    """Youtu-LLM: the latent attention of DeepSeek-V3 without experts."""
+    return latent_attention(config)

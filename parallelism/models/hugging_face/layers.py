@@ -96,3 +96,14 @@ def every(chosen: Sequence[bool]) -> int | tuple[bool, ...] | None:
     if all(bool(each) == ((layer + 1) % first == 0) for layer, each in enumerate(chosen)):
         return first
     return tuple(bool(each) for each in chosen)
+
+
+def dropouts(config: Config, attention: str, hidden: str, embedding: str | None) -> Figures:
+    """The rates of dropout.  A model has one rate of hidden values, that behind the embedding included."""
+    rates = {name: config.number(name, 0.0) for name in (attention, hidden, embedding) if name is not None}
+    if embedding is not None and rates[embedding] != rates[hidden]:
+        raise ValueError(
+            f"{config.name}: {embedding}={rates[embedding]:g} must be {hidden}={rates[hidden]:g}: dropout behind the "
+            "embedding has the rate of hidden values"
+        )
+    return {"attention_dropout": rates[attention], "hidden_dropout": rates[hidden]}

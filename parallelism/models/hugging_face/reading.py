@@ -13,7 +13,7 @@ from parallelism.display.quantities import short_errors, shortened
 from parallelism.models.hugging_face.architectures import ARCHITECTURES, CLASSES, TYPES, Architecture
 from parallelism.models.hugging_face.config import Config
 from parallelism.models.spec import TransformerSpec
-from parallelism.spelling import did_you_mean
+from parallelism.spelling import closest_few
 
 FILE = "config.json"
 MOST_BYTES = 1 << 20
@@ -31,7 +31,8 @@ def from_config(
 ) -> TransformerSpec:
     """The model of a `config.json`: of a file, of a folder that has one, or of its fields.
 
-    It has the parameters of what ``AutoModelForCausalLM.from_config`` of transformers 5.24.0 builds.  Fields that a
+    It has the parameters of what ``AutoModelForCausalLM.from_config`` of transformers 5.24.0 builds, but for two rows of
+    positions of OPT that no token reads.  Fields that a
     file leaves out have the values of the architecture's configuration class.  Of a multimodal model it is the language
     model, in ``text_config``.  Modules that predict further tokens are left out: ``replace(spec, next_tokens=1)`` has
     them.  ``remarks`` of the result say so.  ``sequence`` is a number of tokens in place of
@@ -65,6 +66,7 @@ def from_config(
                 f"{each}={shortened(values[each], 40)} is left out, as transformers does: next_tokens of a "
                 "TransformerSpec adds modules that predict further tokens"
             )
+    remarks += figures.pop("remarks", ())
     try:
         return TransformerSpec(**figures, remarks=tuple(remarks))
     except ValueError as error:
@@ -127,12 +129,13 @@ def _text_config(name: str, values: Mapping[str, Any]) -> tuple[Mapping[str, Any
         return values, []
     if not isinstance(text, Mapping):
         raise ValueError(f"{name}: text_config must be an object, got {type(text).__name__}")
-    outside = {each: values[each] for each in ("model_type", "tie_word_embeddings") if each in values}
+    tied = {each: values[each] for each in ("tie_word_embeddings",) if each in values}
     kind = values.get("model_type", "a multimodal model")
     said = (
         f"{name} is of {shortened(kind, 40)}: its text_config is read, the language model without the others"
     )
-    return {**outside, **text}, [said]
+    kind_outside = {"model_type": kind} if "model_type" in values else {}
+    return {**kind_outside, **text, **tied}, [said]  # transformers asks the whole model whether it is tied
 
 
 def _architecture(name: str, values: Mapping[str, Any]) -> tuple[str, Architecture]:
@@ -153,6 +156,10 @@ def _architecture(name: str, values: Mapping[str, Any]) -> tuple[str, Architectu
         raise ValueError(f"{name}: model_type must be a word, got {shortened(kind, 60)}")
     kind = TYPES.get(kind, kind)
     if kind not in ARCHITECTURES:
-        hint = did_you_mean(kind[:60], ARCHITECTURES) or f"; they are {', '.join(ARCHITECTURES)}"
-        raise ValueError(f"{name}: the architecture {shortened(kind, 60)} is not known{hint}")
+        near = closest_few(kind[:60], ARCHITECTURES)
+        known = f"the nearest are {', '.join(near)}" if near else f"they are {', '.join(ARCHITECTURES)}"
+        raise ValueError(
+            f"{name}: the architecture {shortened(kind, 60)} is not known; {known}; parallelism.interop.from_torch reads "
+            "the program of any model of PyTorch"
+        )
     return kind, ARCHITECTURES[kind]

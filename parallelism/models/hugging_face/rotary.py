@@ -68,7 +68,7 @@ def _scaling(config: Config, fields: Config, width: int, sequence: int) -> dict[
         names = ("factor", "low_freq_factor", "high_freq_factor")
         numbers = (*map(fields.number, names), float(_original(config, fields)))
         return {"rotary_scaling": str(RotaryScaling("llama3", numbers))}
-    if kind == "yarn":
+    if kind in ("yarn", "deepseek_yarn"):
         return _yarn(config, fields)
     if kind in ("longrope", "su"):
         return _longrope(config, fields, width, sequence)

@@ -6,10 +6,9 @@ from typing import Any
 
 from parallelism.models.expert_layers import Experts
 from parallelism.models.hugging_face.config import Config
-from parallelism.models.hugging_face.dense import multipliers
-from parallelism.models.hugging_face.layers import Figures, every, llama_like, sizes, windows
-from parallelism.models.hugging_face.rotary import latent_scale, rotary_of
-from parallelism.models.latent_attention import LatentAttention
+from parallelism.models.hugging_face.dense import ernie_biases, exaone4, granite_windows, multipliers
+from parallelism.models.hugging_face.latent import latent_attention
+from parallelism.models.hugging_face.layers import Figures, every, llama_like, windows
 
 GPT_OSS_YARN = {
     "rope_type": "yarn",
@@ -70,17 +69,90 @@ def _qwen_experts(config: Config, layers: int, shared: dict[str, Any]) -> Expert
     )
 
 
-def olmoe(config: Config) -> Figures:
+def olmoe(config: Config, base: float = 10000.0) -> Figures:
     config.must("clip_qkv", None)
     experts = Experts(**_chosen(config, "num_experts"), normalized=config.switch("norm_topk_prob"))
-    found = llama_like(config)
+    found = llama_like(config, base)
     return found | {"query_key_norm": "all_heads", "experts": experts}
+
+
+def flex_olmo(config: Config) -> Figures:
+    """FlexOlmo: the experts of OLMoE in the blocks of OLMo 2."""
+    return olmoe(config, 500000.0) | {"norm_places": "after"}
 
 
 def granite_moe(config: Config) -> Figures:
     shared = config.whole("shared_intermediate_size", 0) if config.get("shared_intermediate_size") else 0
     experts = Experts(**_chosen(config, "num_local_experts"), shared_width=shared)
     return llama_like(config) | multipliers(config) | {"experts": experts}
+
+
+def granite_moe_swa(config: Config) -> Figures:
+    return granite_moe(config) | granite_windows(config)
+
+
+def mellum(config: Config) -> Figures:
+    """Mellum 2: the experts of Qwen 3, and layers with a window."""
+    found = llama_like(config) | {"query_key_norm": "head"}
+    layers = found["layers"]
+    sparse = _sparse_layers(config, layers)
+    experts = Experts(
+        **_chosen(config, "num_experts"),
+        width=config.whole("moe_intermediate_size"),
+        normalized=config.switch("norm_topk_prob"),
+        layers=sparse,
+    )
+    has_experts = sparse is None or any(sparse)
+    return {
+        **found,
+        **windows(config, layers, [True] * layers),
+        "experts": experts if has_experts else None,
+    }
+
+
+def aria(config: Config) -> Figures:
+    """The language model of Aria."""
+    config.must("mlp_bias", None, False)
+    width = config.whole("intermediate_size")
+    shared = width * config.whole("moe_num_shared_experts", least=0)
+    experts = Experts(**_chosen(config, "moe_num_experts"), width=width, shared_width=shared)
+    return llama_like(config) | {"experts": experts}
+
+
+def ernie4_5_moe(config: Config) -> Figures:
+    """ERNIE 4.5: softmax routers with a bias that balances loads, in the layers between two bounds."""
+    found = llama_like(config, 500000.0)
+    layers, interval = found["layers"], config.whole("moe_layer_interval")
+    first, last = (
+        config.whole("moe_layer_start_index", least=0),
+        config.whole("moe_layer_end_index", least=-1),
+    )
+    last = layers - 1 if last == -1 else last
+    with_experts = tuple((i + 1) % interval == 0 and first <= i <= last for i in range(layers))
+    biases = ernie_biases(config)
+    if not any(with_experts):
+        return found | {"biases": biases}
+    shared = config.whole("moe_num_shared_experts", least=0)
+    width = config.whole("moe_intermediate_size")
+    experts = Experts(
+        **_chosen(config, "num_experts"),
+        width=width,
+        shared_width=width * shared,
+        balance_bias=True,
+        **_places_of_experts(with_experts),
+    )
+    if biases:
+        biases = (*biases, *(("shared_gate", "shared_up", "shared_down") if shared else ()), "head")
+    return found | {"biases": biases, "experts": experts}
+
+
+def exaone_moe(config: Config) -> Figures:
+    """K-EXAONE: the experts of DeepSeek-V3, and layers without a window, which have no positions."""
+    plain = exaone4(config)
+    return plain | {
+        "norm_places": "before",
+        "experts": _routed(config, plain["layers"], _balanced_router(config)),
+    }
 
 
 def deepseek_v2(config: Config) -> Figures:
@@ -140,50 +212,49 @@ def minimax_m2(config: Config) -> Figures:
     rotated = {}
     if config.get("rotary_dim") is not None:
         rotated = {"partial_rotary_factor": config.whole("rotary_dim") / config.whole("head_dim")}
-    named = Config(config.name, {**config.values, **rotated}, config.defaults)
+    named = config.with_fields(**rotated)
     router = Experts(**_chosen(config, "num_local_experts"), router="sigmoid", balance_bias=True)
     return llama_like(named, 5000000.0) | {"query_key_norm": "all_heads", "experts": router}
 
 
 def _deepseek(config: Config, router: dict[str, Any]) -> Figures:
     config.must("moe_layer_freq", None, 1)
-    named = Config(config.name, {**config.values, "head_dim": None}, config.defaults)
-    found = sizes(named) | {"key_value_heads": None, "head_width": None}
-    latent = LatentAttention(
-        query_rank=config.whole_or_none("q_lora_rank"),
-        key_value_rank=config.whole("kv_lora_rank"),
-        head_width=config.whole("qk_nope_head_dim"),
-        rotary_width=config.whole("qk_rope_head_dim"),
-        value_width=config.whole("v_head_dim"),
-    )
-    own = llama_like(named)
-    attention = ("query_down", "key_value_down", "out") if config.switch("attention_bias") else ()
-    return {
-        **own,
-        **found,
-        **rotary_of(config, latent.rotary_width, found["sequence"]),
-        "rotary_width": None,
-        "biases": attention,
-        "attention": latent,
-        "attention_scale": latent_scale(config, latent.query_width),
-        "experts": _routed(config, found["layers"], router),
-    }
+    found = latent_attention(config)
+    return found | {"experts": _routed(config, found["layers"], router)}
 
 
 def _routed(config: Config, layers: int, router: dict[str, Any]) -> Experts | None:
     """Experts by DeepSeek's fields, behind some dense layers; None if all are dense."""
     width, dense = config.whole("moe_intermediate_size"), config.whole("first_k_dense_replace", 0)
-    if dense >= layers:
+    sparse = _sparse_layers(config, layers) or tuple(layer >= dense for layer in range(layers))
+    if not any(sparse):
         return None
     shared = config.whole("n_shared_experts", 0) if config.get("n_shared_experts") else 0
     return Experts(
         **_chosen(config, "n_routed_experts"),
         width=width,
         shared_width=width * shared,
-        dense_layers=dense,
+        **_places_of_experts(sparse),
         scale=config.number("routed_scaling_factor"),
         **router,
     )
+
+
+def _sparse_layers(config: Config, layers: int) -> tuple[bool, ...] | None:
+    """Whether each layer has experts, by ``mlp_layer_types``; None where the file does not say it."""
+    kinds = config.listed("mlp_layer_types", layers, (str,))
+    if kinds is None:
+        return None
+    for kind in kinds:
+        if kind not in ("dense", "sparse"):
+            raise config.wrong("mlp_layer_types", "a list of dense and sparse", kind)
+    return tuple(kind == "sparse" for kind in kinds)
+
+
+def _places_of_experts(sparse: tuple[bool, ...]) -> dict[str, Any]:
+    """The layers with experts: how many dense ones come first, or, where dense ones follow, each layer by itself."""
+    first = sparse.index(True)
+    return {"dense_layers": first} if all(sparse[first:]) else {"layers": sparse}
 
 
 def gpt_oss(config: Config) -> Figures:
@@ -194,7 +265,7 @@ def gpt_oss(config: Config) -> Figures:
         if config.get("rope_scaling") or config.get("rope_parameters")
         else {"rope_parameters": GPT_OSS_YARN}
     )
-    found = llama_like(Config(config.name, {**config.values, **rope}, config.defaults), 150000.0)
+    found = llama_like(config.with_fields(**rope), 150000.0)
     layers = found["layers"]
     return {
         **found,
@@ -245,20 +316,20 @@ def _check_llama4(config: Config, rotated: list[bool], sequence: int) -> None:
     if chunk is not None and chunked and chunk < sequence:
         raise ValueError(
             f"{config.name}: attention_chunk_size={chunk}: chunked attention is not modelled; with sequences of at most "
-            f"{chunk} tokens, not {sequence}, it is full attention"
+            f"{chunk} tokens, not {sequence}, it is full attention (sequence=, --seq-length)"
         )
     tuned, floor = config.switch("attn_temperature_tuning"), config.number("floor_scale")
     if tuned and not all(rotated) and sequence >= floor:
         raise ValueError(
             f"{config.name}: attn_temperature_tuning is not modelled; with sequences of fewer than floor_scale={floor:g} "
-            f"tokens, not {sequence}, it changes nothing"
+            f"tokens, not {sequence}, it changes nothing (sequence=, --seq-length)"
         )
 
 
 def grok1(config: Config) -> Figures:
     """Grok 1 (https://github.com/xai-org/grok-1, ``model.py``), by the fields of its ports to transformers."""
     own = {"hidden_act": "gelu_pytorch_tanh", "attention_dropout": 0.0}
-    found = llama_like(Config(config.name, {**config.values, **own}, config.defaults)) | {"biases": ()}
+    found = llama_like(config.with_fields(**own)) | {"biases": ()}
     return {
         **found,
         "norm_places": "both",

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hugging_face_configs import CONFIGS, COUNTS
+from hugging_face_losses import LOSSES, loss_of
 
 from parallelism import models
 from parallelism.kernels import RotaryScaling
@@ -33,6 +34,16 @@ def test_every_architecture_is_compared():
     kinds = {fields["model_type"] for fields in [*CONFIGS.values(), *(fields for _, fields in RELEASED.values())]}
     assert {*ARCHITECTURES} - kinds == {"cohere2"}
     assert from_config({"model_type": "cohere2"}).parameters == 34_980_831_232
+
+
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize("kind", LOSSES)
+def test_the_loss_is_that_of_transformers(kind):
+    assert loss_of(kind) == pytest.approx(LOSSES[kind], abs=2e-6)
+
+
+def test_the_loss_of_every_architecture_is_compared():
+    assert {*ARCHITECTURES} - {*LOSSES} == {"grok1"}  # transformers has none
 
 
 @pytest.mark.parametrize(("name", "billions"), [
