@@ -54,7 +54,11 @@ def as_rank() -> Iterator[bool]:
             os.environ.setdefault(name, "1")
     from vcluster.mpi.job import join
 
-    job = join()
+    try:
+        job = join()
+    except ValueError:  # the guard need not tell of an end that the error tells of
+        watched.ends_well()
+        raise
     watched.is_rank(job.rank)
     if job.rank:
         from vcluster.mpi.serving import serve
