@@ -131,6 +131,8 @@ def check_by_library(onnx: Any, model: Any) -> None:
     """`InteropError` if the library of ONNX refuses a model.  Changes the model.
 
     A result may have no type or no shape: it is found from the nodes, as ONNX Runtime does.  The checker wants both.
+    What a file says of values between nodes is not read, and may be wrong: the builder of ONNX Runtime's language models
+    declares constants of one dim as single numbers.
     """
     for value in model.graph.input:
         tensor = value.type.tensor_type
@@ -148,6 +150,7 @@ def check_by_library(onnx: Any, model: Any) -> None:
             value.type.tensor_type.ClearField("shape")
         for value in untyped:
             value.ClearField("type")
+        del model.graph.value_info[:]
         onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
     except Exception as error:
         raise _refused(error) from None

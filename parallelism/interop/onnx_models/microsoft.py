@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from parallelism.interop.arrays import number, part, reshaped, transposed
-from parallelism.interop.folding import convert, emit, whole
+from parallelism.interop.folding import convert, emit, recorded, whole
 from parallelism.interop.onnx_models.elementwise import ew
 from parallelism.interop.onnx_models.graph import GraphNode
 from parallelism.interop.onnx_models.products import matmul
@@ -143,6 +143,50 @@ def _matmul_n_bits(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     weights = part(reshaped(scaled, (columns, count * block)), 1, 0, rows)
     result = matmul(x[0], transposed(weights, (1, 0)))
     return result if given(x, 5) is None else ew("add", result, x[5])
+
+
+@meaning("GatherBlockQuantized")
+def _gathered_blocks(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    """Rows of a table of 4 or 8 bits, whose numbers have a scale and a zero for each block along the last dim."""
+    bits, block = node.get("bits", 4), node.get("block_size", 128)
+    table, indices, scales, zeros = x[0], x[1], x[2], given(x, 3)
+    ndim = len(table.shape)
+    last = node.get("quantize_axis", 1) % ndim == ndim - 1
+    if node.get("gather_axis", 0) % ndim != 0 or not last or bits not in (4, 8):
+        raise node.unsupported(
+            "only rows of tables that are quantized along their last dim, to 4 or 8 bits, are supported"
+        )
+    in_pairs = bits == 4 and table.dtype == np.dtype(np.uint8)
+    numbers, factors = _looked_up(table, indices), _looked_up(scales, indices)
+    numbers = _unpacked(numbers, bits) if in_pairs else numbers
+    dtype = factors.dtype
+    if zeros is None:
+        # Bytes, and pairs of 4 bits in a byte, count from the middle of their range; types of 4 bits from 0.
+        middle = 2 ** (bits - 1) if table.dtype == np.dtype(np.uint8) else 0
+        shifted = ew("subtract", convert(numbers, dtype), number(middle, factors))
+    else:
+        own = _looked_up(zeros, indices)
+        own = _unpacked(own, bits) if in_pairs else own
+        own = part(own, len(own.shape) - 1, 0, factors.shape[-1])
+        shifted = ew(
+            "subtract", convert(numbers, dtype), _of_blocks(convert(own, dtype), block, numbers.shape[-1])
+        )
+    return ew("multiply", shifted, _of_blocks(factors, block, numbers.shape[-1]))
+
+
+def _looked_up(table: Any, indices: Any) -> Any:
+    """The rows of a table at these places."""
+    rows: Any = recorded(whole(table))
+    return np.take(rows, recorded(whole(indices)), axis=0)
+
+
+def _of_blocks(each: Any, block: int, columns: Any) -> Any:
+    """A number of each block for all columns: ``(..., blocks)`` as ``(..., columns)``."""
+    shape = tuple(each.shape)
+    numbers: Any = recorded(each)
+    repeated = np.broadcast_to(numbers[..., None], (*shape, block))
+    flat = reshaped(repeated, (*shape[:-1], shape[-1] * block))
+    return part(flat, len(shape) - 1, 0, columns)
 
 
 def _unpacked(packed: Any, bits: int) -> Any:

@@ -12,7 +12,9 @@ from parallelism.interop.onnx_models.graph import GraphNode
 from parallelism.interop.onnx_models.microsoft import centred, dynamic_product, meaning, standard
 from parallelism.interop.onnx_models.reading import Reader
 from parallelism.interop.onnx_models.recurrent import Products, recurrent
-from parallelism.ir.tracing import apply
+from parallelism.ir.tracing import Traced, apply
+from parallelism.kernels import Mask
+from parallelism.models.layers import attention
 
 # -- embeddings --------------------------------------------------------------------------------------------------------
 
@@ -43,14 +45,12 @@ def _rotated(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     """Pairs of features turned by the angles of their places; the tables have the cosines and sines by place."""
     a, places = recorded(whole(x[0])), recorded(whole(x[1]))
     cos, sin = (np.take(recorded(whole(each)), _rows_of(places, a), axis=0) for each in x[2:4])
-    width = 2 * cos.shape[-1]
-    if node.get("rotary_embedding_dim", 0) or node.get("scale", 1.0) != 1:
-        raise node.unsupported("rotary_embedding_dim and scale are not supported")
+    if node.get("scale", 1.0) != 1:
+        raise node.unsupported("a scale is not supported")
     if a.ndim == 4:
-        return _turned(a, cos[:, None], sin[:, None], node.get("interleaved", 0))
-    heads = node.get("num_heads", 0) or a.shape[-1] // width
-    split = a.reshape((*a.shape[:2], heads, a.shape[-1] // heads))
-    turned = _turned(split, cos[:, :, None], sin[:, :, None], node.get("interleaved", 0))
+        return _turned_first(a, cos[:, None], sin[:, None], node.get("interleaved", 0))
+    heads = node.get("num_heads", 0) or a.shape[-1] // (2 * cos.shape[-1])
+    turned = _turned_first(_heads(a, heads), cos[:, :, None], sin[:, :, None], node.get("interleaved", 0))
     return turned.reshape(a.shape)
 
 
@@ -71,42 +71,102 @@ def _turned(a: Any, cos: Any, sin: Any, interleaved: int) -> Any:
     return np.stack(parts, axis=-1).reshape(a.shape)
 
 
+def _turned_first(a: Any, cos: Any, sin: Any, interleaved: int) -> Any:
+    """``a`` with its first features turned, as many as the tables have pairs of."""
+    width = 2 * cos.shape[-1]
+    if width == a.shape[-1]:
+        return _turned(a, cos, sin, interleaved)
+    turned, plain = np.split(a, [width], axis=-1)
+    return np.concatenate([_turned(turned, cos, sin, interleaved), plain], axis=-1)
+
+
 # -- attention ---------------------------------------------------------------------------------------------------------
 
 
 @meaning("Attention")
 def _attention(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
-    """Attention whose queries, keys and values are one product."""
+    """Attention whose queries, keys and values are one product.  Keys and values of the past lie in one array."""
     x = [*x, *[None] * (7 - len(x))]
-    source, weights, bias, mask, past, added = x[:6]
-    if past is not None or len(node.outputs) > 1 or node.get("do_rotary", 0):
-        raise node.unsupported("keys of the past and rotary positions are not supported")
+    source, weights, bias, mask, past, added, length = x[:7]
+    if length is not None or node.get("do_rotary", 0):
+        raise node.unsupported("keys of the past in a buffer, and rotary positions, are not supported")
     product = recorded(whole(source)) @ recorded(whole(weights))
     product = product if bias is None else product + recorded(whole(bias))
     widths = list(node.get("qkv_hidden_sizes", ())) or [product.shape[-1] // 3] * 3
-    parts = np.split(product, list(np.cumsum(widths)[:2]), axis=-1)
-    return _attended(node, parts, mask, added, node.get("unidirectional", 0))
+    heads = node.get("num_heads")
+    q, k, v = (_heads(part, heads) for part in np.split(product, list(np.cumsum(widths)[:2]), axis=-1))
+    if past is not None:
+        both = recorded(whole(past))
+        k, v = (_behind(both[i], each) for i, each in enumerate((k, v)))
+    result = _attended(node, q, k, v, mask, added, node.get("unidirectional", 0))
+    if not any(node.outputs[1:]):
+        return result
+    return [result, np.stack([_by_heads(k), _by_heads(v)])]
 
 
 @meaning("MultiHeadAttention")
 def _multi_head(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
-    x = [*x, *[None] * (8 - len(x))]
-    if any(each is not None for each in x[6:]) or any(node.outputs[1:]) or x[1] is None or x[2] is None:
-        raise node.unsupported("packed keys, and keys of the past, are not supported")
-    parts = [recorded(whole(each)) for each in x[:3]]
-    if any(part.ndim != 3 for part in parts):
-        raise node.unsupported("only queries, keys and values of three dims are supported")
-    if x[3] is not None:
-        each: Any = np.split(recorded(whole(x[3])), list(np.cumsum([part.shape[-1] for part in parts])[:2]))
-        parts = [part + own for part, own in zip(parts, each, strict=True)]
-    return _attended(node, parts, x[4], x[5], node.get("unidirectional", 0))
-
-
-def _attended(node: GraphNode, parts: list[Any], mask: Any, added: Any, causal: int) -> Any:
-    """Scaled products of queries and keys, their softmax, and the sum of values by it; heads lie in the last dim."""
+    """Attention to keys and values that are given: apart, by heads, or packed beside each other for each head."""
+    x = [*x, *[None] * (10 - len(x))]
+    query, key, value, bias, mask, added, past_key, past_value, length = x[:9]
+    if length is not None or any(node.outputs[3:]):
+        raise node.unsupported("keys of the past in a buffer, and scores as a result, are not supported")
     heads = node.get("num_heads")
-    batch, rows = parts[0].shape[:2]
-    q, k, v = (part.reshape((*part.shape[:2], heads, part.shape[-1] // heads)) for part in parts)
+    terms: list[Any] = [None] * 3
+    if bias is not None:
+        width = recorded(whole(bias)).shape[0]
+        own = width // 3 if value is None else recorded(whole(value)).shape[-1]
+        terms = list(np.split(recorded(whole(bias)), [(width - own) // 2, width - own]))
+    q, k, v = (
+        part if term is None else part + term.reshape((heads, term.shape[0] // heads))
+        for part, term in zip(_queries_keys_values(node, query, key, value, heads), terms, strict=True)
+    )
+    if past_key is not None:
+        k, v = _behind(recorded(whole(past_key)), k), _behind(recorded(whole(past_value)), v)
+    result = _attended(node, q, k, v, mask, added, node.get("unidirectional", 0))
+    if not any(node.outputs[1:]):
+        return result
+    return [result, _by_heads(k), _by_heads(v)]
+
+
+def _queries_keys_values(node: GraphNode, query: Any, key: Any, value: Any, heads: int) -> list[Any]:
+    """The three as ``(batch, tokens, heads, width)``."""
+    first = recorded(whole(query))
+    if first.ndim == 5:  # (batch, tokens, heads, 3, width)
+        return [first[:, :, :, i] for i in range(3)]
+    q = _heads(first, heads)
+    if key is None:
+        raise node.unsupported("queries without keys are not supported")
+    second = recorded(whole(key))
+    if second.ndim == 5:  # (batch, tokens, heads, 2, width)
+        return [q, second[:, :, :, 0], second[:, :, :, 1]]
+    third = recorded(whole(value))
+    if second.ndim == 4:  # (batch, heads, tokens, width)
+        return [q, _by_heads(second), _by_heads(third)]
+    return [q, _heads(second, heads), _heads(third, heads)]
+
+
+def _heads(a: Any, heads: int) -> Any:
+    """``(batch, tokens, heads * width)`` as ``(batch, tokens, heads, width)``."""
+    return a.reshape((*a.shape[:2], heads, a.shape[-1] // heads))
+
+
+def _by_heads(a: Any) -> Any:
+    """``(batch, tokens, heads, width)`` as ``(batch, heads, tokens, width)``, or back."""
+    return np.transpose(a, (0, 2, 1, 3))
+
+
+def _behind(past: Any, new: Any) -> Any:
+    """New keys or values, ``(batch, tokens, heads, width)``, behind those of the past, ``(batch, heads, tokens, width)``."""
+    return np.concatenate([_by_heads(past), new], axis=1)
+
+
+def _attended(node: GraphNode, q: Any, k: Any, v: Any, mask: Any, added: Any, causal: int) -> Any:
+    """Scaled products of queries and keys, their softmax, and the sum of values by it.
+
+    ``q``, ``k`` and ``v`` are ``(batch, tokens, heads, width)``; the result is ``(batch, tokens, heads * width)``.
+    """
+    batch, rows, heads = q.shape[:3]
     scale = node.get("scale", 0.0) or float(1 / np.sqrt(q.shape[-1]))
     scores = np.einsum("bqhd,bkhd->bhqk", q, k) * scale
     if added is not None:
@@ -136,6 +196,131 @@ def _seen(node: GraphNode, mask: Any, rows: int, columns: int) -> Any:
     if mask.ndim == 3:
         return seen[:, None]
     raise node.unsupported(f"a mask of {mask.ndim} dims is not supported")
+
+
+@meaning("GroupQueryAttention")
+def _group_query(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    """Attention of the language models that ONNX Runtime generates with: heads of keys serve several of queries.
+
+    Without keys of the past it is causal attention, one operator; rows of padding at the end, which ``seqlens_k`` leaves
+    out, give numbers that nobody reads.  Else the new keys stand behind those that ``seqlens_k`` counts in each sequence.
+    """
+    x = [*x, *[None] * (12 - len(x))]
+    query, key, value, past_key, past_value, counts, total, cos, sin, places, added, sinks = x[:12]
+    if any(node.outputs[3:]) or node.get("k_quant_type", "NONE") not in ("NONE", b"NONE"):
+        raise node.unsupported("keys in 8 bits, and scores as a result, are not supported")
+    if node.get("sliding_window_cache", 0):
+        raise node.unsupported("a buffer of the window alone (sliding_window_cache) is not supported")
+    q, k, v = _grouped(query, key, value, node.get("num_heads"), node.get("kv_num_heads"))
+    rows, past = q.shape[1], 0 if past_key is None else past_key.shape[2]
+    first = None if past == 0 else recorded(whole(counts)).reshape((-1,)).astype(np.int64) + 1 - rows
+    if node.get("do_rotary", 0):
+        positions = _positions(rows, first) if places is None else recorded(whole(places))
+        q, k = (_turned_at(each, positions, cos, sin, node.get("rotary_interleaved", 0)) for each in (q, k))
+    if first is None:
+        result = _attended_by_groups(node, q, k, v, None, added, sinks)
+    else:
+        columns = _columns(node, past, rows, total)
+        k = _placed(_by_heads(recorded(whole(past_key))), k, first, columns)
+        v = _placed(_by_heads(recorded(whole(past_value))), v, first, columns)
+        result = _attended_by_groups(node, q, k, v, _positions(rows, first), added, sinks)
+    results = [result.reshape((*result.shape[:2], -1)), _by_heads(k), _by_heads(v)]
+    return results[: len(node.outputs)]
+
+
+def _positions(rows: Any, first: Any) -> Any:
+    """The positions of the rows, ``(batch or 1, rows)``, of which the ``first`` ones are given; None: 0."""
+    positions: Any = np.arange(rows)[None]
+    return positions if first is None else positions + first[:, None]
+
+
+def _turned_at(a: Any, positions: Any, cos: Any, sin: Any, interleaved: int) -> Any:
+    """``a``, ``(batch, tokens, heads, width)``, turned by the angles of these positions, which two tables have."""
+    cosines, sines = (np.take(recorded(whole(table)), positions, axis=0) for table in (cos, sin))
+    return _turned_first(a, cosines[:, :, None], sines[:, :, None], interleaved)
+
+
+def _grouped(query: Any, key: Any, value: Any, heads: int, groups: int) -> list[Any]:
+    """Queries, keys and values as ``(batch, tokens, heads, width)``; the three may be one array."""
+    joined: Any = recorded(whole(query))
+    if key is not None:
+        return [_heads(joined, heads), *(_heads(recorded(whole(each)), groups) for each in (key, value))]
+    width = joined.shape[-1] // (heads + 2 * groups)
+    parts: Any = np.split(joined, [heads * width, (heads + groups) * width], axis=-1)
+    return [_heads(part, count) for part, count in zip(parts, (heads, groups, groups), strict=True)]
+
+
+def _columns(node: GraphNode, past: Any, rows: Any, total: Any) -> Any:
+    """The tokens of the present: ``total_sequence_length``, or as many as the past has room for if these are more.
+
+    It is the sum of past and new tokens where the program does not fix the total.
+    """
+    known = None if isinstance(total, Traced) else np.asarray(whole(total)).reshape(-1)[0]
+    if known is None or not all(isinstance(each, int | np.integer) for each in (known, past, rows)):
+        return past + rows
+    if int(known) == rows:
+        raise node.unsupported("the first tokens of a sequence beside a buffer of the past are not supported")
+    return max(int(known), past)
+
+
+def _placed(past: Any, new: Any, first: Any, columns: Any) -> Any:
+    """The present: of each sequence its ``first`` tokens of the past, then the new ones, then zeros.
+
+    All arrays are ``(batch, tokens, heads, width)``.
+    """
+    rows, room = new.shape[1], past.shape[1]
+    place = np.arange(columns)[None]
+    behind = place - first[:, None]
+    is_new = (behind >= 0) & (behind < rows)
+    old = np.take(past, np.minimum(np.arange(columns), room - 1), axis=1)
+    index = np.where(is_new, behind, 0)[:, :, None, None]
+    index = np.broadcast_to(index, (new.shape[0], columns, *new.shape[2:]))
+    fresh = np.take_along_axis(new, index, axis=1)
+    kept = np.where((behind < 0)[:, :, None, None], old, 0)
+    return np.where(is_new[:, :, None, None], fresh, kept).astype(new.dtype)
+
+
+def _attended_by_groups(node: GraphNode, q: Any, k: Any, v: Any, seen: Any, added: Any, sinks: Any) -> Any:
+    """Causal attention, ``(batch, rows, heads, width)``.
+
+    ``seen``, ``(batch, rows)``, are the positions of the rows; None: rows and columns are the same tokens.
+    """
+    window = node.get("local_window_size", -1)
+    cap, scale = node.get("softcap", 0.0) or None, node.get("scale", 0.0) or None
+    heads, groups = q.shape[2], k.shape[2]
+    scores_of_sinks = recorded(whole(sinks)) if sinks is not None else None
+    if scores_of_sinks is None and node.get("smooth_softmax", 0) == 1:
+        scores_of_sinks = recorded(np.zeros(heads, np.float32))
+    if seen is None and added is None:
+        mask = Mask(causal=True, window=None if window < 0 else window)
+        return attention(q, k, v, mask=mask, scale=scale, cap=cap, sinks=scores_of_sinks)
+    batch, rows, _, width = q.shape
+    wide = np.result_type(q.dtype, np.float32)
+    grouped = q.reshape((batch, rows, groups, heads // groups, width)).astype(wide)
+    scores = np.einsum("bqgrd,bkgd->bgrqk", grouped, k.astype(wide)) * (scale or float(1 / np.sqrt(width)))
+    scores = scores.reshape((batch, heads, rows, k.shape[1]))
+    if cap is not None:
+        scores = np.tanh(scores * (1 / cap)) * cap
+    if added is not None:
+        scores = scores + recorded(whole(added)).astype(wide)
+    distance = _distance(seen, rows, k.shape[1])
+    hidden = (distance < 0) | (distance >= window) if window >= 0 else distance < 0
+    scores = np.where(hidden, float(np.finfo(np.float32).min), scores)
+    if scores_of_sinks is not None:
+        sink = np.broadcast_to(scores_of_sinks.astype(wide)[:, None, None], (batch, heads, rows, 1))
+        shares = apply("softmax", np.concatenate([scores, sink], axis=3), axis=3)[..., :-1]
+    else:
+        shares = apply("softmax", scores, axis=3)
+    shares = shares.reshape((batch, groups, heads // groups, rows, k.shape[1]))
+    mixed = np.einsum("bgrqk,bkgd->bqgrd", shares, v.astype(wide)).astype(q.dtype)
+    return mixed.reshape((batch, rows, heads, v.shape[3]))
+
+
+def _distance(seen: Any, rows: Any, columns: Any) -> Any:
+    """How many tokens a column lies before a row, ``(batch or 1, 1, rows, columns)``."""
+    if seen is None:
+        return (np.arange(rows)[:, None] - np.arange(columns))[None, None]
+    return seen[:, None, :, None] - np.arange(columns)
 
 
 # -- recurrent layers in 8 bits ----------------------------------------------------------------------------------------

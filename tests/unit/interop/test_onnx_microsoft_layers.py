@@ -120,10 +120,10 @@ def test_attention_is_the_sum_of_values_by_the_softmax_of_scores():
 
 
 @pytest.mark.parametrize(("kind", "arrays", "attributes", "message"), [
-    ("Attention", [X, floats(12, 36), None, None, floats(2, 2, 3, 5, 4)], {"num_heads": 3}, "keys of the past"),
-    ("MultiHeadAttention", [floats(2, 5, 2, 3, 4)], {"num_heads": 2}, "packed keys"),
+    ("Attention", [X, floats(12, 36), None, None, None, None, np.int32(4)], {"num_heads": 3}, "in a buffer"),
+    ("MultiHeadAttention", [X], {"num_heads": 2}, "without keys"),
     ("RotaryEmbedding", [floats(2, 4, 5, 6), np.array([[0]]), PLACES, PLACES], {"scale": 2.0},
-     "rotary_embedding_dim and scale"),
+     "a scale is not supported"),
 ])
 def test_what_a_layer_does_not_read_is_refused(kind, arrays, attributes, message):
     with pytest.raises(UnsupportedError, match=rf"{message}.*com\.microsoft\.{kind}|com\.microsoft\.{kind}.*{message}"):
