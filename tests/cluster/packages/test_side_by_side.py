@@ -201,21 +201,24 @@ def test_a_copy_takes_what_this_process_leaves(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(module, "copies", lambda: 1)
     turns = module.BothEnds(range(9))
     asked, ask = os.pipe()
+    begun, begin = os.pipe()
 
     def front() -> list[int]:
         found = [next(turns.taken(from_front=True))]
+        os.write(begin, b".")
         assert select([asked], [], [], 20)[0]       # the copy has taken all others
         return found + [*turns.taken(from_front=True)]
 
     def back() -> list[int]:
+        os.read(begun, 1)
         found = [*turns.taken(from_front=False)]
         os.write(ask, b".")
         return found
 
     assert side_by_side([front, back]) == [[0], [8, 7, 6, 5, 4, 3, 2, 1]]
     turns.close()
-    os.close(asked)
-    os.close(ask)
+    for descriptor in (asked, ask, begun, begin):
+        os.close(descriptor)
 
 
 def test_rows_that_a_copy_took_before_it_failed_are_priced_here(monkeypatch: pytest.MonkeyPatch) -> None:
