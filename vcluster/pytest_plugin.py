@@ -216,11 +216,13 @@ def _wanted_by_marks(node: pytest.Item) -> list[Wanted]:
 @pytest.fixture
 def virtual_cluster(request: pytest.FixtureRequest) -> Generator[VirtualCluster]:
     """A warm `VirtualCluster` of the mesh that ``@pytest.mark.mesh`` names, with empty state and channels."""
+    from vcluster.code import ClusterError
+
     session, item = request.config.stash[_SESSION], request.node
     wanted = _wanted(request, item)
     try:
         item.stash[_CLUSTER] = cluster = session.warm.get(wanted)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, ClusterError) as error:
         raise pytest.fail.Exception(f"the cluster of {item.nodeid}: {error}", pytrace=False) from None
     session.output.begin()
     cluster.show_output = session.output.receive

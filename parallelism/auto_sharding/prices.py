@@ -5,7 +5,7 @@ Many are priced at once: they become the ops of one program, none of which uses 
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import chain
 from math import prod
 from os import PathLike
@@ -153,8 +153,22 @@ class Prices:
         return canonical_change(source, target, type, self.mesh)
 
     def _price(self, changes: Iterable[Change]) -> None:
-        """Prices changes of layout that have no price yet, each by itself."""
+        """Prices changes of layout that have no price yet, each by itself.
+
+        Those that are not alike on all devices are priced apart: in their program each device is one of a kind.
+        """
         fresh = [each for each in dict.fromkeys(changes) if each not in self._moves]
+        for alike in (True, False):
+            self._price_together([each for each in fresh if self._is_alike(*each) == alike])
+
+    def _is_alike(self, source: TensorSharding, target: TensorSharding, type: TensorType) -> bool:
+        """Whether all devices do the same in a change: they have equal shards, and none has other peers."""
+        if not all(self._is_even(layout, type) for layout in (source, target)):
+            return False
+        return all(move.kind != "relayout" for move in moves(source, target, type, Devices.of(self.mesh)))
+
+    def _price_together(self, fresh: Sequence[Change]) -> None:
+        """Prices changes of layout as ops of one program."""
         inputs: list[Value] = []
         ops: list[Op] = []
         for number, (source, target, type) in enumerate(fresh):
@@ -225,11 +239,18 @@ def canonical_change(source: TensorSharding, target: TensorSharding, type: Tenso
         dims.sort()
     if not each_stays:
         dims.append(((), (), rest))
+    befores, afters, extents = zip(*dims, strict=True) if dims else ((), (), ())
     return (
-        TensorSharding(*(before for before, _, _ in dims), partial=source.partial, op=source.op),
-        TensorSharding(*(after for _, after, _ in dims), partial=target.partial, op=target.op),
-        TensorType(type.dtype, [extent for _, _, extent in dims]),
+        _layout(befores, source.partial, source.op),
+        _layout(afters, target.partial, target.op),
+        TensorType(type.dtype, extents),
     )
+
+
+@lru_cache(maxsize=1 << 14)
+def _layout(dims: tuple[Axes, ...], partial: Axes, op: str) -> TensorSharding:
+    """The layout, made once: many changes have equal ones."""
+    return TensorSharding(*dims, partial=partial, op=op)
 
 
 def reshard_op(before: Value, after: Value) -> Op:

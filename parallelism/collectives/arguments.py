@@ -48,7 +48,7 @@ def members_of(
     seen: set[int] = set()
     mine: tuple[int, ...] | None = None
     for group in groups:
-        members = integers("a group of groups", group, "a rank of groups")
+        members = integers("each group in groups=", group, "a rank of groups")
         for member in members:
             if not 0 <= member < mesh.size:
                 raise ValueError(f"groups of {mesh!r} hold ranks 0 to {mesh.size - 1}, got {member}")
@@ -92,12 +92,25 @@ def checked_array(what: str, x: Any) -> tuple[Array, bytes]:
     refuse_masked(what, x)
     is_scalar = isinstance(x, bool | int | float | complex | np.generic)
     if not is_scalar and not hasattr(x, "__array__"):
-        hint = "; all_gather_object and broadcast_object move other objects" if what != "a message" else ""
-        raise TypeError(f"{what} takes an array or a scalar, got {type(x).__name__}{hint}")
+        name = "None" if x is None else type(x).__name__
+        raise TypeError(f"{what} takes an array or a scalar, got {name}{_hint(what, x)}")
     array = np.asarray(x)
     if not is_numeric(array.dtype):
         raise TypeError(f"{what} takes numbers or bools, got an array of dtype {array.dtype}")
     return array, SCALAR if is_scalar else ARRAY
+
+
+def _hint(what: str, x: Any) -> str:
+    """What is likely meant by a value that is no array."""
+    if what == "a message":
+        return ""
+    if x is None and what in ("broadcast", "scatter"):
+        return "; the root passes the array, and the other ranks None"
+    if x is None:
+        return ", which is what a function without a return gives"
+    if isinstance(x, list | tuple):
+        return "; np.concatenate and np.stack make one array of several"
+    return "; all_gather_object and broadcast_object move other objects"
 
 
 def is_tree(value: Any) -> bool:

@@ -223,10 +223,11 @@ def pieces(
     if sizes is None:
         return split_sizes(extent, tuple(factors))
     checked = tuple(sizes)
-    if len(checked) != size or min(checked) < 0 or sum(checked) != extent:
+    negative = any(part < 0 for part in checked)
+    if len(checked) != size or negative or sum(checked) != extent:
         raise ValueError(
-            f"{kind} over {size} ranks needs {size} split_sizes that add up to {extent}, the extent of dim {dim}; "
-            f"got {list(checked)}"
+            f"{kind} over {size} ranks needs {size} split_sizes that add up to {extent}, the extent of dim {dim}"
+            f"{', and none below 0' * negative}; got {list(checked)}"
         )
     return checked
 

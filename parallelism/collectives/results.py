@@ -98,7 +98,7 @@ def plain_pairs(pairs: Sequence[tuple[int, int]] | None) -> tuple[tuple[int, int
         return None
     found = []
     for pair in pairs:
-        positions = integers("a pair", pair, "a position in a pair")
+        positions = integers("each pair in pairs=", pair, "a position in a pair")
         if len(positions) != 2:
             raise ValueError(f"a pair is (source, target), two positions in the group; got {pair!r}")
         found.append((positions[0], positions[1]))

@@ -34,6 +34,7 @@ from parallelism.operation import Device
 from parallelism.pipelining import Pipeline, PipelinedOperation, free_tag
 from parallelism.pipelining.execution import run_actions
 from parallelism.sharding import TensorSharding
+from parallelism.shared_results import MOST, shared
 from parallelism.transforms import Overlap
 
 
@@ -168,7 +169,8 @@ class PipelinedProgram(PipelinedOperation):
         self.stages, self.sums, self.fused, self.overlapping = stages, sums, fused, overlapping
         self.overlap = overlap
         """How collectives overlap with compute; None: they do not."""
-        self._programs: dict[Any, StagePrograms] = {}
+        by = fused, overlap, overlapping, self.adds_up, self.chunked
+        self._programs: dict[Any, StagePrograms] = shared("programs", dict, stages, by=by, most=2 * MOST)
         self._last: dict[Any, DeviceProgram] = {}
 
     @cached_property

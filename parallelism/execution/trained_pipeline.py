@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
+from typing import Any
+
+import numpy as np
 
 from parallelism.execution.pipelined_program import PipelinedProgram, check_stages
 from parallelism.execution.stage_messages import OwnMeshes, whole_of
 from parallelism.execution.step_updates import StepUpdates
 from parallelism.ir.passes.chunked_collectives import chunked_over
-from parallelism.layouts.stages import Part
+from parallelism.layouts.stages import Part, Stages
 from parallelism.layouts.stages.laid_out_stages import laid_out_stages
 from parallelism.mesh import Mesh
+from parallelism.shared_results import shared
 from parallelism.transforms import Overlap
 from parallelism.transforms.overlap import Fused
 from parallelism.transforms.pipelines import Step
@@ -79,7 +83,7 @@ class TrainedPipeline(PipelinedProgram):
             placed = [own.meshes[position] for position in pipeline.schedule.placement]
             stages = laid_out_stages(stages, whole_of(own.meshes), sums, placed)
         elif inside is not None and inside.size > 1:
-            stages = laid_out_stages(stages, inside, sums, pending=True)
+            stages = self._laid_out(stages, inside, sums)
         self.set_up(
             stages,
             pipeline,
@@ -92,6 +96,16 @@ class TrainedPipeline(PipelinedProgram):
             own,
         )
 
+    @staticmethod
+    def _laid_out(stages: Stages, inside: Mesh, sums: Mapping[str, np.dtype[Any]]) -> Stages:
+        """The stages with layouts over the axes inside them."""
+        return shared(
+            "laid out",
+            lambda: laid_out_stages(stages, inside, sums, pending=True),
+            stages,
+            by=(inside, tuple(sums.items())),
+        )
+
     def rows_of(self, rows: int, replicas: int) -> Sequence[Part]:
         """As `PipelinedProgram.rows_of`; by the ``shares`` of the pipeline, if it has any."""
         counts = self.step.pipeline.rows_of_replicas(rows, replicas)
@@ -102,16 +116,24 @@ class TrainedPipeline(PipelinedProgram):
     @cached_property
     def updates(self) -> StepUpdates:
         """The updates of the stages at each position."""
-        return StepUpdates(
-            self.step,
-            self.mesh,
-            self.pipeline,
+        parts, pipeline = self.step.parts, self.pipeline
+        of_step = parts.forward, parts.update, self.step.function.attributes
+        around = tuple(pipeline.schedule.placement), pipeline.axis, self.replicas
+        return shared(
+            "updates",
+            lambda: StepUpdates(
+                self.step,
+                self.mesh,
+                self.pipeline,
+                self.stages,
+                self.endings,
+                self.replicas,
+                self.around(self.mesh),
+                self.overlap,
+                self.fused,
+            ),
             self.stages,
-            self.endings,
-            self.replicas,
-            self.around(self.mesh),
-            self.overlap,
-            self.fused,
+            by=(*of_step, *around, self.mesh, self.overlap, self.fused),
         )
 
 

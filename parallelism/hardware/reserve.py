@@ -68,11 +68,14 @@ class Reserve:
 @short_errors
 def memory_bytes_of(name: str, memory: float | str, *, zero: bool = False) -> float:
     """The bytes of memory that a number or a text says, as ``72GB``; ``ValueError`` for none, unless ``zero`` may be."""
+    limit = f"{name} must be {'at least' if zero else 'above'} 0 bytes and finite"
     if isinstance(memory, str):
         text = memory
         try:
             memory = bytes_in(text)
         except ValueError:
+            if text.strip().startswith("-"):
+                raise ValueError(f"{limit}; got {text!r}") from None
             raise ValueError(
                 f"{name} must be a number of bytes, or a text such as 72GB or 64GiB; got {text!r}"
             ) from None
@@ -82,7 +85,7 @@ def memory_bytes_of(name: str, memory: float | str, *, zero: bool = False) -> fl
             )
     is_number = isinstance(memory, int | float) and not isinstance(memory, bool)
     if not is_number or not 0 <= memory < inf or not (memory or zero):
-        raise ValueError(f"{name} must be above 0 bytes and finite; got {memory!r}")
+        raise ValueError(f"{limit}; got {memory!r}")
     return memory
 
 

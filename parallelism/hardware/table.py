@@ -195,7 +195,7 @@ def text(hardware: Hardware) -> str:
     """The table for a terminal."""
     lines_by_name = rows(hardware)
     width = max(len(name) for name, _ in lines_by_name)
-    lines = [_head(hardware)]
+    lines = wrap(_head(hardware), WIDTH, break_long_words=False, break_on_hyphens=False)
     for name, words in lines_by_name:
         first, *rest = wrap(words, WIDTH - width - 4, break_long_words=False) or [""]
         lines += [f"  {name:{width}}  {first}", *(f"{'':{width + 4}}{line}" for line in rest)]

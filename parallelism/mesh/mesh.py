@@ -210,8 +210,10 @@ class Mesh(_NumbersOfAxes):
         return names
 
     def _no_axes(self, axes: object) -> TypeError:
+        kind = type(axes).__name__
         return TypeError(
-            f"axes must be a name of {_names(self._numbers)}, a tuple of them, or None; got a {type(axes).__name__}"
+            f"axes must be one of the names {_names(self._numbers)}, a tuple of names, or None; got "
+            f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
         )
 
     def _check_axis(self, axis: object) -> None:

@@ -25,6 +25,7 @@ from parallelism.planning.settings import SETTINGS
 from parallelism.planning.space import Choices, Refused
 from parallelism.planning.symbolic_events import Unpriceable
 from parallelism.planning.two_block_steps import ConditionalEvents, Known
+from parallelism.shared_results import shared_results
 from parallelism.side_by_side import BothEnds, copies, side_by_side
 from parallelism.transforms import UnusedParameters
 
@@ -131,9 +132,12 @@ def _price(task: Task, possible: Choices, limits: npt.NDArray[np.float64], told:
     impossible: dict[str, list[int]] = defaultdict(list)
     if table is not None and not isinstance(task.model.model, TransformerSpec):
         left, impossible = _fewer(possible, left, seconds)
-    simulated = side_by_side(
-        [partial(_simulated, task, possible.settings(row)) for row in left], told=partial(told, "simulated")
-    )
+    with shared_results():
+        simulated = side_by_side(
+            [partial(_simulated, task, possible.settings(row)) for row in left],
+            told=partial(told, "simulated"),
+            took=lambda place, found: None,  # so that a process simulates plans that have most in common
+        )
     plans_of = dict(zip(one_of.tolist(), np.bincount(number).tolist(), strict=True))
     one_by_one = dict[str, int]()
     for (row, why), found in zip(left.items(), simulated, strict=True):

@@ -32,11 +32,12 @@ class CanonicalForm(NamedTuple):
 def canonical_form(blocks: Blocks, source: State, target: State) -> CanonicalForm:
     """The canonical form of a search: its dims are sorted, by their axes first.
 
-    So dims that are whole before and after come first, whatever their extents are.
+    So dims that are whole before and after come first, whatever their extents are.  An extent that all devices divide
+    becomes their number: then every part of every route has as many times fewer elements.
     """
     rows = sorted(zip(source.dims, target.dims, blocks.shape, range(len(blocks.shape)), strict=True))
     return CanonicalForm(
-        tuple([extent for _, _, extent, _ in rows]),
+        tuple([extent if not extent or extent % blocks.size else blocks.size for _, _, extent, _ in rows]),
         State(tuple([before for before, *_ in rows]), source.partial),
         State(tuple([after for _, after, *_ in rows]), target.partial),
         tuple([dim for *_, dim in rows]),

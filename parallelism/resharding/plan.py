@@ -353,7 +353,7 @@ def _planned(
     return ReshardingPlan(source, target, shape, dtype, mesh, tuple(steps))
 
 
-_remembered = lru_cache(4096)(_planned)
+_remembered = lru_cache(1 << 15)(_planned)
 
 
 _MERGED = ("slice", "all_gather", "all_reduce", "reduce_scatter")

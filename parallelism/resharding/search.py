@@ -47,7 +47,7 @@ def cheapest_route(
     ]
 
 
-@lru_cache(4096)
+@lru_cache(1 << 15)
 def _of_form(
     shape: tuple[int, ...], factors: tuple[tuple[int, ...], ...], source: State, target: State, limit: int
 ) -> Sequence[Leg]:

@@ -28,6 +28,7 @@ from parallelism.mesh import Mesh
 from parallelism.operation import Device
 from parallelism.pipelining import MESSAGES, message_user
 from parallelism.sharding import TensorSharding
+from parallelism.shared_results import MOST, shared
 from parallelism.simulation.device_events import DeviceEvents
 from parallelism.simulation.event_classes import Ints, Templates
 from parallelism.simulation.repeated_actions import run_repeated
@@ -108,7 +109,7 @@ class PipelinedStep:
         self.places = program.places(mesh)
         """For each rank, its position in the pipeline and the number of its replica."""
         self.parts = program.parts(rows, 1 + max(replica for _, replica in self.places))
-        self.actions: dict[Any, RepeatedEvents] = {}
+        self.actions: dict[Any, RepeatedEvents] = self._known_actions()
         """The events of actions, which stages of the same programs share."""
         self._even: dict[StagePrograms, bool] = {}
         """Whether the shards of all tensors in the programs of a stage have equal shapes."""
@@ -117,6 +118,17 @@ class PipelinedStep:
     def pipeline_axis(self) -> str | None:
         """The mesh axis on which the stages lie."""
         return self.program.axes(self.mesh)[0]
+
+    def _known_actions(self) -> dict[Any, RepeatedEvents]:
+        """The events of actions, those of other steps of the same stages among them.
+
+        On one device an action has no collectives, and is the same on every mesh.  With `parallelism.transforms.Overlap` the
+        last one of a stage sums gradients over the replicas of its mesh.
+        """
+        program = self.program
+        if program.overlap is not None:
+            return {}
+        return shared("actions", dict, program.stages, by=program.mesh_inside and self.mesh, most=2 * MOST)
 
     @cached_property
     def classes(self) -> tuple[tuple[int, ...], Ints]:

@@ -117,13 +117,12 @@ class TrainingRun:
         """The program of the step, maybe cut into a pipeline."""
         of = self.model, self.optimizer, self.clip, self.loss_scale
         made: Any
-        if isinstance(self.model, TransformerSpec) and self.pipeline is not None:
+        if self.pipeline is not None:
             cut = [each for each in self.strategy.transforms if isinstance(each, Pipeline | Recompute)]
             inner = tuple(each for each in self.strategy.transforms if each not in cut)
             made = Strategy(*cut)(_split_step(*of, inner))
         else:
-            step = _train_step(*of)
-            made = self.strategy(step if self.pipeline else step.specialize(**{ROWS: self.batch}))
+            made = self.strategy(_train_step(*of).specialize(**{ROWS: self.batch}))
         return made  # type: ignore[no-any-return]
 
     @property
@@ -166,7 +165,7 @@ def _train_step(
 
 @lru_cache(maxsize=2)
 def _split_step(
-    model: TransformerSpec,
+    model: TransformerSpec | Function,
     optimizer: SGD | Adam,
     clip: float | None,
     loss_scale: float | None,

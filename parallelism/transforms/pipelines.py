@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, chain
 from operator import itemgetter
 from typing import Any, ClassVar
 
@@ -26,6 +26,7 @@ from parallelism.mesh import Mesh
 from parallelism.pipelining import Pipeline as Scheduled
 from parallelism.pipelining.generators import SCHEDULES
 from parallelism.sharding import TensorSharding
+from parallelism.shared_results import shared
 from parallelism.transforms.dims import axes_of, dims_of, layout, without
 from parallelism.transforms.parts import NEXT, Parts, needed
 from parallelism.transforms.recomputation import Recompute, RunAgain
@@ -334,26 +335,33 @@ class Step:
 
     def stages(self, count: int) -> Stages:
         """The forward and backward of each of so many stages, for one of the `replicas`."""
-        pipeline = self.pipeline
-        return partition(
-            self.of_one_replica,
-            [*pipeline.begin] or count,
-            batch=pipeline.batch,
-            recompute=pipeline.recompute,
-            trained=[value.name for value in self.parts.parameters],
-            rewritten=self.again,
+        pipeline, function = self.pipeline, self.of_one_replica
+        cut = pipeline.begin or count
+        trained = tuple([value.name for value in self.parts.parameters])
+        return shared(
+            "stages",
+            lambda: partition(
+                function,
+                cut,
+                batch=pipeline.batch,
+                recompute=pipeline.recompute,
+                trained=trained,
+                rewritten=self.again,
+            ),
+            by=(function, cut, pipeline.batch, pipeline.recompute, trained, self.again),
         )
 
     @cached_property
     def of_one_replica(self) -> Function:
-        """The forward, whose layouts lie on the axes inside a stage alone."""
+        """The forward, whose layouts lie on the axes inside a stage alone; without layouts if there are none of these."""
         forward = self.parts.forward
-        bare = {
-            value.name: layout(without(dims_of(value), self.replicas))
-            for value in forward.values
-            if value.layout
-        }
-        return laid_out(forward, bare)
+        given = [value for value in forward.values if value.layout]
+        dims = {value.name: without(dims_of(value), self.replicas) for value in given}
+        if not any(chain.from_iterable(dims.values())) and not any(
+            op.kind == "reshard" for op in forward.ops
+        ):
+            return laid_out(forward, dict.fromkeys(dims))
+        return laid_out(forward, {name: layout(own) for name, own in dims.items()})
 
     @cached_property
     def again(self) -> RunAgain | None:

@@ -195,6 +195,8 @@ def _raised(error: DeviceFailedError, watch: Watch, called: str) -> Finding:
         likely = (
             "pieces of different sizes meet: sender and receiver mean different pieces, or all pieces are taken "
             "to be equally long"
+            if watch.size > 1
+            else "two arrays of these shapes do not go together element by element; the product of matrices is a @ b"
         )
     elif isinstance(cause, TypeError) and "NoneType" in text:
         likely = "None is used as an array: it is what a function without return gives, and x of ranks without data"

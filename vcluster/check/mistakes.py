@@ -277,6 +277,20 @@ def _wrong_order(results: Results) -> str:
     return ""
 
 
+def _own_is_left(results: Results) -> str:
+    """Each wrong place has the own block of the rank still, and others have what should have arrived."""
+    missing = {}
+    for rank, blocks in results.blocks.items():
+        missing[rank] = [place for place, of in enumerate(blocks) if of != place]
+        if {blocks[place] for place in missing[rank]} != {rank} or len(missing[rank]) > results.size - 2:
+            return ""
+    some = results.wrong[0]
+    return (
+        f"on rank {some} an own block still stands at the place of {ranks_in_words(missing[some])}, from where nothing "
+        "is kept: a step too few, or in a range of ranks one is left out"
+    )
+
+
 _OF_JOINED: tuple[Callable[[Results], str], ...] = (
     _SUMMED,
     _empty_places,
@@ -290,6 +304,7 @@ _OF_JOINED: tuple[Callable[[Results], str], ...] = (
         lambda results: results.joined_from(lambda rank: [rank] * results.size),
         "each rank has copies of its own piece only: nothing that arrives is used",
     ),
+    _own_is_left,
     Mistake[Results](
         lambda results: all(len(set(blocks)) <= 2 for blocks in results.blocks.values()),
         "the own piece is sent in every step, in place of the one that has just arrived",

@@ -153,6 +153,19 @@ def _own_twice(found: _Rows) -> str:
     return "the own array is counted twice: it is in the start value, and is added again"
 
 
+def _one_travels(found: _Rows) -> str:
+    """Whether the array of one rank, and of no other, comes to all others, and comes to them again and again."""
+    others = {rank: set(np.flatnonzero(row).tolist()) - {rank} for rank, row in found.rows.items()}
+    came = set().union(*others.values())
+    if len(came) != 1 or found.size < 3 or len(found.rows) < found.size or not found.repeated:
+        return ""
+    (source,) = came
+    return (
+        f"only the array of rank {source} travels: each other rank sends on what has just arrived, before it has sent "
+        "its own array"
+    )
+
+
 def _missing(found: _Rows) -> str:
     missing = {rank: np.flatnonzero(row == 0).tolist() for rank, row in found.rows.items()}
     some = max(missing, key=lambda rank: len(missing[rank]) > 0)  # the first one that lacks an array
@@ -199,6 +212,7 @@ _OF_ROWS: tuple[Callable[[_Rows], str], ...] = (
         ),
         "the own array is added in every step, in place of what arrives",
     ),
+    _one_travels,
     Mistake[_Rows](
         lambda found: found.repeated and all(np.count_nonzero(row) <= 2 for row in found.rows.values()),
         "the own array is sent in every step, and the same array arrives again and again",

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from textwrap import wrap
 
-from parallelism.display import WIDTH, in_columns
+from parallelism.display import WIDTH
 from parallelism.hardware import Hardware, read_stack, stack_names
 from parallelism.hardware.host import host_summary
 from parallelism.operation.errors import keys_by_value
@@ -11,17 +11,32 @@ from vcluster.cli.command_line import Parser, WrongWords
 
 
 def preset_list() -> str:
-    """The presets, one line each, and this machine; then the stacks, each behind a preset that it is made for."""
+    """The presets with their titles, and this machine; then the stacks, each behind a preset that it is made for."""
     presets = [(hardware.name, hardware.title) for hardware in map(Hardware.preset, Hardware.presets())]
     stacks = [(f"{_preset_for(name)}+{name}", str(read_stack(name)["title"])) for name in stack_names()]
     return "\n".join(
         [
-            *in_columns([*presets, ("host", host_summary())], 2),
+            *_with_titles([*presets, ("host", host_summary())]),
             "",
             "A preset with a stack behind a +, which is what a software reaches on it:",
-            *in_columns(stacks, 2),
+            *_with_titles(stacks),
         ]
     )
+
+
+def _with_titles(rows: Sequence[tuple[str, str]]) -> list[str]:
+    """Lines of names and their titles; what a line does not hold of a title goes on below its beginning."""
+    left = max(len(name) for name, _ in rows) + 2
+    lines: list[str] = []
+    for name, title in rows:
+        lines += wrap(
+            title,
+            WIDTH,
+            initial_indent=name.ljust(left),
+            subsequent_indent=" " * left,
+            break_on_hyphens=False,
+        )
+    return lines
 
 
 def _preset_for(stack: str) -> str:
@@ -69,9 +84,9 @@ def hardware(program: str, words: Sequence[str]) -> int:
             },
             prog=f"{program} hardware",
             description="""\
-Lists all described clusters and stacks, one line each; or prints one cluster
-with the sources of its numbers: a preset, a file, or host, which is this
-machine if it is calibrated.""",
+Lists all described clusters and stacks; or prints one cluster with the sources
+of its numbers: a preset, a file, or host, which is this machine if it is
+calibrated.""",
             epilog=f"""\
   {program} hardware dgx-h100
   {program} hardware dgx-h100:8       eight nodes of it

@@ -37,6 +37,8 @@ PRECISIONS = {"float32": "--fp32", "float16": "--fp16", "bfloat16": "--bf16"}
 DEVICES = dict.fromkeys(("--gpus", "--num-gpus", "--ngpus", "--world-size", "--num-devices"), "--devices")
 """Flags elsewhere for the number of devices."""
 
+LONGEST_CHOICES = 40
+"""Longer lists of choices stand behind an option's help, not behind its name, which is in one line."""
 
 MOST_BYTES = 1 << 20
 """A file of flags is not larger."""
@@ -235,8 +237,11 @@ def _keywords(option: Option) -> dict[str, Any]:
     if option.name == "optimizer":  # a program in a file takes others, with a rate
         return shown | {"metavar": "|".join(option.choices)}
     if option.choices:
-        known = option.choices + option.unmodelled
-        return shown | {"type": choice(known), "metavar": "|".join(option.choices)}
+        known, named = option.choices + option.unmodelled, "|".join(option.choices)
+        if len(named) > LONGEST_CHOICES:
+            shown["help"] += f"; NAME is {', '.join(option.choices)}"
+            named = "NAME"
+        return shown | {"type": choice(known), "metavar": named}
     if option.many:
         return shown | {"metavar": "TEXT", "nargs": "+"}
     if option.text:

@@ -50,7 +50,8 @@ first device computes. A part of a sum that is left pending is "partial".""",
         epilog=f"""\
   {program} shardings matmul --mesh x=2,y=4
   {program} shardings matmul 64,512 512,2048 --mesh x=2,y=4
-  {program} shardings einsum 8,16 16,32 --attribute equation="'ij,jk->ik'" --mesh x=2""",
+  {program} shardings einsum 8,16 16,32 --mesh x=2 \\
+      --attribute equation="'ij,jk->ik'\"""",
     ).parse(words)
     mesh = mesh_of(arguments, Mesh(x=1), any_axes=True, most=None)
     try:

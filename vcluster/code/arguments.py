@@ -1,6 +1,6 @@
 """Arguments of a run that differ between devices: `PerDevice` and `Sharded`."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -20,6 +20,11 @@ class PerDevice:
     __slots__ = ("values",)
 
     def __init__(self, values: Iterable[Any]) -> None:
+        if isinstance(values, Mapping | set | frozenset) or not isinstance(values, Iterable):
+            raise TypeError(
+                "PerDevice takes a list with one value for each device, in the order of ranks; got "
+                f"{type(values).__name__}"
+            )
         self.values = list(values)
 
     def __repr__(self) -> str:

@@ -75,9 +75,8 @@ def run_demo(arguments: argparse.Namespace, screen: Screen) -> None:
 def _run_small(best: Plan, hardware: Hardware, backend: str, screen: Screen) -> None:
     """Run the plan of a smaller model, and tell where it differs from its simulation."""
     small = best.scaled_down()
-    screen.heading(
-        f"The first plan of a smaller model, run on {small.mesh!r}, each device a {device_of(backend)}"
-    )
+    title = f"The first plan of a smaller model, run on {small.mesh!r}, each device a {device_of(backend)}"
+    screen.heading("\n".join(wrap(title, WIDTH)))
     found = verified(small, hardware, backend=backend)
     screen.verdict(
         "numbers" not in found.differences,

@@ -148,6 +148,15 @@ def of_counting(facts: Facts, name: str) -> Iterator[Cause]:
             own = (facts.mask_of(rank, axes) & facts.mask(**last)).sum()
             return np.asarray(total / max(own * count, 1))
 
+        def by_own_alone(rank: int, axes: Sequence[str] = axes) -> Array:
+            return np.asarray(total / max(facts.mask_of(rank, axes).sum(), 1))
+
+        if len(axes) == len(chosen):
+            yield Cause(
+                f"the sum of all is divided by the rank's own number of tokens, which is not summed over "
+                f"{' and '.join(axes)}",
+                by_own_alone,
+            )
         yield Cause(
             f"the sum of all is divided by the rank's own number of tokens, times the number of {where}: they have "
             f"unequal numbers",

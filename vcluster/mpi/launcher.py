@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import os
 import runpy
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from vcluster.mpi.guard import guard
+from vcluster.mpi.guard import Watched, guard
 from vcluster.mpi.requirement import find_mpi
 from vcluster.processes.blas_threads import THREAD_VARIABLES
+
+if TYPE_CHECKING:
+    from vcluster.mpi.job import Job
 
 USAGE = "usage: mpiexec -n RANKS python -m vcluster.mpi (script.py | -m module) [argument ...]"
 
@@ -48,13 +53,14 @@ def as_rank() -> Iterator[bool]:
     ``ImportError`` if there is no mpi4py.
     """
     find_mpi()
+    # MPI waits for all ranks, and takes no Ctrl-C meanwhile: each rank ends of it at once.
+    on_interrupt = signal.signal(signal.SIGINT, signal.SIG_DFL)
     watched = guard()
     if any(rank in os.environ for rank in _RANK_VARIABLES):  # NumPy reads them when it is loaded
         for name in THREAD_VARIABLES:
             os.environ.setdefault(name, "1")
-    from vcluster.mpi.job import join
-
-    job = join()
+    job = _joined(watched)
+    signal.signal(signal.SIGINT, signal.SIG_IGN if job.rank else on_interrupt)  # from now on the host decides
     watched.is_rank(job.rank)
     if job.rank:
         from vcluster.mpi.serving import serve
@@ -71,6 +77,17 @@ def as_rank() -> Iterator[bool]:
         if job.rank == 0:
             job.leave()
         watched.ends_well()
+
+
+def _joined(watched: Watched) -> Job:
+    """The job, which this process joins."""
+    from vcluster.mpi.job import join
+
+    try:
+        return join()
+    except ValueError:  # the guard need not tell of an end that the error tells of
+        watched.ends_well()
+        raise
 
 
 def code_of(program: Callable[[], object]) -> int:

@@ -31,7 +31,6 @@ has sent while it computes."""
 def serve(job: Job, watched: Watched) -> None:
     """Serve devices until the host leaves the job."""
     keep_freed_memory()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the host decides
     save_coverage = measure()
     orders: list[Message] = []
     job.transport.takers[POOL] = lambda source, message: orders.append(message)

@@ -51,6 +51,7 @@ def check_loss(
     rtol: float = 1e-6,
     seed: int = 0,
     backend: Literal["process", "thread"] = "thread",
+    deadline_seconds: float | None = None,
 ) -> int:
     """Fail unless a training step on many devices has the loss and the gradients of one.  The number of cases.
 
@@ -81,6 +82,8 @@ def check_loss(
     ``auxiliary``
         whose auxiliary loss is right: the mean of those of the microbatches of all replicas (``"microbatch"``), or that of
         the whole batch (``"batch"``, the default with a strategy).
+    ``deadline_seconds``
+        of each case: a step that computes for longer ends with `ClusterTimeoutError`.  By default there is no limit.
 
     Batches are drawn: 1 to 3 microbatches, whose numbers of valid tokens differ; some have none.  The loss is the mean over
     all valid tokens, and the gradients are those of this mean and of the auxiliary loss.
@@ -104,7 +107,7 @@ def check_loss(
     found = _Findings(rtol)
     used = AXES if split is None else split.axes
     for mesh in _meshes(meshes, ("dp", "tp") if split is None else split.axes, used):
-        with VirtualCluster(mesh, backend=backend) as cluster:
+        with VirtualCluster(mesh, backend=backend, deadline_seconds=deadline_seconds) as cluster:
             number = None if split is None else split.microbatches
             for case in drawn_cases(mesh, weights, vocabulary, clip, balanced, seed, number):
                 run = _run(cluster, case, train_step if split is None else split, found.failed)

@@ -300,6 +300,23 @@ def _no_gather(compared: _Compared) -> str:
     return ""
 
 
+def _joined_terms(compared: _Compared) -> str:
+    """The terms of a sum, joined along a dim."""
+    for axis, size in compared.mesh.shape.items():
+        for dim in range(compared.whole.ndim if size > 1 else 0):
+            if all(
+                output.ndim == compared.whole.ndim and output.shape[dim] % size == 0
+                for output in compared.outputs
+            ):
+                sums = [np.sum(np.split(output, size, axis=dim), axis=0) for output in compared.outputs]
+                if compared.are(sums, compared.shards):
+                    return (
+                        f"the terms of a sum over {axis!r} are joined along dim {dim}, in place of added up: all_reduce "
+                        "adds them"
+                    )
+    return ""
+
+
 def _transposed(compared: _Compared) -> str:
     turned = [output.T for output in compared.outputs]
     is_turned = compared.whole.ndim > 1 and compared.are(turned, compared.shards)
@@ -321,7 +338,7 @@ def _some_ranks(compared: _Compared) -> str:
     )
 
 
-_MISTAKES = _not_cut, _wrong_sum, _shifted, _other_layout, _no_gather, _transposed, _some_ranks
+_MISTAKES = _not_cut, _wrong_sum, _shifted, _other_layout, _no_gather, _joined_terms, _transposed, _some_ranks
 """In the order in which they are tried: the first that explains the outputs is told."""
 
 

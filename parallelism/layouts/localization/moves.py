@@ -62,7 +62,7 @@ class Move:
         }
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1 << 15)
 def moves(
     source: TensorSharding, target: TensorSharding, type: TensorType, devices: Devices
 ) -> tuple[Move, ...]:

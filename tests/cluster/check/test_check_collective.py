@@ -54,10 +54,24 @@ def ring_gather(device, x):
     return np.concatenate([pieces[rank] for rank in range(device.size)])
 
 
-def exchange_blocks(device, x, *, block=lambda device, target: target, order=sorted):
+def passes_on_what_arrived(device, x):
+    """All but rank 0 receive first, and send that on."""
+    right, left = neighbours(device)
+    total = passing = x
+    for _ in range(device.size - 1):
+        if device.rank == 0:
+            device.send(passing, right)
+        passing = device.recv(left)
+        if device.rank:
+            device.send(passing, right)
+        total = total + passing
+    return total
+
+
+def exchange_blocks(device, x, *, block=lambda device, target: target, order=sorted, rounds=0):
     blocks = np.array_split(x, device.size)
-    got = {device.rank: blocks[block(device, device.rank)]}
-    for by in range(1, device.size):
+    got = dict(enumerate(blocks)) | {device.rank: blocks[block(device, device.rank)]}
+    for by in range(1, device.size + rounds):
         to, source = (device.rank + by) % device.size, (device.rank - by) % device.size
         got[source] = exchange(device, blocks[block(device, to)], to, source)
     return np.concatenate([got[source] for source in order(got)])
@@ -473,6 +487,9 @@ MISTAKES = {
                   "what arrives overwrites what arrived before"),
     "gather a step too few": ("all_gather", lambda device, x: gathered(device, x, steps=-1),
                               "off by one: a step too few. Rank 0 receives 2 of 3 messages"),
+    "the array of rank 0 alone": ("all_reduce", passes_on_what_arrived, "only the array of rank 0 travels"),
+    "a round too few": ("all_to_all", lambda device, x: exchange_blocks(device, x, rounds=-1),
+                        "on rank 0 an own block still stands at the place of rank 1"),
     "scatter of one block": ("scatter", lambda device, x: from_root(
         device, None if x is None else np.array_split(x, device.size)[0]), "all ranks get the same block"),
 }

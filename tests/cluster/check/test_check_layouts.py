@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from vcluster import TensorSharding
-from vcluster.check import check_resharding, check_sharded
+from vcluster.check import check_resharding, check_sharded, sharded
 
 INNER = "M, K_tp; K_tp, N -> M, N"
 COLUMNS = "M, K; K, N_tp -> M, N_tp"
@@ -50,6 +50,29 @@ def test_a_usual_mistake_in_a_product_is_named(name):
     assert not answer
     assert answer.sentence.startswith("on Mesh(tp=2) with M=")
     assert re.search(words, answer.likely), str(answer)
+
+
+def test_a_product_by_element_on_one_device_is_not_blamed_on_what_is_sent():
+    answer = check_sharded(lambda device, a, b: a * b, COLUMNS, np.matmul)
+    assert answer.sentence.startswith("on Mesh(tp=1) with M=") and answer.likely.endswith("the product of matrices is a @ b")
+
+
+def test_a_function_that_does_not_end_is_waited_for_once(monkeypatch):
+    def endless(device, a, b):
+        while True:
+            a = a + 1
+
+    monkeypatch.setattr(sharded, "DEADLINE_SECONDS", 0.05)
+    answer = check_sharded(endless, COLUMNS, np.matmul)
+    assert answer.sentence == "on Mesh(tp=1) with M=1, K=1, N=1: the function does not come to an end"
+    assert answer.likely.startswith("a loop that never ends") and answer.cases == 1
+
+
+def test_terms_that_are_joined_in_place_of_added_up_are_named():
+    for dim in (0, 1):
+        answer = check_sharded(lambda device, a, b, dim=dim: device.all_gather(a @ b, "tp", dim=dim), INNER, np.matmul)
+        assert answer.likely == (
+            f"the terms of a sum over 'tp' are joined along dim {dim}, in place of added up: all_reduce adds them")
 
 
 def to_columns(device, x):

@@ -304,7 +304,7 @@ def no_numbers(device):
 def test_arrays_without_numbers_are_refused_by_name(cluster_of, transport):
     run = cluster_of(Mesh(devices=2), "process", transport).run(no_numbers)
     names = {"structured": "dtype [('a', '<i8')]", "object": "dtype object", "string": "dtype <U1",
-             "time": "dtype datetime64[s]", "text": "got str", "none": "got NoneType", "huge": "dtype object"}
+             "time": "dtype datetime64[s]", "text": "got str", "none": "got None", "huge": "dtype object"}
     for (name, method), told in run[0][0].items():
         assert told.startswith("TypeError: "), (name, method, told)
         assert names[name] in told
@@ -341,6 +341,10 @@ def wrong_arguments(device):
         "split_sizes of parts": lambda: device.all_to_all(x, split_sizes=[1.5, 0.5, 0]),
         "groups of ranks": lambda: device.all_reduce(x, groups=[0, 1]),
         "groups of texts": lambda: device.all_reduce(x, groups=["01"]),
+        "negative split_sizes": lambda: device.all_to_all(x, split_sizes=[3, -1, 0]),
+        "no array at the root": lambda: device.broadcast(None, root=device.rank),
+        "nothing to sum": lambda: device.all_reduce(None),
+        "a list to scatter": lambda: device.scatter([x, x, x], root=device.rank),
         "axes as a number": lambda: device.all_reduce(x, 0),
         "axes as a list": lambda: device.all_reduce(x, ["devices"]),
         "held nan": lambda: device.hold("weights", float("nan")),
@@ -390,14 +394,20 @@ WRONG = {
     "outside": "ValueError: groups of Mesh(devices=3) hold ranks 0 to 2, got 3",
     "pairs": "ValueError: permute has position 1 as target of more than one pair",
     "pair": "ValueError",
-    "pair of texts": "TypeError: a pair is a list of integers, got '01'",
+    "pair of texts": "TypeError: each pair in pairs= is a list of integers, got '01'",
     "pair of three": "ValueError: a pair is (source, target), two positions in the group; got (0, 1, 2)",
     "shift by a part": "TypeError: by is an integer, got 0.5",
     "split_sizes of parts": "TypeError: a split size is an integer, got 1.5",
-    "groups of ranks": "TypeError: a group of groups is a list of integers, got 0",
-    "groups of texts": "TypeError: a group of groups is a list of integers, got '01'",
-    "axes as a number": "TypeError: axes must be a name of 'devices', a tuple of them, or None; got a int",
-    "axes as a list": "TypeError: axes must be a name of 'devices', a tuple of them, or None; got a list",
+    "groups of ranks": "TypeError: each group in groups= is a list of integers, got 0",
+    "groups of texts": "TypeError: each group in groups= is a list of integers, got '01'",
+    "negative split_sizes": "ValueError: all_to_all over 3 ranks needs 3 split_sizes that add up to 2, the extent of dim 0, "
+                            "and none below 0; got [3, -1, 0]",
+    "no array at the root": "TypeError: broadcast takes an array or a scalar, got None; the root passes the array, and the "
+                            "other ranks None",
+    "nothing to sum": "TypeError: all_reduce takes an array or a scalar, got None, which is what a function without a return",
+    "a list to scatter": "TypeError: scatter takes an array or a scalar, got list; np.concatenate and np.stack make",
+    "axes as a number": "TypeError: axes must be one of the names 'devices', a tuple of names, or None; got an int",
+    "axes as a list": "TypeError: axes must be one of the names 'devices', a tuple of names, or None; got a list",
     "held nan": "ValueError: hold() takes a finite number of bytes, got nan",
     "negative seconds": "ValueError: compute('x') takes seconds that are finite and at least 0, got -1.0",
     "endless seconds": "ValueError: compute('x') takes seconds that are finite and at least 0, got inf",

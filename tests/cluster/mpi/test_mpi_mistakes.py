@@ -59,3 +59,10 @@ def test_a_rank_that_is_killed_at_any_moment_is_named(mpi, tmp_path):
         seconds.append(end - float(moment))
     print(f"{mpi.name}: of {len(seconds)} killed jobs half ended within {median(seconds):.3f} s, the slowest after "
           f"{max(seconds):.3f} s")
+
+
+@pytest.mark.timeout(60)
+def test_a_wrong_number_of_ranks_on_a_node_is_told_and_no_guard_adds_to_it():
+    job = start(3, "-m", "vcluster.mpi", mpi_mistakes.__file__, mpi=None, VCLUSTER_MPI_RANKS_PER_NODE="x")
+    said = finish(job)
+    assert job.returncode == 2 and "is a number of ranks, at least 1; got 'x'" in said and "os._exit" not in said, said

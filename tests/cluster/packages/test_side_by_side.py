@@ -202,7 +202,8 @@ def test_items_are_taken_from_both_ends_until_all_are_taken(items: list[str]) ->
 def test_a_copy_takes_what_this_process_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "copies", lambda: 1)
     turns = module.BothEnds(range(9))
-    (begun, begin), (asked, ask) = os.pipe(), os.pipe()
+    asked, ask = os.pipe()
+    begun, begin = os.pipe()
 
     def front() -> list[int]:
         found = [next(turns.taken(from_front=True))]
@@ -211,15 +212,15 @@ def test_a_copy_takes_what_this_process_leaves(monkeypatch: pytest.MonkeyPatch) 
         return found + [*turns.taken(from_front=True)]
 
     def back() -> list[int]:
-        assert select([begun], [], [], 20)[0]
+        os.read(begun, 1)
         found = [*turns.taken(from_front=False)]
         os.write(ask, b".")
         return found
 
     assert side_by_side([front, back]) == [[0], [8, 7, 6, 5, 4, 3, 2, 1]]
     turns.close()
-    for each in (begun, begin, asked, ask):
-        os.close(each)
+    for descriptor in (asked, ask, begun, begin):
+        os.close(descriptor)
 
 
 def test_rows_that_a_copy_took_before_it_failed_are_priced_here(monkeypatch: pytest.MonkeyPatch) -> None:

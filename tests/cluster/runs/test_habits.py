@@ -15,7 +15,7 @@ HABITS = {
     "all_reduce(async_=)": (lambda d: d.all_reduce(X, async_=True), "did you mean async_op=?"),
     "all_reduce(timeout=)": (lambda d: d.all_reduce(X, timeout=3), "VirtualCluster(..., deadline_seconds=...)"),
     "all_reduce(op='SUM')": (lambda d: d.all_reduce(X, op="SUM"), "got 'SUM'; did you mean 'sum'?"),
-    "all_reduce([x], x)": (lambda d: d.all_gather([X], X), "axes must be a name of 'tp', a tuple of them, or None"),
+    "all_reduce([x], x)": (lambda d: d.all_gather([X], X), "axes must be one of the names 'tp', a tuple of names, or None"),
     "all_gather(axis=)": (lambda d: d.all_gather(X, axis=0), "axes= (axes of the mesh) or dim= (a dim of the array)?"),
     "all_gather(tiled=)": (lambda d: d.all_gather(X, tiled=True), "all_scatter gives the arrays as a list"),
     "reduce_scatter(scatter_dimension=)": (lambda d: d.reduce_scatter(X, scatter_dimension=0), "did you mean dim="),

@@ -9,6 +9,7 @@ from loss_steps import DATA, EXPERTS, UNTIED, Run, Step
 
 from parallelism import ir
 from parallelism.transforms import DataParallel, Strategy
+from vcluster import ClusterTimeoutError
 from vcluster.testing import Batch, Weight, check_loss
 
 ROWS = [{"dp": 2}, {"dp": 3, "tp": 2}]
@@ -38,6 +39,13 @@ class OwnCount(Wrong):
 
     def mean(self, sums, over=DATA):
         return self.summed(sums, over) / self.own() / self.sizes["dp"]
+
+
+class OwnCountAlone(Wrong):
+    says = "the loss", "the sum of all is divided by the rank's own number of tokens, which is not summed over dp"
+
+    def mean(self, sums, over=DATA):
+        return self.summed(sums, over) / self.own()
 
 
 class LargestCount(Wrong):
@@ -304,6 +312,15 @@ def test_a_plain_loss_returns_numbers(loss, match):
             continue  # of a reference these are the terms
         with pytest.raises(TypeError, match=match):
             check_loss(*given, SHAPES, strategy="dp", meshes=[{"dp": 2}])
+
+
+def test_a_step_that_never_ends_is_ended_by_a_deadline():
+    def endless(*given):
+        while True:
+            pass
+
+    with pytest.raises(ClusterTimeoutError, match=r"computing at .*test_more_loss_mistakes\.py"):
+        check_loss(endless, right, SHAPES, meshes=[{"dp": 2}], deadline_seconds=0.05)
 
 
 def test_a_step_returns_terms_and_weights_are_weights():

@@ -524,6 +524,27 @@ def test_a_device_without_spmd_is_told_so_whatever_mesh_is_marked_and_the_other_
     result.stdout.fnmatch_lines(["*'device' is for tests whose body runs on each device: add @pytest.mark.spmd(tp=2)*"])
 
 
+def test_a_cluster_that_cannot_start_is_told_without_the_lines_of_pytest(session):
+    told = session(
+        """
+        from vcluster import ClusterError
+        from vcluster.testing.warm import WarmClusters
+
+        @pytest.fixture(autouse=True)
+        def refused(monkeypatch):
+            def get(self, wanted):
+                raise ClusterError("a cluster of 4 devices needs 5 ranks")
+            monkeypatch.setattr(WarmClusters, "get", get)
+
+        @pytest.mark.mesh(tp=4)
+        def test_it(virtual_cluster): ...
+        """,
+        "--vcluster-backend=thread",
+    ).stdout
+    told.fnmatch_lines(["the cluster of *test_it?tp4?: a cluster of 4 devices needs 5 ranks"])
+    told.no_fnmatch_line("*from_call*")
+
+
 LEAKING = """
 import subprocess, sys, threading
 from vcluster import HOST, VirtualCluster

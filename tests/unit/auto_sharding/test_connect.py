@@ -70,3 +70,15 @@ def test_changes_that_are_priced_together_cost_the_same(mesh, shape, count):
     hardware = Hardware.of(f"dgx-h100:{mesh.size // 8}")
     assert Prices(mesh, hardware).moves(pairs) == pytest.approx(
         Prices(mesh, hardware).moves(pairs, exactly=True), rel=1e-12, abs=0)
+
+
+def test_changes_that_are_not_alike_on_all_devices_are_priced_apart_and_as_alone(monkeypatch):
+    mesh, type = Mesh(x=2, y=2), TensorType("f4", (8, 12))
+    gathered = TensorSharding("x", None), TensorSharding(None, None), type
+    permuted = TensorSharding(("x", "y"), None), TensorSharding(("y", "x"), None), type
+    uneven = TensorSharding("x", None), TensorSharding(None, None), TensorType("f4", (7, 3))
+    alone = [Prices(mesh, Hardware.of("dgx-h100")).moves([each], exactly=True) for each in (gathered, permuted, uneven)]
+    together, priced = Prices._seconds, []
+    monkeypatch.setattr(Prices, "_seconds", lambda self, *given: priced.append(len(given[1])) or together(self, *given))
+    both = Prices(mesh, Hardware.of("dgx-h100")).moves([gathered, permuted, uneven], exactly=True)
+    assert priced == [1, 2] and both == pytest.approx([seconds for each in alone for seconds in each], rel=1e-12)

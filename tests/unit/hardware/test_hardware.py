@@ -509,7 +509,7 @@ def test_in_a_notebook_names_are_escaped():
 def test_the_command_lists_the_presets_shows_one_and_names_the_nearest(capsys, tmp_path):
     assert main(["hardware"]) == 0
     presets, stacks = capsys.readouterr().out.split("\n\n")
-    assert [line.split()[0] for line in presets.splitlines()] == [*Hardware.presets(), "host"]
+    assert [line.split()[0] for line in presets.splitlines() if line[0] != " "] == [*Hardware.presets(), "host"]
     names = [line.split()[0] for line in stacks.splitlines()[1:]]
     assert names[:2] == ["dgx-h100+maxtext-h100", "dgx-a100+megatron-a100"]
     assert tuple(Hardware.preset(name).stack for name in names) == stack_names()

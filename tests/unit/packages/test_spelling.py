@@ -30,7 +30,7 @@ CALLS = [
     (lambda: MLP((4, 4), Pipeline(1, 1), criterion="mse"), r"MLP takes no criterion=; did you mean loss=\?"),
     (lambda: TensorSharding("dp", reduce_op="sum"), r"TensorSharding takes no reduce_op=; did you mean op=\?"),
     (lambda: Mesh(2, 4), r"the axes of a mesh have names, as in Mesh\(dp=2, tp=4\); got 2, 4"),
-    (lambda: MESH.group(0, ["dp"]), "axes must be a name of 'dp', 'tp', a tuple of them, or None; got a list"),
+    (lambda: MESH.group(0, ["dp"]), "axes must be one of the names 'dp', 'tp', a tuple of names, or None; got a list"),
 ]
 ATTRIBUTES = [
     (MESH, "axis_names", r"a mesh has no 'axis_names'; did you mean mesh\.axes\?"),

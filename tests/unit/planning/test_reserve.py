@@ -60,8 +60,8 @@ def test_the_hardware_says_what_is_reserved_unless_the_memory_or_the_reserve_is_
 
 
 @pytest.mark.parametrize(("reserve", "message"), [
-    ("much", "reserve must be a number of bytes, or a text such as 72GB"), (-1, "reserve must be above 0 bytes"),
-    ("4", "reserve must have a unit, such as 4GB")])
+    ("much", "reserve must be a number of bytes, or a text such as 72GB"), (-1, "reserve must be at least 0 bytes"),
+    ("-1", "reserve must be at least 0 bytes and finite; got '-1'"), ("4", "reserve must have a unit, such as 4GB")])
 def test_a_reserve_that_is_no_amount_is_refused(reserve, message):
     with pytest.raises(ValueError, match=message):
         found(reserve=reserve)

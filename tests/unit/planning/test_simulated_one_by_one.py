@@ -10,8 +10,16 @@ import pytest
 from transformed import padded
 
 from parallelism import ir, models
+from parallelism.execution import placing
+from parallelism.hardware import sized_hardware
 from parallelism.planning import find_plan
+from parallelism.planning.batch_pricing import price_plans
+from parallelism.planning.plan import Task
+from parallelism.planning.space import choices
+from parallelism.planning.trained import TrainedModel
 from parallelism.simulation import simulate
+from parallelism.training.training_run import ADAM_W
+from parallelism.transforms import pipelines
 from vcluster.__main__ import main
 from vcluster.cli.command_line import serve
 
@@ -50,6 +58,29 @@ def test_plans_that_a_program_does_not_allow_are_not_among_them():
     plans = find_plan(recorded(gated), hardware="dgx-h100", devices=2, batch=4, recompute="none")
     refused = [each for reason, each in plans.refused.items() if "no weight of @gated.step is left to be split" in reason]
     assert sum(each.count for each in refused) > 0 and plans.one_by_one == {PROGRAM: len(plans)} and len(plans)
+
+
+def unlike(p, x):
+    with ir.region("encoder"):
+        h = np.tanh(x @ p["a"])
+    with ir.region("decoder"):
+        return np.mean((np.maximum(h @ p["b"], 0.0) @ p["a"]) ** 2)     # the stages share a weight
+
+
+def test_plans_that_are_simulated_one_after_another_are_as_each_alone(monkeypatch):
+    task = Task(TrainedModel.of(recorded(unlike), ADAM_W), 12, sized_hardware("dgx-h100", 4), 4)
+    fixed = {"pp": 2, "tp": [1, 2], "zero": [0, 1], "microbatch": [1, 2, 3], "schedule": "1f1b"}
+    cut, calls = pipelines.partition, []
+    monkeypatch.setattr(pipelines, "partition", lambda *given, **more: calls.append(given[1]) or cut(*given, **more))
+    monkeypatch.setattr("parallelism.side_by_side.copies", lambda: 0)
+    possible = choices(task.model, 4, 12, fixed)
+    priced = price_plans(task, possible, np.full(len(possible), np.inf), lambda *_: None)
+    assert priced.one_by_one == {PROGRAM: 9} and calls == [2, 2]      # with tensor parallelism and without
+    placing._placed.cache_clear()
+    for row in (3, 8):
+        trace = task.simulate(priced.possible.settings(row), link_sharing=False)
+        assert (priced.seconds[row], priced.peaks[row]) == (trace.makespan_seconds, max(trace.peaks().values()))
+    assert calls == [2] * 4
 
 
 def recorded(function):

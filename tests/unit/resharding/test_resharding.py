@@ -18,6 +18,7 @@ from paths import DATA
 from plan_runs import play
 
 from parallelism import Mesh, ReshardingPlan, TensorSharding, plan_resharding
+from parallelism.resharding.search import _of_form
 
 T = TensorSharding
 MANY = int(os.environ.get("VCLUSTER_RESHARDINGS", "1500"))
@@ -544,3 +545,15 @@ def test_what_does_not_fit_is_refused(arguments, words):
         plan_resharding(source, target, shape, dtype, Mesh(x=2))
     with pytest.raises(TypeError, match="the target of a resharding must be a TensorSharding, got 'x'"):
         plan_resharding(T("x"), "x", (4,), np.float64, Mesh(x=2))
+
+
+def test_tensors_whose_extents_all_devices_divide_share_one_search():
+    mesh, source, target = Mesh(x=2, y=3), TensorSharding("x", "y", None), TensorSharding(None, "x", "y")
+    _of_form.cache_clear()
+    shapes = (6, 6, 6), (12, 30, 6), (12, 30, 7)
+    small, large, uneven = (plan_resharding(source, target, shape, "f8", mesh) for shape in shapes)
+    assert _of_form.cache_info().misses == 2      # that of 7 is another
+    assert [(step.kind, step.before, step.after) for step in small.steps] == [
+        (step.kind, step.before, step.after) for step in large.steps]
+    assert [10 * nbytes for nbytes in small.bytes_received] == list(large.bytes_received)
+    assert sum(uneven.bytes_received) > sum(large.bytes_received)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from textwrap import wrap
 
@@ -34,8 +35,21 @@ def serving_text(
         lines += [*_parts(shown[0]), *_memory(shown[0], plans), *_prefill(shown[0]), ""]
     lines += [*_front(plans), *_left_out(plans), ""]
     if plans.plans:
-        lines += ["The first again:", f"  {commands[plans.plans[0]]}", ""]
+        lines += ["The first again:", *_continued(commands[plans.plans[0]]), ""]
     return "\n".join([*lines, f"{plans.elapsed_seconds:.1f} s"])
+
+
+def _continued(command: str) -> list[str]:
+    """A command over lines that a shell reads as one: each but the last ends in a backslash, and none in an option."""
+    first, *options = re.split(r" (?=--)", command)
+    lines = [f"  {first}"]
+    for option in options:
+        if len(lines[-1]) + len(option) + 3 <= WIDTH:
+            lines[-1] += f" {option}"
+        else:
+            lines[-1] += " \\"
+            lines.append(f"      {option}")
+    return lines
 
 
 def _asked(name: str, plans: ServingPlans) -> list[str]:
