@@ -115,7 +115,7 @@ def _multi_head(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     q, k, v = _queries_keys_values(node, query, key, value, heads)
     if bias is not None:
         first, second = q.shape[2] * q.shape[3], k.shape[2] * k.shape[3]
-        terms = np.split(recorded(whole(bias)), [first, first + second])
+        terms: Any = np.split(recorded(whole(bias)), [first, first + second])
         q, k, v = (part + term.reshape(part.shape[2:]) for part, term in zip((q, k, v), terms, strict=True))
     if past_key is not None:
         k, v = _behind(recorded(whole(past_key)), k), _behind(recorded(whole(past_value)), v)
