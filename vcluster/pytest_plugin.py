@@ -238,7 +238,7 @@ def device(request: pytest.FixtureRequest) -> DeviceToCome:
 
 @pytest.fixture
 def virtual_device(request: pytest.FixtureRequest) -> DeviceToCome:
-    """The same as ``device``."""
+    """The fixture ``device`` under another name."""
     return _device(request)
 
 

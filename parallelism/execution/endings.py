@@ -151,7 +151,7 @@ Ending = SumGradients | SumLoss | AddUp | ExchangeShared | WaitForLoss | Update
 
 @dataclass(frozen=True)
 class Endings:
-    """What the devices of a pipeline do after their last actions."""
+    """The work that the devices of a pipeline do after their last actions."""
 
     stages: Sequence[StageFunctions]
     placement: Sequence[int]
@@ -164,7 +164,7 @@ class Endings:
     """Whether collectives overlap."""
 
     def at(self, position: int, replicas: tuple[str, ...]) -> tuple[Ending, ...]:
-        """What a device at a position does, in order, with replicas along these axes."""
+        """The endings of a device at a position, in order; the axes ``replicas`` have the replicas."""
         stages = {
             number: stage for number, stage in enumerate(self.stages) if self.placement[number] == position
         }
@@ -207,7 +207,7 @@ class Endings:
 
     @cached_property
     def exchanges(self) -> list[ExchangeShared]:
-        """Those of all positions, in one order for all."""
+        """The sums over positions of the gradients of shared weights.  All positions run them in this order."""
         positions: dict[str, tuple[int, ...]] = {}
         for name, holders in self.holders.items():
             at = tuple(sorted({self.placement[number] for number in holders}))

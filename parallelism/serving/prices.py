@@ -50,7 +50,7 @@ Signature = tuple[Any, ...]
 
 
 def signature(spec: TransformerSpec, layer: int) -> Signature:
-    """What kind a block is of."""
+    """A key for the kind of a block: blocks with equal keys cost the same."""
     has_experts = spec.experts is not None and spec.experts.at(layer)
     return spec.window_of(layer), has_experts, spec.is_rotated(layer)
 

@@ -319,7 +319,7 @@ class Search:
         return sorted({each for each in BATCHES if each < most} | {most})
 
     def fit(self, layout: Layout) -> Fit:
-        """What of the memory is left for the cache under a layout."""
+        """The memory that a layout leaves for the cache."""
         return self._fit(layout._replace(replicas=1))
 
     @memoized

@@ -54,7 +54,7 @@ def numbers_of(placement: Placement, settings: EngineSettings, work: Work) -> di
 
 @dataclass(frozen=True)
 class Share:
-    """What a device gets for a step."""
+    """A device's share of the inputs of a step."""
 
     numbers: tuple[Numbers, ...]
     """For each work."""
@@ -228,7 +228,7 @@ class ServedModel(Operation):
         return self.run(device, share, state)
 
     def run(self, device: Device, share: Share, state: dict[str, list[Any]]) -> list[Any]:
-        """`__call__` with the weights and the cache in ``state``."""
+        """Compute a step, as `__call__` does, with the weights and the cache in ``state``."""
         stage, place = self.placement.place(device.rank)
         axis: Any = self.placement.pipeline
         logits, sent = [], []
@@ -291,7 +291,7 @@ class SimulatedStep:
 
     @property
     def mesh(self) -> Mesh:
-        """That of the model."""
+        """The mesh of the model."""
         return self.served.mesh
 
     def templates(self, price: Any = None) -> Templates:

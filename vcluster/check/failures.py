@@ -21,7 +21,7 @@ LOOP = "a loop that never ends: what it counts does not change"
 
 
 class Finding(NamedTuple):
-    """What is wrong, and why."""
+    """A mistake that a check found, and its likely reason."""
 
     sentence: str
     details: tuple[str, ...] = ()

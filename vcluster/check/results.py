@@ -37,7 +37,7 @@ def first_of(mistakes: Iterable[Callable[[Found], str]], found: Found) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Results:
-    """What the ranks return, beside what they should."""
+    """The results of the ranks beside those that are right."""
 
     case: Case
     outputs: Sequence[Any]

@@ -89,9 +89,10 @@ def _in_words(groups: Sequence[Sequence[int]]) -> str:
 
 
 def inputs_of(program: Partitioned, arrays: dict[str, Any] | None, seed: int) -> Any:
-    """Whole arrays by name, or those of each rank where the module says no layouts; without ``arrays`` random ones.
+    """The inputs of a run: whole arrays by name, or a list for each rank where the module has no layouts.
 
-    Of ``arrays`` that have a name such as ``x.3``, the last part is the rank; others are those of every rank.
+    The array ``x.3`` is the input ``x`` of rank 3; an array ``x`` is that of every rank without one of its own.  With
+    ``arrays=None`` the inputs are random.
     """
     function = program.programs.function
     if program.takes_whole:

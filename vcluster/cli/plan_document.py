@@ -46,7 +46,7 @@ MOST_ROWS = 20_000
 
 @dataclass(frozen=True)
 class Asked:
-    """What was asked for."""
+    """The question that a document of plans answers."""
 
     program: str
     name: str
@@ -383,7 +383,7 @@ def why_not_text(each: Mapping[str, Any], first: Mapping[str, Any]) -> str:
 
 
 def account(plan: Mapping[str, Any]) -> Account:
-    """What is told of a plan."""
+    """One plan in a document."""
     return Account(*(plan[name] for name in Account._fields))
 
 

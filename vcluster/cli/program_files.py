@@ -258,7 +258,7 @@ def _trained(arguments: argparse.Namespace, program: ir.Function | Step) -> ir.F
 
 
 def held(arguments: argparse.Namespace, program: ir.Function) -> ir.Function:
-    """The loss, of which the weights that ``--frozen`` names are not trained."""
+    """The loss ``program`` with the weights that ``--frozen`` names marked as not trained."""
     names = [name.strip() for name in (arguments.frozen or "").split(",") if name.strip()]
     frozen_loss: ir.Function = right(frozen, program, names)
     return frozen_loss

@@ -99,7 +99,7 @@ def _rounded(value: Any) -> Any:
 
 @dataclass
 class Budget:
-    """So many seconds in all, from now on."""
+    """A limit of time: so many seconds in all, from now on."""
 
     seconds: float
     now: Callable[[], float] = monotonic
