@@ -110,14 +110,16 @@ class ExchangeShared(NamedTuple):
     def run(self, end: StepEnd) -> None:
         """Replaces the sums by those over all positions."""
         mine = np.concatenate([end.sums[name].ravel() for name in self.names])
-        parts = [
-            mine if other == end.position else end.exchanged(mine, self.names, other, self.tag)
-            for other in self.positions
-        ]
-        total, start = reduce(np.add, parts), 0
+        parts = []
+        for other in self.positions:
+            is_own = other == end.position
+            parts.append(mine if is_own else end.exchanged(mine, self.names, other, self.tag))
+        total = reduce(np.add, parts)
+        start = 0
         for name in self.names:
-            stop = start + end.sums[name].size
-            end.sums[name], start = total[start:stop].reshape(end.sums[name].shape), stop
+            own = end.sums[name]
+            end.sums[name] = total[start : start + own.size].reshape(own.shape)
+            start += own.size
 
 
 class WaitForLoss(NamedTuple):

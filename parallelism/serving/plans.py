@@ -374,9 +374,9 @@ class ServingPlans:
             if name not in SETTINGS:
                 raise ValueError(f"the settings of a plan are {', '.join(SETTINGS)}, got {name!r}")
         words = " ".join(f"{name}={value}" for name, value in wanted.items())
-        having = [
-            plan for plan in self.rows if all(getattr(plan, name) == value for name, value in wanted.items())
-        ]
+        having = list(self.rows)
+        for name, value in wanted.items():
+            having = [plan for plan in having if getattr(plan, name) == value]
         if not having:
             return f"{words}: {self._refusal(wanted)}"
         within = sorted((plan for plan in having if self.task.meets(plan)), key=_by_speed)

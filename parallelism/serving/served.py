@@ -268,12 +268,11 @@ class ServedModel(Operation):
     def _empty(self, device: Device, stage: int, place: int, numbers: Numbers) -> list[Any]:
         """The cache of a device, in which nothing is written yet."""
         arrays = array_maker(device)
-        types = [
-            value.type
-            for value in self.program(stage, place, numbers).function.inputs
-            if _category(value) == CACHE
-        ]
-        return [arrays.full([int(each) for each in type.shape], 0, type.dtype) for type in types]
+        empty = []
+        for value in self.program(stage, place, numbers).function.inputs:
+            if _category(value) == CACHE:
+                empty.append(arrays.full(list(map(int, value.type.shape)), 0, value.type.dtype))
+        return empty
 
     # -- simulation ----------------------------------------------------------------------------------------------------
 
@@ -356,7 +355,7 @@ def _arrays(
         "at.ends": np.zeros((replicas, tokens), np.int64),
         "at.picked": np.zeros((replicas, numbers[PICKED]), np.int64),
     }
-    widths = {kind: numbers[TABLE] if kind == "full" else settings.ring_pages(spec) for kind in kinds}
+    widths = {"full": numbers[TABLE], "window": settings.ring_pages(spec)}
     for kind in kinds:
         arrays[f"at.{kind}_table"] = np.zeros((replicas, tokens, widths[kind]), np.int64)
     for replica, rows in enumerate(work.rows):

@@ -28,7 +28,6 @@ from parallelism.transforms import (
     SGD,
     Adam,
     AdamW,
-    Pipeline,
     Step,
     Strategy,
     WholeWeights,
@@ -299,12 +298,8 @@ def trained_run(arguments: argparse.Namespace) -> TrainingRun:
         raise WrongWords(f"--size must give a value for {name}, as {name}=64")
     program, sizes = program_in(arguments.file, sizes)
     loss = held(arguments, right(loss_of_rows, _function(program, "--optimizer"), name, sizes))
-    inside = [
-        replace(each, batch=ROWS) if isinstance(each, Pipeline) else each for each in strategy.transforms
-    ]
-    run: TrainingRun = right(
-        TrainingRun, loss, rows, Strategy(*inside), mesh, optimizer_of(arguments.optimizer)
-    )
+    inside = strategy.with_pipeline(batch=ROWS)
+    run: TrainingRun = right(TrainingRun, loss, rows, inside, mesh, optimizer_of(arguments.optimizer))
     with weights_told_once():
         step = right(lambda: run.step)
     tell_whole(run.strategy, step)
