@@ -97,12 +97,13 @@ def inputs_of(program: Partitioned, arrays: dict[str, Any] | None, seed: int) ->
     function = program.programs.function
     if program.takes_whole:
         return drawn(function, seed) if arrays is None else arrays
-    if arrays is None:
-        size = program.mesh.size
-        return [list(drawn(function, seed * size + rank).values()) for rank in range(size)]
-    return [
-        [_given(arrays, value.name, rank) for value in function.inputs] for rank in range(program.mesh.size)
-    ]
+    size, by_rank = program.mesh.size, []
+    for rank in range(size):
+        if arrays is None:
+            by_rank.append([*drawn(function, seed * size + rank).values()])
+        else:
+            by_rank.append([_given(arrays, value.name, rank) for value in function.inputs])
+    return by_rank
 
 
 def _given(arrays: dict[str, Any], name: str, rank: int) -> Any:

@@ -480,9 +480,8 @@ def arrays_in(path: Path, function: ir.Function) -> dict[str, NDArray[Any]]:
             f"--inputs: {path} cannot be read: it is not an .npz file of numpy.savez ({error})"
         ) from None
     types = {value.name: value.type.dtype for value in function.inputs}
-    return {  # NumPy saves narrow floats as bytes
-        name: array.view(types[name])
-        if array.dtype.kind == "V" and is_narrow(types.get(name, array.dtype))
-        else array
-        for name, array in found.items()
-    }
+    for name, array in found.items():
+        dtype = types.get(name, array.dtype)
+        if array.dtype.kind == "V" and is_narrow(dtype):  # NumPy saves narrow floats as bytes
+            found[name] = array.view(dtype)
+    return found
