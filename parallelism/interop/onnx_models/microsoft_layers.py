@@ -114,11 +114,9 @@ def _multi_head(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     heads = node.get("num_heads")
     q, k, v = _queries_keys_values(node, query, key, value, heads)
     if bias is not None:
-        width = recorded(whole(bias)).shape[0]
-        own = width // 3 if value is None else recorded(whole(value)).shape[-1]
-        terms: list[Any] = np.split(recorded(whole(bias)), [(width - own) // 2, width - own])
-        terms = [term.reshape((heads, term.shape[0] // heads)) for term in terms]
-        q, k, v = q + terms[0], k + terms[1], v + terms[2]
+        first, second = q.shape[2] * q.shape[3], k.shape[2] * k.shape[3]
+        terms: Any = np.split(recorded(whole(bias)), [first, first + second])
+        q, k, v = (part + term.reshape(part.shape[2:]) for part, term in zip((q, k, v), terms, strict=True))
     if past_key is not None:
         k, v = _behind(recorded(whole(past_key)), k), _behind(recorded(whole(past_value)), v)
     result = _attended(node, q, k, v, mask, added, node.get("unidirectional", 0))
