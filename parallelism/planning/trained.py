@@ -107,9 +107,8 @@ class TrainedModel:
         elif precision.dtype != dtype.name:
             raise ValueError(f"{precision} is for a model in {precision.dtype}, got one in {dtype}")
         (rows,) = symbols(BATCH)
-        attends = [spec.has("attention", i) and not spec.is_linear(i) for i in range(spec.layers)]
-        layers = 1 + attends.index(True) if True in attends else 1
-        regions = frozenset(replace(wide, layers=layers).function(rows).regions)
+        attending = (i for i in range(spec.layers) if spec.has("attention", i) and not spec.is_linear(i))
+        regions = frozenset(replace(wide, layers=1 + next(attending, 0)).function(rows).regions)
         return cls(
             wide,
             regions,

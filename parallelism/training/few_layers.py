@@ -21,7 +21,7 @@ from parallelism.simulation.layered_step import POSITIONS, LayeredStep, Whole
 from parallelism.simulation.operations import PipelinedStep, SimulatedOperation, simulated_operation
 from parallelism.training.stage_layers import begins_of, counts_of
 from parallelism.training.training_run import TrainingRun
-from parallelism.transforms import MixedPrecision, Overlap, Strategy, Zero
+from parallelism.transforms import MixedPrecision, Overlap, Zero
 from parallelism.transforms.strategy import Transform
 
 FEW: tuple[int, ...] = (3, 4, 5)
@@ -135,12 +135,12 @@ def _with_chunks(run: TrainingRun, chunks: int) -> TrainingRun:
     positions = min(POSITIONS, run.mesh.shape[pipeline.axis])
     counts = [len(of_stages.first), *[len(of_stages.between)] * (positions * chunks - 2), len(of_stages.last)]
     microbatches = 2 * positions
-    cut = replace(pipeline, chunks=chunks, microbatches=microbatches, begin=begins_of(counts))
+    cut = {"chunks": chunks, "microbatches": microbatches, "begin": begins_of(counts)}
     small = replace(
         run,
         model=replace(model, layers=sum(counts)),
         batch=run.batch // pipeline.microbatches * microbatches,
-        strategy=Strategy(*(cut if each is pipeline else each for each in run.strategy.transforms)),
+        strategy=run.strategy.with_pipeline(**cut),
         mesh=Mesh(**{**run.mesh.shape, pipeline.axis: positions}),
     )
     if _kinds_of_stages(small) != of_stages:

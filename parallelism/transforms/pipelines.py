@@ -365,7 +365,7 @@ class Step:
 
     @cached_property
     def again(self) -> RunAgain | None:
-        """What the backwards compute once more."""
+        """The parts of the forward that backwards run again; None without recomputation."""
         paths, kept = list[str](), list[str]()
         for recompute in self.recompute:
             again = recompute.of(self.parts.forward)

@@ -52,7 +52,8 @@ def microbatched(function: Function, batch: str = "B") -> Function:
         if _adds(op) and not sums.isdisjoint(inputs):
             for value in {*inputs} - sums - zeros:
                 weighted = _weighted(value, batch, op.region, names)
-                inputs = tuple(weighted[-1].outputs[0] if each == value else each for each in inputs)
+                share = {value: weighted[-1].outputs[0]}
+                inputs = tuple(share.get(each, each) for each in inputs)
                 ops += weighted
         part = _of_rows(op, batch)
         ops.append(part if inputs == op.inputs else replace(part, inputs=inputs))
@@ -121,10 +122,11 @@ def _of_rows(op: Op, batch: str) -> Op:
     whole: dict[str, Extent] = {batch: symbol(f"{batch}_whole")}
     first: dict[str, Extent] = {batch: symbol(f"{batch}_first")}
     if "starts" in given:
-        given["starts"] = tuple(
-            start + (specialized(extent, first) if batch in names_in(extent) else 0)
-            for start, extent in zip(given["starts"], op.outputs[0].type.shape, strict=True)
-        )
+        starts = list(given["starts"])
+        for dim, extent in enumerate(op.outputs[0].type.shape):
+            if batch in names_in(extent):
+                starts[dim] += specialized(extent, first)
+        given["starts"] = tuple(starts)
     for name in given.keys() & {"value", "rows", "whole"}:
         given[name] = _with(given[name], whole)
     return replace(op, attributes=tuple(given.items()))
