@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import inf
+from typing import Any
 
 from parallelism.models.expert_layers import Experts
 from parallelism.models.hugging_face.config import Config
@@ -74,7 +75,8 @@ def _mamba_biases(config: Config) -> tuple[str, ...]:
 
 def mamba(config: Config, names: Mapping[str, str]) -> LinearAttention:
     """Mamba-2 in all layers, by the fields of these names."""
-    return LinearAttention(**{figure: config.whole(name) for figure, name in names.items()})
+    figures: dict[str, Any] = {figure: config.whole(name) for figure, name in names.items()}
+    return LinearAttention(**figures)
 
 
 def _least_step(config: Config) -> float:
@@ -149,12 +151,11 @@ def _kinds_of_nemotron(config: Config) -> Sequence[str]:
 
 
 def _nemotron_experts(config: Config, layers: tuple[bool, ...]) -> Experts:
-    shared = config.whole("moe_shared_expert_intermediate_size")
-    chosen = {"count": config.whole("n_routed_experts"), "chosen": config.whole("num_experts_per_tok")}
     return Experts(
-        **chosen,
+        count=config.whole("n_routed_experts"),
+        chosen=config.whole("num_experts_per_tok"),
         width=config.whole("moe_intermediate_size"),
-        shared_width=shared,
+        shared_width=config.whole("moe_shared_expert_intermediate_size"),
         layers=layers,
         scale=config.number("routed_scaling_factor"),
         **balanced_router(config),
