@@ -15,6 +15,7 @@ from parallelism.dtypes import as_dtype
 from parallelism.hardware import Software
 from parallelism.mesh import Mesh
 from parallelism.models import TransformerSpec
+from parallelism.models.figures import kind_of_layer
 from parallelism.simulation.equal_layers import UnequalLayers
 from parallelism.simulation.layered_step import POSITIONS, LayeredStep, Whole
 from parallelism.simulation.operations import PipelinedStep, SimulatedOperation, simulated_operation
@@ -173,10 +174,7 @@ def _kinds_of_stages(run: TrainingRun) -> _Stages | None:
 
 def _kinds_of_layers(spec: TransformerSpec) -> _Kinds:
     """The kinds of all layers."""
-    return tuple(
-        (spec.window_of(layer), spec.is_rotated(layer), bool(spec.experts and spec.experts.at(layer)))
-        for layer in range(spec.layers)
-    )
+    return tuple(kind_of_layer(spec, layer) for layer in range(spec.layers))
 
 
 def _is_deep(run: TrainingRun) -> bool:

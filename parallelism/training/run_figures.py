@@ -32,7 +32,7 @@ _PRODUCTS = frozenset(
             "context_attention",
             "context_attention_gradient",
         ),
-        *("attention_block", "attention_block_gradient"),
+        *("attention_block", "attention_block_gradient", "linear_attention", "linear_attention_gradient"),
     }
 )
 
