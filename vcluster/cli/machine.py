@@ -116,10 +116,8 @@ def container_limits(root: Path = Path("/")) -> Container:
     cores = []
     for directory in cpu:
         quota, _, period = _read(directory / "cpu.max").partition(" ")
-        quota, period = (
-            quota or _read(directory / "cpu.cfs_quota_us"),
-            period or _read(directory / "cpu.cfs_period_us"),
-        )
+        quota = quota or _read(directory / "cpu.cfs_quota_us")
+        period = period or _read(directory / "cpu.cfs_period_us")
         if quota.isdigit() and period.isdigit() and int(quota) and int(period):
             cores.append(int(quota) / int(period))
     return Container(

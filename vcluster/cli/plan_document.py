@@ -106,8 +106,9 @@ def document_of(
         *(partial(_of_front, asked, plan) for plan in plans.front),
     ]
     described = first_come(works, told=partial(told, "parts of the best plans"))
-    rows, front = described[: len(best)], [each for each in described[len(best) :] if isinstance(each, dict)]
-    outside = [each for each in described if isinstance(each, str) and each]
+    end_of_rows, begin_of_front = len(best), len(works) - len(plans.front)
+    rows, front = described[:end_of_rows], described[begin_of_front:]
+    outside = list(filter(None, described[end_of_rows:begin_of_front]))
     order = sorted(range(len(best)), key=lambda place: float(rows[place]["seconds"]))
     rows, best = [rows[place] for place in order], tuple(best[place] for place in order)
     asked_why_not = questions.items() if rows else ()

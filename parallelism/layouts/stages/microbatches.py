@@ -67,27 +67,19 @@ def _adds(op: Op) -> bool:
 def _weighted(value: Value, batch: str, region: str | None, names: set[str]) -> list[Op]:
     """The ops that multiply a value by the part of all rows that a microbatch has."""
     exact, own = TensorType(np.float64, ()), TensorType(value.type.dtype, ())
-    rows, whole, share, narrow, made = (
-        Value(free_name(f"{value.name}.{name}", names), type)
-        for name, type in (
-            ("rows", exact),
-            ("whole", exact),
-            ("part", exact),
-            ("share", own),
-            ("weighted", value.type),
-        )
-    )
+
+    def new(name: str, type: TensorType) -> Value:
+        return Value(free_name(f"{value.name}.{name}", names), type)
+
+    def constant(made: Value, name: str) -> Op:
+        attributes = (("dtype", exact.dtype), ("shape", ()), ("value", symbol(name)))
+        return Op("constant", (), attributes, (made,), region)
+
+    rows, whole, share = new("rows", exact), new("whole", exact), new("part", exact)
+    narrow, made = new("share", own), new("weighted", value.type)
     return [
-        *(
-            Op(
-                "constant",
-                (),
-                (("dtype", exact.dtype), ("shape", ()), ("value", symbol(name))),
-                (each,),
-                region,
-            )
-            for each, name in ((rows, batch), (whole, f"{batch}_whole"))
-        ),
+        constant(rows, batch),
+        constant(whole, f"{batch}_whole"),
         Op("divide", (rows, whole), (), (share,), region),
         Op("convert", (share,), (("dtype", own.dtype),), (narrow,), region),
         Op("multiply", (value, narrow), (), (made,), region),
