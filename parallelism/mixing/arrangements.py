@@ -16,7 +16,7 @@ from parallelism.planning.plan import Task
 from parallelism.planning.settings import split_text
 from parallelism.planning.trained import BATCH
 from parallelism.simulation.operations import SimulatedOperation
-from parallelism.training.stage_layers import begins_of, runs_of
+from parallelism.training.stage_layers import runs_of
 from parallelism.transforms import Pipeline
 
 
@@ -29,7 +29,7 @@ class Stages:
 
     def pipeline(self, task: Task, settings: Mapping[str, Any]) -> Pipeline:
         """The stages and their schedule."""
-        begin = begins_of(self.counts, task.model.prefix)
+        begin = task.model.begin_of(self.counts)
         return Pipeline("pp", task.microbatches(settings), SCHEDULE, 1, begin, BATCH)
 
     def operation(self, task: Task, settings: Mapping[str, Any]) -> SimulatedOperation:

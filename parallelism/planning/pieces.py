@@ -34,6 +34,7 @@ from parallelism.ir.passes.fusion import space_of
 from parallelism.ir.passes.joined_calls import joined
 from parallelism.layouts import Devices, Localized, localize
 from parallelism.layouts.stages.laid_out_stages import laid_out_stages
+from parallelism.planning.layer_blocks import EACH_LAYER, LayerBlocks
 from parallelism.planning.symbolic_events import (
     COLLECTIVE,
     MESSAGE,
@@ -48,7 +49,7 @@ from parallelism.planning.symbolic_stages import (
     Section,
     Split,
     SymbolicStage,
-    block_of,
+    layer_in,
     nbytes_of,
     splits_of,
 )
@@ -71,6 +72,7 @@ class StepPieces:
     overlapping: bool = False
     known: dict[Any, SymbolicStage] = field(default_factory=dict)
     """The different stages, also those of other pieces, by what they are made of."""
+    layer_blocks: LayerBlocks = EACH_LAYER
 
     @property
     def made_of(self) -> Any:
@@ -103,6 +105,7 @@ class StepPieces:
                 fused=self.fused,
                 overlapping=self.overlapping,
             )
+            stage.layer_blocks = self.layer_blocks
             sums = tuple(map(self.sums.get, functions.trained))
             found.append(self.known.setdefault((functions, sums, tuple(self.inside.items())), stage))
         return found
@@ -155,6 +158,7 @@ class Updates:
     inside: Inside
     replicas: Inside
     fused: bool | str = False
+    layer_blocks: LayerBlocks = EACH_LAYER
 
     @cached_property
     def devices(self) -> Inside:
@@ -283,7 +287,10 @@ class Updates:
     @cached_property
     def blocks(self) -> list[int | None]:
         """By op of the program, the block of the one parameter that needs it; None for what several need."""
-        block_of_bits = {bit: block_of(name) for name, bit in self._needed_by.bits.items()}
+        layers = {bit: layer_in(name) for name, bit in self._needed_by.bits.items()}
+        block_of_bits = {
+            bit: self.layer_blocks.block_of(layer) for bit, layer in layers.items() if layer is not None
+        }
         return [block_of_bits.get(bits) for bits in self._needed_by.ops]
 
     def needed(self, names: Iterable[str]) -> list[bool]:
@@ -312,31 +319,33 @@ class EndPieces:
     stages: Sequence[SymbolicStage]
     """Of a step whose stages are laid out on the same axes inside."""
     first: Sequence[int]
-    """The number of the first block of each."""
+    """The number of the first layer of each, from those that all stages of updates begin with."""
     replicas: Inside
     """As of the updates."""
+    each: int = 1
+    """The layers of a block."""
 
     @cached_property
     def layouts(self) -> tuple[tuple[str, Any], ...]:
-        """The layouts of the parameters of each stage, as if all began with block 0."""
+        """The layouts of the parameters of each stage, as if all began with layer 0."""
         found = {
             numbered(value.name, -first): value.layout
             for stage, first in zip(self.stages, self.first, strict=True)
             for value in stage.functions.forward.inputs
             if value.layout is not None
         }
-        return _with_second_blocks(found)
+        return _with_second_blocks(found, self.each)
 
     @property
     def pending(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
-        """The axes over which gradients are summed once, as if all stages began with block 0."""
+        """The axes over which gradients are summed once, as if all stages began with layer 0."""
         found = {
             numbered(name, -first): self._endings.pending[name]
             for stage, first in zip(self.stages, self.first, strict=True)
             for name in stage.functions.trained
             if name in self._endings.pending
         }
-        return _with_second_blocks(found)
+        return _with_second_blocks(found, self.each)
 
     def sections(self, updates: Updates, labels: Sequence[tuple[int, int]]) -> Iterator[Section]:
         """For each stage the bytes that are held, under ``(label, "held")``, of data for one row of a replica; and the
@@ -359,7 +368,10 @@ class EndPieces:
             ends = self._endings.at(position, tuple(self.replicas))
             yield ((place, blocks), "end"), [*self._events_at_end(position, ends, updates)]
             if blocks == 1:
-                yield ((place, 2), "end"), [*self._events_at_end(position, _of_two_blocks(ends), updates)]
+                yield (
+                    ((place, 2), "end"),
+                    [*self._events_at_end(position, _of_two_blocks(ends, self.each), updates)],
+                )
 
     @cached_property
     def _endings(self) -> Endings:
@@ -389,7 +401,7 @@ class EndPieces:
 
 
 def numbered(name: str, more: int) -> str:
-    """The name of a parameter with the number of its block, if it has one, changed by ``more``."""
+    """The name of a parameter with the number of its layer, if it has one, changed by ``more``."""
     words = name.split(".")
     for number, each in enumerate(words):
         if each.isdecimal():
@@ -397,17 +409,18 @@ def numbered(name: str, more: int) -> str:
     return name
 
 
-def _of_two_blocks(ends: Sequence[Ending]) -> list[Ending]:
-    """The end of a stage of two blocks, from that of one: the update is that of both."""
+def _of_two_blocks(ends: Sequence[Ending], each: int) -> list[Ending]:
+    """The end of a stage of two blocks of ``each`` layers, from that of one: the update is that of both."""
     *others, update = ends
     assert isinstance(update, Update)
-    names = dict.fromkeys([*update.names, *(numbered(name, 1) for name in update.names)])
+    names = dict.fromkeys([*update.names, *(numbered(name, each) for name in update.names)])
     return [*others, Update(tuple(names))]
 
 
-def _with_second_blocks(found: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
-    """What is told by the names of parameters, also for those of a second block, which are as those of the first."""
-    more = {numbered(name, 1): each for name, each in found.items()}
+def _with_second_blocks(found: Mapping[str, Any], each: int) -> tuple[tuple[str, Any], ...]:
+    """What is told by the names of parameters, also for those of a second block of ``each`` layers, which are as those of the
+    first."""
+    more = {numbered(name, each): told for name, told in found.items()}
     return tuple(sorted((more | dict(found)).items()))
 
 

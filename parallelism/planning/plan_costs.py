@@ -17,6 +17,7 @@ from parallelism.memoized import memoized
 from parallelism.models import TransformerSpec
 from parallelism.planning.dealing import EXPERTS_OVER, axes_beside_experts, split_of_sequences
 from parallelism.planning.event_prices import EventPrices, MeshOnHardware
+from parallelism.planning.layer_blocks import MOST_OTHERS
 from parallelism.planning.orders import (
     FIRST,
     KINDS,
@@ -42,12 +43,9 @@ from parallelism.training.sequence_split import SequenceSplit
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-
 _HELD_BY = itemgetter("dp", "instances", "cp", "ep", "tp", "sp", "zero", "experts_over")
 _ACTIONS_BY = itemgetter("tp", "sp", "cp", "ep", "recompute", "microbatch")
 _LAYOUT_BY = itemgetter("pp", "dp", "instances", "cp", "ep", "tp", "order", "experts_over")
-MOST_OTHERS = 8
-"""So many blocks at the beginning of a model may be like no others; they are laid out one by one."""
 
 
 class Ends(NamedTuple):

@@ -28,6 +28,7 @@ from parallelism.layouts.localization.local_program import moves_of
 from parallelism.layouts.stages import Part
 from parallelism.memoized import memoized
 from parallelism.pipelining.actions import BEFORE
+from parallelism.planning.layer_blocks import EACH_LAYER, LayerBlocks
 from parallelism.planning.symbolic_events import (
     LEFT,
     MEMORY,
@@ -60,6 +61,7 @@ class SymbolicStage(StagePrograms):
 
     laid: SymbolicStage | None = None
     """The stage of several microbatches, whose layouts are those of this one; None: this is it."""
+    layer_blocks = EACH_LAYER
 
     @cached_property
     def devices(self) -> Devices | None:
@@ -157,7 +159,7 @@ class SymbolicStage(StagePrograms):
             return self.laid._events(kind, last=last)
         received = nbytes_of(self.message(kind, ANY, last=last))
         held = [Event(EventKind(MEMORY, ACTIVATIONS), [received])] if received else []
-        events = [*held, *events_of_blocks(self.program(kind, ANY).steps, self.devices)]
+        events = [*held, *events_of_blocks(self.program(kind, ANY).steps, self.devices, self.layer_blocks)]
         events += [Event(EventKind(LEFT, category), []) for category, _ in self.left(kind, ANY)]
         return [*events, Event(EventKind(MEMORY, ACTIVATIONS), [-received])] if received else events
 
@@ -172,7 +174,9 @@ class SymbolicStage(StagePrograms):
 
 
 def events_of_blocks(
-    steps: Sequence[ProgramStep | StartStep | WaitStep], devices: Devices | None
+    steps: Sequence[ProgramStep | StartStep | WaitStep],
+    devices: Devices | None,
+    layer_blocks: LayerBlocks = EACH_LAYER,
 ) -> list[Event]:
     """The events of an action.  A block ends with its last product, and the next one begins behind that.
 
@@ -185,7 +189,8 @@ def events_of_blocks(
     next_end: int | None = None
     later_ends, met = set[int](), set[int]()
     for step, events in reversed([*zip(steps, events_by_step(steps, devices), strict=True)]):
-        own = own_block(step)
+        layer = own_layer(step)
+        own = None if layer is None else layer_blocks.block_of(layer)
         if own is not None and own not in later_ends and has_product(step):
             later_ends.add(own)
             next_end = own
@@ -204,15 +209,15 @@ def has_product(step: ProgramStep | StartStep | WaitStep) -> bool:
     )
 
 
-def own_block(step: ProgramStep | StartStep | WaitStep) -> int | None:
-    """The block of the op of a step; of a gradient that another action has computed that of the parameter."""
+def own_layer(step: ProgramStep | StartStep | WaitStep) -> int | None:
+    """The layer of the op of a step; of a gradient that another action has computed that of the parameter."""
     if not isinstance(step, ProgramStep):
         return None
-    return block_of(step.op.outputs[0].name if step.op.kind == "accumulate" else step.op.region)
+    return layer_in(step.op.outputs[0].name if step.op.kind == "accumulate" else step.op.region)
 
 
-def block_of(name: str | None) -> int | None:
-    """The number of the block in the name of a parameter or of a region; None for those of no block."""
+def layer_in(name: str | None) -> int | None:
+    """The number of the layer in the name of a parameter or of a region; None for those of no layer."""
     return next((int(each) for each in (name or "").split(".") if each.isdecimal()), None)
 
 

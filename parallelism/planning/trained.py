@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate, cycle, islice, pairwise
 from math import gcd
 from typing import Any
 
@@ -17,6 +18,7 @@ from parallelism.ir.core import checked_dtype
 from parallelism.models import TransformerSpec, transformer
 from parallelism.models.expert_feed_forward import slots_of
 from parallelism.models.figures import kind_of_layer
+from parallelism.planning.layer_blocks import EACH_LAYER, LayerBlocks
 from parallelism.planning.program_blocks import Blocks, with_regions
 from parallelism.training.stage_layers import balanced_ends, begins_of, even, head_layers
 from parallelism.transforms import SGD, Adam, MixedPrecision, train_step
@@ -38,7 +40,7 @@ class TrainedModel:
     prefix: str
     """The region whose numbered parts are the blocks of the model, such as ``block``; empty if there is none."""
     blocks: int
-    """The number of these blocks."""
+    """The number of blocks that stages are made of: these, or groups of them (`layer_blocks`)."""
     split_by_tp: tuple[tuple[str, int], ...]
     """What tensor parallelism splits, and the size that the number of devices must divide."""
     sequence: int | None
@@ -114,7 +116,7 @@ class TrainedModel:
             wide,
             regions,
             "block",
-            spec.layers,
+            _layer_blocks(spec).count(spec.layers),
             _split_by_tp(spec),
             spec.sequence,
             precision,
@@ -164,17 +166,14 @@ class TrainedModel:
         return int(rows)
 
     @cached_property
+    def layer_blocks(self) -> LayerBlocks:
+        """Which layers of a Transformer are a block; each numbered part of a program is one."""
+        return _layer_blocks(self.model) if isinstance(self.model, TransformerSpec) else EACH_LAYER
+
+    @property
     def first_alike(self) -> int:
         """The first block that is like all further ones, counted from 0: of DeepSeek-V3 that behind its dense blocks."""
-        if not isinstance(self.model, TransformerSpec):
-            return 0
-        spec = self.model
-        # Nothing before the first is trained beside adapters: its input has no gradient.
-        kinds = [
-            (spec.lora is not None and layer == 0, *kind_of_layer(spec, layer))
-            for layer in range(spec.layers)
-        ]
-        return max((layer + 1 for layer, kind in enumerate(kinds) if kind != kinds[-1]), default=0)
+        return self.layer_blocks.first
 
     @property
     def dtype(self) -> str:
@@ -223,12 +222,13 @@ class TrainedModel:
             told = f"experts accept {spec.experts.capacity:g} times their even share of rows"
         return f"{told}; {spec.experts.remark}" if spec.experts.remark else told
 
-    def of_layers(self, layers: int) -> TrainedModel | None:
+    def of_blocks(self, blocks: int) -> TrainedModel | None:
         """The same model with another number of blocks; None if it is a program whose blocks are not alike."""
         if isinstance(self.model, Function):
             alike = self.alike
-            return None if alike is None else replace(self, model=alike.of_layers(layers), blocks=layers)
-        return replace(self, model=replace(self.model, layers=layers), blocks=layers)
+            return None if alike is None else replace(self, model=alike.of_layers(blocks), blocks=blocks)
+        layers = self.layer_blocks.layer_of(blocks)
+        return replace(self, model=_with_layers(self.model, layers, self.layer_blocks.each), blocks=blocks)
 
     @cached_property
     def alike(self) -> Blocks | None:
@@ -261,13 +261,20 @@ class TrainedModel:
     @cached_property
     def head(self) -> float:
         """How many blocks the head costs; 0 if it is not known."""
-        return head_layers(self.model) if isinstance(self.model, TransformerSpec) else 0.0
+        if not isinstance(self.model, TransformerSpec):
+            return 0.0
+        return head_layers(self.model) / self.layer_blocks.each
 
     def begin(self, stages: int, *, balanced: bool = False) -> tuple[str, ...]:
-        """The blocks at which stages after the first begin: see `layers_of`; empty if there are no blocks."""
+        """The regions at which stages after the first begin: see `layers_of`; empty if there are no blocks."""
         if stages == 1 or not self.blocks:
             return ()
-        return begins_of(self.layers_of(stages, balanced=balanced), self.prefix)
+        return self.begin_of(self.layers_of(stages, balanced=balanced))
+
+    def begin_of(self, counts: Sequence[int]) -> tuple[str, ...]:
+        """The regions at which stages after the first begin, where the stages have so many blocks."""
+        ends = list(map(self.layer_blocks.layer_of, accumulate(counts)))
+        return begins_of([end - first for first, end in pairwise([0, *ends])], self.prefix)
 
 
 def _check_dtypes(
@@ -294,6 +301,33 @@ def _dealt_experts(function: Function) -> int | None:
     counts = {op["shape"][0] for op in function.ops if op.kind == "dispatch"}
     whole = [count for count in counts if isinstance(count, int)]
     return gcd(*whole) if whole else None
+
+
+def _layer_blocks(spec: TransformerSpec) -> LayerBlocks:
+    """The blocks of a Transformer.  Nothing before the first layer is trained beside adapters: its input has no gradient."""
+    adapted = spec.lora is not None
+    return LayerBlocks.of(
+        [(adapted and layer == 0, *kind_of_layer(spec, layer)) for layer in range(spec.layers)]
+    )
+
+
+def _with_layers(spec: TransformerSpec, layers: int, each: int) -> TransformerSpec:
+    """A spec with so many layers.  Those beyond its own are as its last block of ``each`` layers, again and again."""
+    own = range(spec.layers - each, spec.layers)
+    place = [*range(spec.layers), *islice(cycle(own), max(0, layers - spec.layers))]
+
+    def listed(of: Any, *names: str) -> Any:
+        lists = {name: value for name in names if isinstance(value := getattr(of, name), tuple)}
+        return replace(of, **{name: tuple(value[layer] for layer in place) for name, value in lists.items()})
+
+    parts = {
+        name: listed(part, "layers")
+        for name in ("experts", "linear_attention")
+        if (part := getattr(spec, name)) is not None
+    }
+    longer = listed(spec, "full_attention_every", "unrotated_every", "layer_parts")
+    changed: TransformerSpec = replace(longer, layers=layers, **parts)
+    return changed
 
 
 def _split_by_tp(spec: TransformerSpec) -> tuple[tuple[str, int], ...]:

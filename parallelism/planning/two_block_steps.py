@@ -304,9 +304,10 @@ class TwoBlockSteps:
         replicas = _replicas_of(pattern, replicated=replicated)
         labels = _labels(pattern, 1)
         # What is updated has the blocks of a first stage; those of the others are as the last of them.
-        others = self.model.first_alike
-        first = [0, *(block - others for block in accumulate(self._counts(labels)[:-1]))]
-        ends = EndPieces(stages.stages, first, replicas)
+        blocks = self.model.layer_blocks
+        before = [blocks.layer_of(block) for block in accumulate(self._counts(labels)[:-1])]
+        first = [0, *(layer - blocks.before for layer in before)]
+        ends = EndPieces(stages.stages, first, replicas, blocks.each)
         updated = pattern._replace(in_stages=False, recompute="none")
         step = self._updated_step(updated, replicated=replicated)
         names = {value.name for value in step.parts.parameters}  # scales of earlier steps are among them
@@ -335,7 +336,9 @@ class TwoBlockSteps:
         """The update of two blocks, and of what comes before and after them."""
         step = self._updated_step(pattern, replicated=replicated)
         replicas = _replicas_of(pattern, replicated=replicated)
-        return Updates(step, layouts, pending, self._inside(pattern), replicas, self.fused)
+        return Updates(
+            step, layouts, pending, self._inside(pattern), replicas, self.fused, self.model.layer_blocks
+        )
 
     def _updated_step(self, pattern: Pattern, *, replicated: bool) -> Step:
         """The step of two blocks, and of what comes before and after them, of which `_updates` has the update."""
@@ -383,6 +386,7 @@ class TwoBlockSteps:
             self.fused,
             self.overlapping,
             self._known_stages,
+            self.model.layer_blocks,
         )
         return self._known_pieces.setdefault(pieces.made_of, pieces)
 
@@ -432,26 +436,26 @@ class TwoBlockSteps:
                 **dict(pattern.registered),
             },
         )
-        begin = tuple(f"{self.model.prefix}.{first}" for first in list(accumulate(each))[:-1])
+        begin = self.model.begin_of(each)
         return Step(self._program(sum(each), tuple(parts)), Pipeline("pp", 1, "1f1b", 1, begin, BATCH))
 
     @memoized
-    def _program(self, layers: int, parts: tuple[Any, ...]) -> Function:
-        return self._transformed(layers, tuple(Strategy(*parts).in_order(self._step_of(layers))))
+    def _program(self, blocks: int, parts: tuple[Any, ...]) -> Function:
+        return self._transformed(blocks, tuple(Strategy(*parts).in_order(self._step_of(blocks))))
 
     @memoized
-    def _transformed(self, layers: int, transforms: tuple[Any, ...]) -> Function:
+    def _transformed(self, blocks: int, transforms: tuple[Any, ...]) -> Function:
         """The step after some transforms; strategies that begin with the same ones share what these make."""
         if not transforms:
-            return self._step_of(layers)
+            return self._step_of(blocks)
         *before, last = transforms
-        program = last(self._transformed(layers, tuple(before)))
+        program = last(self._transformed(blocks, tuple(before)))
         assert isinstance(program, Function)
         return program
 
     @memoized
-    def _step_of(self, layers: int) -> Function:
-        model = self.model.of_layers(layers)
+    def _step_of(self, blocks: int) -> Function:
+        model = self.model.of_blocks(blocks)
         assert model is not None
         return model.step
 

@@ -13,7 +13,7 @@ from parallelism.planning import symbolic_stages
 from parallelism.planning.orders import MIDDLE
 from parallelism.planning.pieces import EndPieces, Updates, inside_of, numbered
 from parallelism.planning.symbolic_events import LEFT, SIZE, Event, Unpriceable, repeated
-from parallelism.planning.symbolic_stages import block_of
+from parallelism.planning.symbolic_stages import layer_in
 from parallelism.planning.trained import TrainedModel
 from parallelism.planning.two_block_steps import Pattern, TwoBlockSteps, _labels, _of_two_blocks
 from parallelism.training.training_run import ADAM_W
@@ -123,9 +123,9 @@ def test_the_end_of_more_blocks_is_said_by_labels(dtype: str, tied: bool, tp: bo
     whole = pattern._replace(in_stages=False)
     for blocks in (1, 3):
         layouts = {numbered(name, more): layout for name, layout in ends.layouts
-                   if block_of(name) in (None, 0) for more in range(blocks)}
+                   if layer_in(name) in (None, 0) for more in range(blocks)}
         pending = {numbered(name, more): axes for name, axes in ends.pending
-                   if block_of(name) in (None, 0) for more in range(blocks)}
+                   if layer_in(name) in (None, 0) for more in range(blocks)}
         laid_out = Updates(steps._step(whole, blocks, replicated=True), tuple(layouts.items()), tuple(pending.items()),
                            updates.inside, updates.replicas, fused)
         for (_, own), stage, first in zip(_labels(pattern, 1), pieces.stages, ends.first, strict=True):
