@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import chain
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -231,20 +232,18 @@ _NUMBER_OF_KIND = {kind: number for number, kind in enumerate(KINDS)}
 
 def _works(steps: Iterable[Any]) -> list[Work]:
     """The actions of steps, of which some are several actions."""
-    found = list[Work]()
-    for step in steps:
-        if isinstance(step[0], tuple):
-            found += step
-        else:
-            found.append(step)
-    return found
+    found = list(steps)
+    if set(map(type, map(itemgetter(0), found))) <= {int}:
+        return found
+    return [work for step in found for work in (step if isinstance(step[0], tuple) else (step,))]
 
 
 def _order(rows: Sequence[Sequence[Work]], stages: int, longer: range | None) -> Order:
     lengths = np.array([len(row) for row in rows])
     count, starts = int(lengths.sum()), np.cumsum([0, *lengths[:-1]])
-    stage_of, named, microbatch_of = zip(*chain.from_iterable(rows), strict=True)
-    stage, microbatch = np.array(stage_of), np.array(microbatch_of)
+    works = list(chain.from_iterable(rows))
+    stage, named, microbatch = (list(map(itemgetter(column), works)) for column in range(3))
+    stage, microbatch = np.array(stage), np.array(microbatch)
     kind = np.array(list(map(_NUMBER_OF_KIND.__getitem__, named)))
     number = np.full((stages, len(KINDS), microbatch.max() + 1), -1)
     number[stage, kind, microbatch] = np.arange(count)
@@ -290,19 +289,24 @@ def _order(rows: Sequence[Sequence[Work]], stages: int, longer: range | None) ->
 def _levels(starts: Ints, lengths: Ints, taken: Ints) -> Ints:
     """The level of each action: on each level every rank does its next action if it need not wait for another one."""
     count = len(taken)
-    level = np.full(count + 1, count)
-    level[count] = -1  # of no action
-    following, ends = starts, starts + lengths
+    behind = np.arange(len(starts))  # behind the actions of each rank stands one that is never done
+    place = np.append(np.arange(count) + np.repeat(behind, lengths), [count + len(starts)])
+    waited = np.zeros(count + len(starts) + 1, np.int64)
+    waited[place[:-1]] = place[taken]
+    waited[starts + lengths + behind] = starts + lengths + behind
+    level = np.full(len(waited), count)
+    level[place[-1]] = -1  # of no action
+    following, left = starts + behind, count
     for now in range(count):
-        can = level[taken[following]] < now
-        level[following[can]] = now
-        following = following + can
-        left = following < ends
-        if not left.all():
-            following, ends = following[left], ends[left]
-            if not len(ends):
-                break
-    return level[:count]
+        can = level.take(waited.take(following)) < now
+        done = following[can]
+        level[done] = now
+        following += can
+        left -= len(done)
+        if not left:
+            break
+    found: Ints = level[place[:-1]]
+    return found
 
 
 def _states(rank: Ints, starts: Ints, place: Ints, kind: Ints) -> tuple[Ints, Ints, Ints]:

@@ -53,9 +53,10 @@ class Levels(NamedTuple):
 def levels_of(level: Ints, before: Ints, taken: Ints, duration: Ints, message: Ints) -> Levels:
     """The actions by their ``level``."""
     order = np.argsort(level, kind="stable")
-    edges = np.flatnonzero(np.diff(level[order])) + 1
-    actions = tuple(np.split(order, edges))
-    return Levels(actions, *(tuple([of[at] for at in actions]) for of in (before, taken, duration, message)))
+    edges = [0, *(np.flatnonzero(np.diff(level[order])) + 1).tolist(), len(order)]
+    bounds = [*map(slice, edges, edges[1:])]
+    columns = (order, *(of[order] for of in (before, taken, duration, message)))
+    return Levels(*(tuple(map(column.__getitem__, bounds)) for column in columns))
 
 
 Labelled = tuple[Levels, Ints, Ints]

@@ -51,7 +51,7 @@ def test_results_are_in_order_and_works_are_dealt_out(count: int, works: int) ->
     told: list[tuple[int, int]] = []
 
     def work(number: int) -> tuple[int, bool, bytes]:
-        return number, in_a_copy(), bytes(200_000)      # more than a pipe holds
+        return number, in_a_copy(), bytes(2_000_000)     # more than a pipe holds
 
     found = side_by_side([partial(work, number) for number in range(works)], told=lambda *each: told.append(each))
     shares = min(max(works, 1), 1 + count)
@@ -249,11 +249,11 @@ def test_rows_that_a_copy_took_before_it_failed_are_priced_here(monkeypatch: pyt
     os.close(tell)
 
 
-def test_whoever_comes_first_does_the_next_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whoever_comes_first_does_the_next_work_while_its_results_wait_to_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "copies", lambda: 1)
     (begun, begin), (asked, ask) = os.pipe(), os.pipe()
 
-    def work(place: int) -> tuple[int, bool]:
+    def work(place: int) -> tuple[int, bool, bytes]:
         if not in_a_copy():
             os.write(begin, b".")
             assert select([asked], [], [], 20)[0]       # the copy has done all others
@@ -261,13 +261,13 @@ def test_whoever_comes_first_does_the_next_work(monkeypatch: pytest.MonkeyPatch)
             assert select([begun], [], [], 20)[0]
             if place == 4:
                 os.write(ask, b".")
-        return place, in_a_copy()
+        return place, in_a_copy(), bytes(200_000)
 
     told: list[tuple[int, int]] = []
-    took: dict[int, tuple[int, bool]] = {}
+    took: dict[int, tuple[int, bool, bytes]] = {}
     works = [partial(work, place) for place in range(5)]
     found = first_come(works, told=lambda *each: told.append(each), took=took.__setitem__)
-    assert [place for place, _ in found] == [*range(5)] and sum(copied for _, copied in found) == 4
+    assert [place for place, *_ in found] == [*range(5)] and sum(copied for _, copied, _ in found) == 4
     assert told[0] == (0, 5) and took == dict(enumerate(found))
     for each in (begun, begin, asked, ask):
         os.close(each)
