@@ -227,7 +227,9 @@ def _repeating(
     return None if window is None else replace(order, window=window)
 
 
-_NUMBER_OF_KIND = {kind: number for number, kind in enumerate(KINDS)}
+_NUMBER_OF_KIND = np.full(128, -1)
+"""By the code of its letter."""
+_NUMBER_OF_KIND[[*map(ord, KINDS)]] = range(len(KINDS))
 
 
 def _works(steps: Iterable[Any]) -> list[Work]:
@@ -242,9 +244,9 @@ def _order(rows: Sequence[Sequence[Work]], stages: int, longer: range | None) ->
     lengths = np.array([len(row) for row in rows])
     count, starts = int(lengths.sum()), np.cumsum([0, *lengths[:-1]])
     works = list(chain.from_iterable(rows))
-    stage, named, microbatch = (list(map(itemgetter(column), works)) for column in range(3))
-    stage, microbatch = np.array(stage), np.array(microbatch)
-    kind = np.array(list(map(_NUMBER_OF_KIND.__getitem__, named)))
+    stage, microbatch = (np.fromiter(map(itemgetter(column), works), np.int64, count) for column in (0, 2))
+    letters = "".join(map(itemgetter(1), works)).encode()
+    kind = _NUMBER_OF_KIND[np.frombuffer(letters, np.uint8)]
     number = np.full((stages, len(KINDS), microbatch.max() + 1), -1)
     number[stage, kind, microbatch] = np.arange(count)
     rank, rank_of = np.repeat(np.arange(len(rows)), lengths), np.zeros(stages, np.int64)

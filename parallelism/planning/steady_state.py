@@ -8,7 +8,6 @@ other one; when that is follows from how much later one of the two is, and by ho
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -95,14 +94,16 @@ class Window:
         ):
             return None
         actions = np.concatenate(more[0].action[start:end])
-        known = {
-            name: i for i, name in named.of(np.concatenate(more[0].action[start - length : start]), period)
-        }
-        earlier = np.array([known.get(name, -1) for _, name in named.of(actions)])
+        count = len(more[1])
+        before = np.full(count, -1)
+        before[named.actions(start, end)] = named.actions(start - length, start)
+        earlier = before[actions]
+        known = np.zeros(count + 1, np.bool_)
+        known[actions] = known[earlier] = known[count] = True
         waited = np.concatenate(
             [level for side in (more[0].before, more[0].taken) for level in side[start:end]]
         )
-        if earlier.min() < 0 or not np.isin(waited, np.concatenate([actions, earlier, [len(more[1])]])).all():
+        if not known[waited].all():
             return None
         return cls(start, end, actions, earlier)
 
@@ -243,15 +244,11 @@ class _Names:
         named = [column[side] for side in (action, before, taken) for column in (key, microbatch)]
         self.rows = np.stack([*named, duration, message], axis=1)[order]
         """All that is said of the actions, level by level: their stage and kind, their microbatch, ..."""
-        self.level = number[order]
+        self.action, self.level = action[order], number[order]
 
-    def of(self, actions: Ints, shift: int = 0) -> Iterator[tuple[int, tuple[int, int]]]:
-        """Each action, with its stage and kind, and its microbatch, shifted."""
-        return zip(
-            actions.tolist(),
-            zip(self.key[actions].tolist(), (self.microbatch[actions] + shift).tolist(), strict=True),
-            strict=True,
-        )
+    def actions(self, start: int, end: int) -> Ints:
+        """The actions of some levels: of each level in the order of their stages and kinds, then of their microbatches."""
+        return self.action[slice(*np.searchsorted(self.level, [start, end]))]
 
     def first_other(self, longer: _Names) -> int:
         """The first level that is not the same in others, of which there are more; 0 if there is none."""

@@ -188,16 +188,23 @@ class SymbolicEvents:
         different: dict[EventKind, EventKind] = {}
         kinds: list[EventKind] = []
         number: dict[Extent, int] = {0: 0}
-        index: list[list[int]] = []
+        row_of: dict[
+            int, int
+        ] = {}  # many events have the same list of extents, and the sections keep all of them
+        rows: list[list[int]] = []
+        index: list[int] = []
         again: list[bool] = []
-        for section, events in sections:
+        for section, events in [*sections]:
             again += repeated(events, at_end=section[-1] == "end", first=first)
             slices[section] = slice(len(kinds), len(kinds) + len(events))
-            kinds += [different.setdefault(event.kind, event.kind) for event in events]
-            index += [[number.setdefault(extent, len(number)) for extent in given] for _, given, _ in events]
-        most = max(2, *map(len, index))
-        padded = np.array([each + [0] * (most - len(each)) for each in index], np.int64).reshape(-1, most)
-        return cls(tuple(kinds), slices, Formulas(tuple(number)), padded, np.array(again, np.bool_))
+            for kind, given, _ in events:
+                kinds.append(different.setdefault(kind, kind))
+                if (row := row_of.setdefault(id(given), len(rows))) == len(rows):
+                    rows.append([number.setdefault(extent, len(number)) for extent in given])
+                index.append(row)
+        most = max(2, *map(len, rows))
+        padded = np.array([each + [0] * (most - len(each)) for each in rows], np.int64).reshape(-1, most)
+        return cls(tuple(kinds), slices, Formulas(tuple(number)), padded[index], np.array(again, np.bool_))
 
     def __reduce__(self) -> tuple[type[SymbolicEvents], tuple[Any, ...]]:
         return SymbolicEvents, (self.kinds, self.sections, self.formulas, self.index, self.repeated)
@@ -355,18 +362,28 @@ class SymbolicProgram(DeviceProgram):
         return tuple((category, nbytes) for category, nbytes in held.items() if nbytes)
 
     def events_of(
-        self, wanted: Sequence[bool], blocks: Sequence[int | None], devices: Devices | None
+        self, wanted: Sequence[bool], blocks: tuple[int | None, ...], devices: Devices | None
     ) -> Iterator[Event]:
         """The events of some of the ops, by their numbers: those of a program that has no others.  ``blocks`` are those
         of all ops."""
         later = self._freed_early(wanted)
-        for parts, ops in zip(self._parts_of_steps(devices), self._numbers, strict=True):
+        for parts, ops in zip(self._parts_in_blocks(blocks, devices), self._numbers, strict=True):
             for number, events in parts:
                 if wanted[number]:
-                    yield from of_block(events, blocks[number])
-            for number in ops:
+                    yield from events
+            for number in ops if later else ():
                 if wanted[ops[-1]] or len(parts) > 1:
                     yield from later.get(number, ())
+
+    @memoized
+    def _parts_in_blocks(
+        self, blocks: tuple[int | None, ...], devices: Devices | None
+    ) -> list[list[tuple[int, list[Event]]]]:
+        """`_parts_of_steps`, with the events as those of blocks."""
+        return [
+            [(number, [*of_block(events, blocks[number])]) for number, events in parts]
+            for parts in self._parts_of_steps(devices)
+        ]
 
     @memoized
     def _parts_of_steps(self, devices: Devices | None) -> list[list[tuple[int, list[Event]]]]:
