@@ -254,11 +254,9 @@ def op_placement(
     constants: frozenset[str],
 ) -> Placement:
     """The `placement` of an op whose inputs have these layouts."""
-    pending = {}
-    if any([layout.partial for layout in inputs]):
-        pending = {
-            value.name: layout.op for value, layout in zip(op.inputs, inputs, strict=True) if layout.partial
-        }
+    pending = {
+        value.name: layout.op for value, layout in zip(op.inputs, inputs, strict=True) if layout.partial
+    }
     return placement(
         op.kind, op.types, op.attributes, inputs, outputs, devices, carries=carries(op, pending, constants)
     )
