@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from itertools import accumulate, pairwise, takewhile
+from itertools import accumulate, pairwise
 from math import prod
 from typing import Any, NamedTuple
 
@@ -39,14 +39,8 @@ Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 Exact = npt.NDArray[np.longdouble]
 
-MEMORY, COMPUTE, COLLECTIVE, WAIT, MESSAGE, SIZE = (
-    "memory",
-    "compute",
-    "collective",
-    "wait",
-    "message",
-    "size",
-)
+MEMORY, COMPUTE, COLLECTIVE = "memory", "compute", "collective"
+WAIT, MESSAGE, SIZE = "wait", "message", "size"
 LEFT = "left"
 """What an action frees at its end, that of all blocks together.  The size that it keeps says how many bytes."""
 
@@ -106,34 +100,14 @@ def repeated(events: Sequence[Event], *, at_end: bool = False, first: int = 0) -
     if at_end:
         of_blocks.reverse()
     else:
-        of_blocks.sort(key=_is_made_early)
+        of_blocks.sort(key=is_made_early)
     once = of_blocks[0].block if of_blocks else None
     return [event.block is not None and event.block >= first and event.block != once for event in events]
 
 
-def _is_made_early(event: Event) -> bool:
+def is_made_early(event: Event) -> bool:
     """Whether an event may be of a block that begins later: constants of all blocks stand before a backward."""
     return event.kind.what == MEMORY or event.kind.name == "constant"
-
-
-def with_second_block(own: Sequence[Event], second: Iterable[Event], *, first: int = 0) -> list[Event]:
-    """The events of two blocks: those of one, and behind its block, the ``first`` that is like all further ones, what a
-    ``second`` block does.  The constants of both stand in front."""
-    ends, more = [0], [*second]
-    for number, event in enumerate(own, 1):
-        if event.block is not None and event.block >= first:
-            ends.append(number)
-    end, mine, others = ends[-1], _constants_in_front(own), _constants_in_front(more)
-    return [*own[:mine], *more[:others], *own[mine:end], *more[others:], *own[end:]]
-
-
-def _constants_in_front(events: Sequence[Event]) -> int:
-    """The number of events up to the last constant that stands before all other work."""
-    found = 0
-    for number, event in enumerate(takewhile(_is_made_early, events), 1):
-        if event.kind.name == "constant":
-            found = number
-    return found
 
 
 class Run(NamedTuple):
@@ -235,11 +209,8 @@ class SymbolicEvents:
         """The runs of a section of two blocks."""
         events = self.sections[section]
         again = self.repeated[events]
-        bounds = [
-            events.start,
-            *(events.start + 1 + np.flatnonzero(again[1:] != again[:-1])).tolist(),
-            events.stop,
-        ]
+        changes = (events.start + 1 + np.flatnonzero(again[1:] != again[:-1])).tolist()
+        bounds = [events.start, *changes, events.stop]
         return [
             Run(slice(start, stop), bool(self.repeated[start]))
             for start, stop in pairwise(bounds)
@@ -252,6 +223,24 @@ class SymbolicEvents:
         events = np.flatnonzero(self.are(what))
         found: npt.NDArray[np.int64] = events[self.alike[events] == events]
         return found
+
+    @cached_property
+    def parts(self) -> list[tuple[Any, slice]]:
+        """The sections; an end in two: up to the exchange of its gradients under ``before``, the rest under its name."""
+        found: list[tuple[Any, slice]] = []
+        for name, events in self.sections.items():
+            at = events.start
+            if name[1] == "end":
+                at += int(self.are(MESSAGE)[events].argmax()) if events.start < events.stop else 0
+                found.append(((name[0], "before"), slice(events.start, at)))
+            found.append((name, slice(at, events.stop)))
+        return found
+
+    @memoized
+    def parts_with(self, what: str) -> list[tuple[Any, slice]]:
+        """Those of the parts that have events of a sort."""
+        are = self.are(what)
+        return [(name, events) for name, events in self.parts if are[events].any()]
 
     @cached_property
     def joined(self) -> Mapping[Any, list[int]]:
