@@ -1,6 +1,7 @@
 """Types of NumPy arrays as annotations write them; plain arrays, which have values and no mask; and plain numbers."""
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,16 @@ def with_plain_numbers(record: Any) -> None:
     for name, value in vars(record).items():
         if isinstance(value, np.number):
             object.__setattr__(record, name, value.item())
+
+
+def vector_shape(ndim: int, axis: int, extent: Any = -1) -> tuple[Any, ...]:
+    """The shape of a vector that lies along dim ``axis`` of ``ndim`` dims: ``extent`` there, and 1 elsewhere."""
+    return (*(1,) * axis, extent, *(1,) * (ndim - axis - 1))
+
+
+def with_extent(shape: Sequence[Any], axis: int, extent: Any) -> tuple[Any, ...]:
+    """The shape with another extent of dim ``axis``."""
+    return (*shape[:axis], extent, *shape[axis + 1 :])
 
 
 def distinct(values: Array, axis: int | None = None) -> Array:

@@ -136,13 +136,12 @@ class TrainStep(ModelStep):
             self.run_stages(device, stages, flushed.done)
             gradients = flushed.gradients()
             # An update reads parameters and gradients and writes parameters.
+            updated, old_states, states = {}, states, {}
             with device.compute("update", nbytes=3 * nbytes, dtype=stages[min(stages)].dtype):
-                updates = {
-                    stage: update_layers(self.optimizer, of_stage, gradients[stage], states.get(stage))
-                    for stage, of_stage in resident.layers.items()
-                }
-            updated = {stage: of_stage for stage, (of_stage, _) in updates.items()}
-            states = {stage: state for stage, (_, state) in updates.items()}
+                for stage, layers in resident.layers.items():
+                    updated[stage], states[stage] = update_layers(
+                        self.optimizer, layers, gradients[stage], old_states.get(stage)
+                    )
         device.hold("optimizer", count_bytes(states) - held["optimizer"])  # The first step creates the state.
         held["optimizer"] = count_bytes(states)
         loss = work.loss

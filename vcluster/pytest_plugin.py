@@ -182,14 +182,12 @@ def _use_our_fixtures(metafunc: pytest.Metafunc) -> None:
 
 
 def _parametrizes_mesh(node: pytest.Item) -> bool:
-    marks = node.iter_markers("parametrize")
-    names = (mark.args[0] if mark.args else mark.kwargs.get("argnames", ()) for mark in marks)
-    return any(
-        {"virtual_cluster", "mesh"}.intersection(
-            given.replace(" ", "").split(",") if isinstance(given, str) else given
-        )
-        for given in names
-    )
+    for mark in node.iter_markers("parametrize"):
+        names = mark.args[0] if mark.args else mark.kwargs.get("argnames", ())
+        names = names.replace(" ", "").split(",") if isinstance(names, str) else names
+        if not {"virtual_cluster", "mesh"}.isdisjoint(names):
+            return True
+    return False
 
 
 def _wanted_by_marks(node: pytest.Item) -> list[Wanted]:
@@ -238,7 +236,7 @@ def device(request: pytest.FixtureRequest) -> DeviceToCome:
 
 @pytest.fixture
 def virtual_device(request: pytest.FixtureRequest) -> DeviceToCome:
-    """The same as ``device``."""
+    """The fixture ``device`` under another name."""
     return _device(request)
 
 

@@ -291,7 +291,7 @@ Rule = Phase | Around | Swap | Turns | OneByOne
 
 
 def each_phase(rules: Iterable[Rule]) -> Iterator[Phase]:
-    """The phases, those of a rule one by one."""
+    """All phases in order: a rule that stands for many yields each of them."""
     for rule in rules:
         yield from (Phase._make(rule),) if isinstance(rule, tuple) else rule
 

@@ -30,12 +30,12 @@ class Degraded:
 
     @cached_property
     def seconds(self) -> float:
-        """Of a step of the best plan, with the jitter."""
+        """The seconds of a step of the best plan, with the jitter."""
         return self._jittered(best_of(self.plans).figures)
 
     @cached_property
     def perfect_seconds(self) -> float:
-        """Of a step of the best plan on the perfect cluster."""
+        """The seconds of a step of the best plan on the perfect cluster."""
         return best_of(self.perfect).figures.seconds
 
     @cached_property
@@ -47,7 +47,7 @@ class Degraded:
         }
 
     def json(self) -> dict[str, Any]:
-        """What the faults cost, as plain values."""
+        """The cost of the faults as plain values."""
         least = min(self.suffering, key=self.suffering.__getitem__)
         return {
             "seconds": self.seconds,
@@ -60,7 +60,7 @@ class Degraded:
 
     @property
     def text(self) -> str:
-        """The same in words."""
+        """The cost of the faults in words."""
         found = self.json()
         lost = self.imperfections.lost_devices
         used = f" on {plural(found['devices'], 'device')} of those that are left" if lost else ""

@@ -46,7 +46,7 @@ class Failures:
         )
 
     def of(self, devices: int, checkpoint_bytes: float, stall_seconds: float) -> Survival:
-        """What they cost a run on so many devices.
+        """The cost of these failures to a run on so many devices.
 
         ``stall_seconds`` are those in which devices stand still for an asynchronous checkpoint: they copy their part of
         it to the memory of their host.
@@ -68,7 +68,7 @@ class Failures:
 
 
 class Survival(NamedTuple):
-    """What failures cost a run."""
+    """The cost of failures to a run."""
 
     between_seconds: float
     """The mean time between failures of the cluster."""
@@ -123,7 +123,7 @@ def asynchronous_goodput(
     restart_seconds: float,
     between_seconds: float,
 ) -> float:
-    """As `goodput`, but devices stand still for ``stall_seconds`` only, and go on while a checkpoint is written.
+    """`goodput` with asynchronous checkpoints: devices wait for ``stall_seconds`` only, and work while one is written.
 
     A checkpoint counts once it is written as a whole, and the next one begins after that: the interval and a stall are at
     least ``write_seconds`` long.  In a run without a failure a checkpoint becomes whole after each interval and stall; the

@@ -19,7 +19,7 @@ POINTS = 20_001
 
 @dataclass(frozen=True)
 class SlowLinks:
-    """A part of the ports of a level of links, with so much of their bandwidth.
+    """A ``share`` of the ports of one level of links that have only ``bandwidth_factor`` of their bandwidth.
 
     >>> SlowLinks(Fraction(1, 10), 0.5).ranks(25)
     [0, 10, 20]
@@ -36,13 +36,13 @@ class SlowLinks:
         checked.check(self, bandwidth_factor=checked.share)
 
     def ranks(self, devices: int) -> list[int]:
-        """Whose ports are slow: as many as this part rounded up, evenly from rank 0 on."""
+        """The ranks whose ports are slow: the share rounded up, evenly spaced from rank 0 on."""
         return [int(place / self.share) for place in range(ceil(self.share * devices))]
 
 
 @dataclass(frozen=True)
 class SlowDevices:
-    """So many devices that compute with this part of the speed of the others, evenly from rank 0 on."""
+    """``count`` devices that compute at ``speed`` times the speed of the others, evenly spaced from rank 0 on."""
 
     count: int
     speed: float
@@ -51,7 +51,7 @@ class SlowDevices:
         checked.check(self, count=partial(checked.whole_number, least=1), speed=checked.share)
 
     def ranks(self, devices: int) -> list[int]:
-        """Which they are.  ``ValueError`` if there are fewer devices."""
+        """The ranks of the slow devices.  ``ValueError`` if there are fewer devices."""
         if self.count > devices:
             raise ValueError(f"{self.count} of {devices} devices cannot be slow")
         return [place * devices // self.count for place in range(self.count)]

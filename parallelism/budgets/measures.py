@@ -18,18 +18,18 @@ BUSY = ("products", "attention", "elementwise", "recompute", "update")
 
 
 class Measures(NamedTuple):
-    """What a plan draws and keeps."""
+    """The power that a plan draws, and the checkpoints that it writes."""
 
     watts: float | None
-    """Of all devices and their nodes, on average over a step; None: the hardware does not say what it draws."""
+    """The power of all devices and their nodes, on average over a step; None: the hardware has no power figures."""
     checkpoint_bytes: float
-    """Of what a run is begun again from."""
+    """The size of a checkpoint, from which a run is resumed."""
     stall_seconds: float
-    """In which each device copies its part of a checkpoint to its host."""
+    """How long each device copies its part of a checkpoint to its host."""
 
     @classmethod
     def of(cls, plan: Plan) -> Measures:
-        """Those of a plan."""
+        """The measures of a plan."""
         task = plan.task
         power, kept = task.hardware.power, checkpoint_bytes(task.model)
         return cls(

@@ -24,7 +24,7 @@ Describe = Callable[[Plan], dict[str, Any]]
 
 
 class Place(NamedTuple):
-    """Where a cell of a sweep is searched."""
+    """The hardware and the devices of one cell of a sweep."""
 
     hardware: Hardware | str
     devices: int | None
@@ -33,7 +33,7 @@ class Place(NamedTuple):
 
     @property
     def name(self) -> str:
-        """That of the hardware."""
+        """The name of the hardware."""
         return self.hardware.name if isinstance(self.hardware, Hardware) else self.hardware
 
 
@@ -144,5 +144,5 @@ def reason_of(plans: Plans) -> str:
 
 
 def described(plan: Plan) -> dict[str, Any]:
-    """What is told of a plan: its figures, its split, and its microbatch."""
+    """A plan in a document: its figures, its split, and its microbatch."""
     return {**plan.figures.json(), "microbatch": plan.microbatch, "split": plan.split}

@@ -45,26 +45,26 @@ class Cell:
 
     @property
     def seconds(self) -> float | None:
-        """Of a step."""
+        """The seconds of a step."""
         if self.degraded is not None:
             return float(self.degraded["seconds"])
         return None if self.plan is None else float(self.plan["seconds"])
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Of all devices together."""
+        """The tokens per second of all devices together."""
         return None if self.seconds is None else self.step_tokens / self.seconds
 
     @property
     def mfu(self) -> float | None:
-        """Of a step, by the devices that the plan uses."""
+        """The MFU of a step on the devices that the plan uses."""
         if self.plan is None or self.seconds is None:
             return None
         return float(self.plan["mfu"]) * float(self.plan["seconds"]) / self.seconds
 
     @property
     def survival(self) -> Survival | None:
-        """What failures cost; None if nobody asked, or without a plan."""
+        """The cost of failures; None if nobody asked, or without a plan."""
         asked, found = self.budget.failures, self.measures
         if asked is None or found is None or self.devices is None:
             return None
@@ -79,7 +79,7 @@ class Cell:
 
     @property
     def failures(self) -> dict[str, Any] | None:
-        """What failures cost as plain values, and how many of them the run meets."""
+        """The cost of failures as plain values, and how many the run meets."""
         if self.survival is None or self.days is None:
             return None
         count = self.days * DAY_SECONDS / self.survival.between_seconds
@@ -87,32 +87,32 @@ class Cell:
 
     @property
     def days(self) -> float | None:
-        """Of the whole run: ``days * 86400 * tokens_per_second * goodput`` are the tokens."""
+        """The days of the whole run: its tokens are ``days * 86400 * tokens_per_second * goodput``."""
         if self.tokens_per_second is None or not self.goodput:  # a run that always fails is never done
             return None
         return self.budget.tokens / (self.tokens_per_second * self.goodput) / DAY_SECONDS
 
     @property
     def device_hours(self) -> float | None:
-        """Of the whole run, of all devices together."""
+        """The hours of all devices together for the whole run; None where the time is not known."""
         return None if self.days is None or self.devices is None else self.days * HOURS * self.devices
 
     @property
     def cost(self) -> float | None:
-        """Of the whole run, in the currency of the prices."""
+        """The price of the whole run, in the currency of the prices; None where one is not known."""
         price = self.budget.price(self.hardware)
         return None if price is None or self.device_hours is None else price * self.device_hours
 
     @property
     def energy_kwh(self) -> float | None:
-        """Of the whole run, devices and nodes; None where the hardware does not say what it draws."""
+        """The energy of the whole run, devices and nodes; None where the hardware has no power figures."""
         if self.measures is None or self.measures.watts is None or self.days is None:
             return None
         return self.measures.watts / 1000 * self.days * HOURS
 
     @property
     def carbon_kg(self) -> float | None:
-        """The kilograms of CO2 of this energy."""
+        """The kilograms of CO2 that `energy_kwh` causes; None if it or the carbon of the electricity is not known."""
         grams = self.budget.carbon_grams_per_kwh
         return None if grams is None or self.energy_kwh is None else grams * self.energy_kwh / 1000
 

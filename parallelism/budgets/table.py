@@ -58,14 +58,14 @@ def _is_told(sweep: Sweep, name: str) -> bool:
 
 
 def _row(sweep: Sweep, cell: Cell, shown: Sequence[str], several: bool) -> list[str]:
-    mark = "*" if cell.meets and sweep.budget.days is not None else ""
-    figures = [(getattr(cell, name), _COLUMNS[name][1]) for name in shown]
-    return [
-        mark,
-        "" if cell.devices is None else str(cell.devices),
-        *([str(cell.batch)] if several else []),
-        *("" if value is None else written(value).strip() for value, written in figures),
-    ]
+    row = ["*" if cell.meets and sweep.budget.days is not None else ""]
+    row.append("" if cell.devices is None else str(cell.devices))
+    if several:
+        row.append(str(cell.batch))
+    for name in shown:
+        value, written = getattr(cell, name), _COLUMNS[name][1]
+        row.append("" if value is None else written(value).strip())
+    return row
 
 
 def _reason(row: str, cell: Cell) -> list[str]:
@@ -91,11 +91,10 @@ def _plans(sweep: Sweep) -> list[str]:
     with_plans = [cell for cell in sweep.cells if cell.plan is not None]
     if not with_plans:
         return []
-    several = _has_batches(sweep)
-    names = [
-        (fit(cell.hardware, 40), str(cell.devices), *([str(cell.batch)] if several else []))
-        for cell in with_plans
-    ]
+    names = [[fit(cell.hardware, 40), str(cell.devices)] for cell in with_plans]
+    if _has_batches(sweep):
+        for name, cell in zip(names, with_plans, strict=True):
+            name.append(str(cell.batch))
     starts = in_columns(names, 1)
     found = ["the best plans:"]
     for start, cell in zip(starts, with_plans, strict=True):

@@ -219,7 +219,10 @@ def normal_dim(kind: str, dim: int, ndim: int) -> int:
 def pieces(
     kind: str, extent: int, dim: int, sizes: Sequence[int] | None, factors: Sequence[int], size: int
 ) -> tuple[int, ...]:
-    """The extents of the pieces along a dim, one for each member."""
+    """The extents of the pieces along a dim of ``extent``, one for each of ``size`` members.
+
+    They are the caller's ``sizes``, checked, or those of `split_sizes` with ``factors``.
+    """
     if sizes is None:
         return split_sizes(extent, tuple(factors))
     checked = tuple(sizes)

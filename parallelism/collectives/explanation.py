@@ -161,9 +161,11 @@ def explain(
     if collective == "shift":
         collective, pairs = "permute", [(p, (p + by) % size) for p in range(size)]
     kind = kind_of(collective)
-    if kind.paired and pairs is None:
-        raise ValueError(f"{collective} needs pairs=[(source, target), ...], got none")
-    moved = tuple((s, t) for s, t in pairs or ()) if kind.paired else None
+    moved = None
+    if kind.paired:
+        if pairs is None:
+            raise ValueError(f"{collective} needs pairs=[(source, target), ...], got none")
+        moved = tuple((source, target) for source, target in pairs)
     plan = find_algorithm(collective, algorithm, size, root=root if kind.rooted else 0, pairs=moved)
 
     cut, joined = (split_dim, concat_dim) if kind.blocks_of_all else (dim, dim)
@@ -174,10 +176,8 @@ def explain(
         arrays = [_frozen(np.asarray(array, rule.dtype)) for array in arrays]
     sizes = _sizes_by_rank(split_sizes, size) if kind.blocks_of_all else [None] * size
 
-    start = tuple(
-        _all_frozen(chunks.start(plan, rank, arrays[rank], dim=cut, sizes=sizes[rank]))
-        for rank in range(size)
-    )
+    held = (chunks.start(plan, rank, arrays[rank], dim=cut, sizes=sizes[rank]) for rank in range(size))
+    start = tuple(map(_all_frozen, held))
     steps = played(plan, start, rule)
     results = _results(plan, steps[-1].held if steps else start, arrays, joined, rule)
     name = "" if rule is None else rule.name

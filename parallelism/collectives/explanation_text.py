@@ -145,11 +145,13 @@ def _table(explanation: Explanation, held: Rows, before: Rows | None, caption: s
     rows = _some(list(enumerate(held)), "ranks")
     kind = kind_of(explanation.algorithm.collective)
     if kind.unit != BLOCKS_OF_ALL and not kind.paired and len(chunks) * 4 < WIDTH:
+        heads = [label(explanation, c) for c in chunks]
+        if len(chunks) * 11 > WIDTH - len(_INDENT):
+            heads = [head.split()[-1] for head in heads]
         for limit in (8, 4, 2):
-            cells = [[_cell(held, before, rank, c, limit) for c in chunks] for rank, _ in enumerate(held)]
-            heads = [label(explanation, c) for c in chunks]
-            if len(chunks) * 11 > WIDTH - len(_INDENT):
-                heads = [head.split()[-1] for head in heads]
+            cells = []
+            for rank in range(len(held)):
+                cells.append([_cell(held, before, rank, c, limit) for c in chunks])
             widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
             if len(_INDENT) + sum(widths) + 3 * (len(widths) - 1) <= WIDTH:
                 lines = [caption.ljust(len(_INDENT)) + _in_columns(heads, widths, "   ")]

@@ -19,11 +19,11 @@ class ChannelLoads(Mapping[Channel, float]):
 
     def __init__(self, by_level: Mapping[tuple[int, int], tuple[Ints, Floats]]) -> None:
         self.by_level = by_level
-        """The third numbers of the channels, ascending, and the number of each."""
+        """By (level, fault): the numbers of the channels in that level, ascending, and their loads."""
 
     @classmethod
     def of(cls, loads: Mapping[Channel, float]) -> "ChannelLoads":
-        """The same numbers as arrays."""
+        """Loads by channel, stored as arrays."""
         by_level: dict[tuple[int, int], list[tuple[int, float]]] = {}
         for (level, fault, number), load in sorted(loads.items()):
             by_level.setdefault((level, fault), []).append((number, load))
@@ -51,7 +51,7 @@ class ChannelLoads(Mapping[Channel, float]):
         return sum(len(numbers) for numbers, _ in self.by_level.values())
 
     def added(self, other: "ChannelLoads", factor: float) -> "ChannelLoads":
-        """With ``factor`` times the others added."""
+        """These loads plus ``factor`` times the ``other`` ones."""
         found = dict(self.by_level)
         for key, (numbers, loads) in other.by_level.items():
             known, sums = found.get(key, (numbers, np.zeros(len(numbers))))
@@ -66,7 +66,7 @@ class ChannelLoads(Mapping[Channel, float]):
         return ChannelLoads(found)
 
     def between(self, first: int, end: int) -> Iterator[tuple[Channel, float]]:
-        """The channels with third numbers from ``first`` to before ``end``, and their numbers."""
+        """The channels whose number in their level is in ``range(first, end)``, with their loads."""
         for (level, fault), (numbers, loads) in self.by_level.items():
             low, high = np.searchsorted(numbers, [first, end]).tolist()
             for number, load in zip(numbers[low:high].tolist(), loads[low:high].tolist(), strict=True):

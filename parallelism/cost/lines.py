@@ -26,7 +26,7 @@ class Line(NamedTuple):
         return latency + nbytes * self.load / per_second
 
     def at(self, nbytes: float) -> tuple[float, float]:
-        """Its latency, and its S * load per second, for a buffer of ``nbytes``."""
+        """The latency of the line, and its S * load per second, for a buffer of ``nbytes``."""
         latency, per_second = self.latency_seconds, self.per_second
         if self.link is not None:
             other = self.link.line(nbytes * self.share, collective=True)

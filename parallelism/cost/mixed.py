@@ -77,7 +77,7 @@ class MixedCosts(Costs):
         )
 
     def message_seconds(self, nbytes: float, source: int, target: int) -> float:
-        """As `Costs.message_seconds`."""
+        """The seconds of a message, as in `Costs.message_seconds`."""
         part = self.mixed.part_of_group((source, target))
         if part is not None:
             return self.of_parts[part].message_seconds(
@@ -87,7 +87,7 @@ class MixedCosts(Costs):
         return path.latency_seconds + nbytes / path.bytes_per_second
 
     def algorithms(self, collective: str, group: Iterable[int]) -> tuple[str, ...]:
-        """As `Costs.algorithms`."""
+        """The algorithms that a collective may use, as in `Costs.algorithms`."""
         ranks = tuple(group)
         part = self.mixed.part_of_group(ranks)
         return (

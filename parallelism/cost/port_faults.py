@@ -51,8 +51,8 @@ def _meets(hardware: Hardware, level: int, places: Ints, faulty: Bools) -> Bools
 def as_met(hardware: Hardware, slowest: Sequence[float]) -> Hardware:
     """The hardware without faults of ports, and with links as slow as a row of `slowest_ports` says."""
     levels = len(hardware.links)
-    links = tuple(
-        link if (factor, delay) == (1.0, 0.0) else link.slowed(factor, delay)
-        for link, factor, delay in zip(hardware.links, slowest[:levels], slowest[levels:], strict=True)
-    )
-    return changed(hardware, links=links, faults=hardware.path_faults)
+    links = list(hardware.links)
+    for level, (factor, delay) in enumerate(zip(slowest[:levels], slowest[levels:], strict=True)):
+        if (factor, delay) != (1.0, 0.0):
+            links[level] = links[level].slowed(factor, delay)
+    return changed(hardware, links=tuple(links), faults=hardware.path_faults)

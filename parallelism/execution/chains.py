@@ -125,7 +125,7 @@ def number(extent: Any) -> Any:
 
 
 def whole_number(extent: Any) -> Any:
-    """`number`, as an integer."""
+    """`number` as an integer."""
     return extent if isinstance(extent, Expression) else int(extent)
 
 

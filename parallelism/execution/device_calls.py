@@ -210,7 +210,7 @@ class UnderWay:
         return self.found
 
     def freed(self) -> tuple[tuple[str, int], ...]:
-        """`sent`, once."""
+        """The entries of `sent` at the first call; none later."""
         freed, self.sent = self.sent, ()
         return freed
 

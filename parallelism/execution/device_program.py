@@ -424,15 +424,15 @@ class DeviceProgram:
         nbytes = number(sum((value.type.nbytes for value in moved), 0))
         if not flops and not nbytes:
             return None
-        product = next(filter(product_shape, ops), None)  # what follows a product ends its kernel
-        shape = None if product is None else self._beside.get(product.outputs[0], product_shape(product))
-        dtypes = [
-            value.type.dtype
-            for op in ((product,) if product else reversed(ops))
-            for value in ((*op.inputs, *op.outputs) if product else (*op.outputs, *op.inputs))
-        ]
-        if product is not None:
-            dtypes.insert(0, factor_dtype(product))
+        product = next(filter(product_shape, ops), None)
+        if product is None:
+            shape = None
+            values = (value for op in reversed(ops) for value in (*op.outputs, *op.inputs))
+            dtypes = [value.type.dtype for value in values]
+        else:  # what follows a product ends its kernel
+            shape = self._beside.get(product.outputs[0], product_shape(product))
+            own = (*product.inputs, *product.outputs)
+            dtypes = [factor_dtype(product), *(value.type.dtype for value in own)]
         dtype = next(filter(is_floating, dtypes), dtypes[0])
         seconds = None if self.seconds is None else sum(map(self.seconds, ops))
         return DeclaredCost(

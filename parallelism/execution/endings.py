@@ -110,14 +110,16 @@ class ExchangeShared(NamedTuple):
     def run(self, end: StepEnd) -> None:
         """Replaces the sums by those over all positions."""
         mine = np.concatenate([end.sums[name].ravel() for name in self.names])
-        parts = [
-            mine if other == end.position else end.exchanged(mine, self.names, other, self.tag)
-            for other in self.positions
-        ]
-        total, start = reduce(np.add, parts), 0
+        parts = []
+        for other in self.positions:
+            is_own = other == end.position
+            parts.append(mine if is_own else end.exchanged(mine, self.names, other, self.tag))
+        total = reduce(np.add, parts)
+        start = 0
         for name in self.names:
-            stop = start + end.sums[name].size
-            end.sums[name], start = total[start:stop].reshape(end.sums[name].shape), stop
+            own = end.sums[name]
+            end.sums[name] = total[start : start + own.size].reshape(own.shape)
+            start += own.size
 
 
 class WaitForLoss(NamedTuple):
@@ -151,7 +153,7 @@ Ending = SumGradients | SumLoss | AddUp | ExchangeShared | WaitForLoss | Update
 
 @dataclass(frozen=True)
 class Endings:
-    """What the devices of a pipeline do after their last actions."""
+    """The work that the devices of a pipeline do after their last actions."""
 
     stages: Sequence[StageFunctions]
     placement: Sequence[int]
@@ -164,7 +166,7 @@ class Endings:
     """Whether collectives overlap."""
 
     def at(self, position: int, replicas: tuple[str, ...]) -> tuple[Ending, ...]:
-        """What a device at a position does, in order, with replicas along these axes."""
+        """The endings of a device at a position, in order; the axes ``replicas`` have the replicas."""
         stages = {
             number: stage for number, stage in enumerate(self.stages) if self.placement[number] == position
         }
@@ -207,7 +209,7 @@ class Endings:
 
     @cached_property
     def exchanges(self) -> list[ExchangeShared]:
-        """Those of all positions, in one order for all."""
+        """The sums over positions of the gradients of shared weights.  All positions run them in this order."""
         positions: dict[str, tuple[int, ...]] = {}
         for name, holders in self.holders.items():
             at = tuple(sorted({self.placement[number] for number in holders}))

@@ -158,10 +158,9 @@ class Executable(Operation):
 
     def result(self, mesh: Mesh, outputs: Sequence[Any]) -> tuple[Array, ...]:
         """The outputs, each put together by its layout."""
-        return tuple(
-            layout.unshard([each[i] for each in outputs], mesh)
-            for i, layout in enumerate(self.programs.outputs)
-        )
+        shards = zip(*outputs, strict=True)
+        pairs = zip(self.programs.outputs, shards, strict=True)
+        return tuple(layout.unshard(own, mesh) for layout, own in pairs)
 
     def __getstate__(self) -> dict[str, Any]:
         """Devices get the prepared programs, and the operators that are not the library's."""

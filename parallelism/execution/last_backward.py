@@ -52,9 +52,12 @@ class LastSums(NamedTuple):
     @property
     def alike(self) -> Hashable:
         """A key: equal where functions differ in names alone."""
-        chains = [self.sums.get(name, ()) for name in self.programs.functions.trained]
-        alike = [tuple([(op.kind, op.attributes, op.outputs[0].type) for op in chain]) for chain in chains]
-        return self.programs.first, tuple(alike)
+
+        def form(op: Op) -> Hashable:
+            return op.kind, op.attributes, op.outputs[0].type
+
+        chains = (self.sums.get(name, ()) for name in self.programs.functions.trained)
+        return self.programs.first, tuple([tuple(map(form, chain)) for chain in chains])
 
     def function(self, kind: str, part: Part) -> tuple[Function, Mapping[str, str]]:
         """What it computes, and the categories of its values without the sums over replicas."""
@@ -106,11 +109,11 @@ def sums_behind(function: Function, numbers: Sequence[int]) -> dict[int, tuple[O
 def without_sums(function: Function, chains: Mapping[str, Sequence[Op]]) -> Function:
     """The update without these sums: it takes their results in place of the inputs that they add up, by name."""
     gone = {op.outputs for ops in chains.values() for op in ops}
-    inputs = [
-        chains[value.name][-1].outputs[0] if value.name in chains else value for value in function.inputs
-    ]
+    sums = {name: ops[-1].outputs[0] for name, ops in chains.items()}
     return replace(
-        function, inputs=tuple(inputs), ops=tuple(op for op in function.ops if op.outputs not in gone)
+        function,
+        inputs=tuple(sums.get(value.name, value) for value in function.inputs),
+        ops=tuple(op for op in function.ops if op.outputs not in gone),
     )
 
 

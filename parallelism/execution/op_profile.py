@@ -33,10 +33,10 @@ Measure = Callable[[Op], float]
 def measured(op: Op) -> float:
     """Seconds of wall time that an op takes on this machine: the least of several runs after the first."""
     rng = np.random.default_rng(0)
-    arrays = [
-        np.asarray(rng.random(type.shape) if is_floating(type.dtype) else np.zeros(type.shape), type.dtype)
-        for type in op.types
-    ]
+    arrays = []
+    for type in op.types:
+        values = rng.random(type.shape) if is_floating(type.dtype) else np.zeros(type.shape)
+        arrays.append(np.asarray(values, type.dtype))
     with np.errstate(all="ignore"):
         run(op, arrays)
         taken: list[float] = []

@@ -160,7 +160,7 @@ class PipelinedProgram(PipelinedOperation):
         overlapping: bool,
         own: OwnMeshes | None = None,
     ) -> None:
-        """What a constructor does, with stages that are laid out."""
+        """Set the fields of this operation from stages that are laid out."""
         super().__init__(pipeline, inside.axes if inside else (), replicas)
         self.mesh_inside = inside if inside and inside.size > 1 else None
         """None: a stage is on one device, or has a mesh of its own."""
@@ -185,7 +185,7 @@ class PipelinedProgram(PipelinedOperation):
 
     @cached_property
     def endings(self) -> Endings:
-        """What devices do after their last actions."""
+        """The work of the devices after their last actions."""
         return Endings(
             self.stages.functions,
             self.pipeline.schedule.placement,

@@ -332,14 +332,11 @@ class StagePrograms:
 
     def answers(self, part: Part) -> tuple[TensorType, ...]:
         """The types of this device's parts of the gradients of the values that are sent."""
-        return self.types(
-            [
-                value if value.layout is None else laid_value(value, gradient_layout(value.layout))
-                for value in self.functions.forward.outputs
-            ],
-            self.functions.answered,
-            part,
-        )
+        gradients = []
+        for value in self.functions.forward.outputs:
+            layout = value.layout and gradient_layout(value.layout)
+            gradients.append(laid_value(value, layout) if layout else value)
+        return self.types(gradients, self.functions.answered, part)
 
     def types(
         self, values: Sequence[Value], names: Sequence[str], part: Part | None = None

@@ -201,7 +201,7 @@ class StageDevice:
         self._crossings: dict[Any, Crossing] = {}
 
     def crossing(self, tag: int) -> Crossing:
-        """What a message with this tag carries."""
+        """The values that a message with this tag carries."""
         user, kind, microbatch = message_user(self.pipeline, tag)
         lower, upper = (user - 1, user) if kind == "F" else (user, user + 1)
         above = upper in self.stages
@@ -242,7 +242,7 @@ class StageDevice:
         return arriving(self.device, self.crossing(tag), self.own.ranks[src], tag)
 
     def recv(self, src: int, *, tag: int, axes: str) -> Array:
-        """`irecv`, and its wait."""
+        """Receives a message, and waits for it."""
         return self.irecv(src, tag=tag, axes=axes).wait()
 
 

@@ -190,7 +190,7 @@ class ProgramStage(Stage):
         return [array for name, array in gradients if name not in self.summed]
 
     def closes(self, kind: str, microbatch: int) -> LastBackward | None:
-        """`closing` for the action that it is."""
+        """The `LastBackward` that runs in this action; None in others."""
         closing = self.closing
         return closing if closing and kind in ("B", "W") and microbatch == closing.microbatch else None
 

@@ -91,7 +91,7 @@ class TypedArray(NDArrayOperatorsMixin):
         return TypedArray(extents, self.dtype)
 
     def ravel(self) -> TypedArray:
-        """Its elements in one dim."""
+        """The type of the elements in one dim."""
         return TypedArray((self.size,), self.dtype)
 
     def copy(self) -> TypedArray:

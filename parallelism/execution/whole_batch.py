@@ -37,7 +37,8 @@ class WholeBatch:
         read = {name for number in numbers for name in self.stages.functions[number].weights}
         if len(self.stages) - 1 in numbers:
             read.update(self.stages.results)
-            read.update(value.name for value in (self.stages.ending.inputs if self.stages.ending else ()))
+            if self.stages.ending:
+                read.update(value.name for value in self.stages.ending.inputs)
         return self.stages.known & read
 
     @memoized

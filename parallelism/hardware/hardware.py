@@ -446,7 +446,7 @@ class Hardware:
         return LinkPath(latency, bandwidth, tuple(channels), level)
 
     def part(self, channel: Channel) -> float:
-        """The part of the bandwidth of a link of its level that a channel has: 1 for all but faults."""
+        """A channel's bandwidth as a fraction of that of its level's links: below 1 only where a fault slows it."""
         return 1.0 if channel[1] < 0 else self.faults[channel[1]].bandwidth_factor
 
     def spans(self, mesh: Mesh, axes: Axes = None) -> str | None:

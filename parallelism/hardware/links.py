@@ -47,7 +47,7 @@ class Uses(NamedTuple):
 
 @dataclass(frozen=True)
 class Piece:
-    """What messages, or collectives, of at least ``from_bytes`` have in the place of what smaller ones do."""
+    """The latency and the rate of messages, or collectives, of at least ``from_bytes``; smaller ones have others."""
 
     from_bytes: float
     latency_seconds: float
@@ -138,7 +138,7 @@ class Link:
 
     @property
     def message_bytes_per_second(self) -> float:
-        """What a message reaches that has the link to itself."""
+        """The rate of a message that has the link to itself."""
         return (self.reached and self.reached.message_bytes_per_second) or self.bytes_per_second
 
     def for_collective(self, collective: str, size: int) -> "Link":

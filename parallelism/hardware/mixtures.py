@@ -71,7 +71,7 @@ class MixedHardware(Hardware):
 
     @property
     def devices(self) -> int:
-        """Those of both parts."""
+        """The number of devices of both parts together."""
         return sum(part.devices for part in self.parts)
 
     @property

@@ -40,7 +40,7 @@ def _tiles(field: str, tiles: Any) -> tuple[tuple[int, int], ...]:
 
 @dataclass(frozen=True)
 class Products:
-    """What part of the peak products of matrices reach, by their shape.
+    """The part of the peak rate that products of matrices reach, by their shape.
 
     The library computes the result tile by tile; ``units`` tiles are computed at once, and it takes the fastest of
     ``tiles``, pairs of rows and columns.  A tile of r x c reaches ``q = a / (a + half_intensity)`` of the rate, where
@@ -126,7 +126,7 @@ class Reached:
             checked.check(self, step_seconds=checked.seconds)
 
     def slowed(self, factor: float) -> Reached:
-        """With this part of each rate."""
+        """The same with each rate multiplied by ``factor``."""
         rates = {
             name: factor * rate
             for name in ("message_bytes_per_second", "bus_bytes_per_second")

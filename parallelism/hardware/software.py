@@ -20,7 +20,7 @@ class Software(NamedTuple):
 
     @classmethod
     def of(cls, hardware: Hardware | None) -> Software:
-        """That of a hardware; of None, the host, which has no such habits."""
+        """The software of a hardware; None is the host, which has none of these habits."""
         if hardware is None:
             return cls()
         return cls(hardware.fused, hardware.overlapping, hardware.gradient_buffers)

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from parallelism.arrays import vector_shape, with_extent
 from parallelism.dtypes import integer_limits, is_floating
 from parallelism.interop.folding import (
     MOST_FOLDED,
@@ -23,6 +24,7 @@ from parallelism.interop.folding import (
     of_extents,
     same_everywhere,
     spread,
+    unspread,
     whole,
 )
 from parallelism.ir.core import Expression, Extent, from_start
@@ -119,7 +121,7 @@ def transposed(x: Any, permutation: Sequence[int]) -> Any:
     if list(permutation) == list(range(x.ndim)):
         return x
     shape = tuple(x.shape[d] for d in permutation)
-    array = x.array if isinstance(x, Spread) else x
+    array = unspread(x)
     return spread(emit("transpose", array, permutation=tuple(permutation)), shape)
 
 
@@ -127,74 +129,68 @@ def broadcast_dims(x: Any, shape: Sequence[Extent], dims: Sequence[int]) -> Any:
     """The array with its dims at ``dims`` of a larger shape, broadcast along the others."""
     order = sorted(range(len(dims)), key=lambda i: dims[i])
     x = transposed(x, order)
-    array = x.array if isinstance(x, Spread) else x
-    at = sorted(dims)
-    own = tuple(array.shape[at.index(d)] if d in at else 1 for d in range(len(shape)))
-    return spread(emit("reshape", array, shape=own) if tuple(array.shape) != own else array, shape)
+    array = unspread(x)
+    own = [1] * len(shape)
+    for d, extent in zip(sorted(dims), array.shape, strict=True):
+        own[d] = extent
+    return spread(emit("reshape", array, shape=tuple(own)) if list(array.shape) != own else array, shape)
 
 
 def sliced(x: Any, begins: Sequence[Any], ends: Sequence[Any], steps: Sequence[int]) -> Any:
     """``x[begin:end:step, ...]`` with steps of at least 1."""
     for axis, (begin, end, step) in enumerate(zip(begins, ends, steps, strict=True)):
-        extent = x.shape[axis]
-        if (begin, step) == (0, 1) and end == extent:
-            continue
-        if isinstance(x, Spread) and x.array.shape[axis] == 1:
-            x = spread(x.array, (*x.shape[:axis], count(begin, end, step), *x.shape[axis + 1 :]))
-        elif isinstance(x, Spread):
-            part = emit("slice", x.array, axis=axis, begin=begin, end=end, step=step)
-            x = spread(part, (*x.shape[:axis], part.shape[axis], *x.shape[axis + 1 :]))
-        else:
-            x = emit("slice", x, axis=axis, begin=begin, end=end, step=step)
+        x = part(x, axis, begin, end, step)
     return x
 
 
 def part(x: Any, axis: int, begin: Any, end: Any, step: int = 1) -> Any:
     """``x[begin:end:step]`` along a dim."""
-    dims = range(len(x.shape))
-    return sliced(
-        x,
-        [begin if d == axis else 0 for d in dims],
-        [end if d == axis else x.shape[d] for d in dims],
-        [step if d == axis else 1 for d in dims],
-    )
+    if (begin, step) == (0, 1) and end == x.shape[axis]:
+        return x
+    if not isinstance(x, Spread):
+        return emit("slice", x, axis=axis, begin=begin, end=end, step=step)
+    if x.array.shape[axis] == 1:
+        return spread(x.array, with_extent(x.shape, axis, count(begin, end, step)))
+    own = emit("slice", x.array, axis=axis, begin=begin, end=end, step=step)
+    return spread(own, with_extent(x.shape, axis, own.shape[axis]))
 
 
 def concatenated(parts: Sequence[Any], axis: int) -> Any:
     """The arrays joined along a dim."""
-    if any(part.dtype == object for part in parts) and all(known(part) is not None for part in parts):
-        return np.concatenate([np.asarray(known(part), object) for part in parts], axis)
-    parts = [part for part in parts if part.shape[axis] != 0] or list(parts[:1])
+    if any(each.dtype == object for each in parts) and all(known(each) is not None for each in parts):
+        return np.concatenate([np.asarray(known(each), object) for each in parts], axis)
+    parts = [each for each in parts if each.shape[axis] != 0] or list(parts[:1])
     if len(parts) > 1 and (same := _same_along(parts, axis)):
-        narrow = []
-        for part in parts:
-            shape = [1 if d in same else n for d, n in enumerate(part.shape)]
-            narrow.append(spread(part.array, shape))
-        found = whole(concatenated(narrow, axis))
-        return spread(found, [parts[0].shape[d] if d in same else n for d, n in enumerate(found.shape)])
+        found = whole(concatenated([spread(each.array, _with(each.shape, same)) for each in parts], axis))
+        return spread(found, _with(found.shape, {d: parts[0].shape[d] for d in same}))
     while len(parts) > 1:
         group, rest = parts[:24], parts[24:]
         parts = [emit("concatenate", *map(whole, group), axis=axis), *rest]
     return parts[0]
 
 
-def _same_along(parts: Sequence[Any], axis: int) -> list[int]:
-    """The other dims along which each part is broadcast later: the same copies may be joined before."""
-    if not all(isinstance(part, Spread) for part in parts):
-        return []
+def _same_along(parts: Sequence[Any], axis: int) -> dict[int, int]:
+    """The other dims along which each part is broadcast later, with extent 1: the same copies may be joined before."""
+    if not all(isinstance(each, Spread) for each in parts):
+        return {}
     dims = [d for d in range(parts[0].ndim) if d != axis and parts[0].shape[d] != 1]
-    return [d for d in dims if all(part.array.shape[d] == 1 for part in parts)]
+    return {d: 1 for d in dims if {each.array.shape[d] for each in parts} == {1}}
+
+
+def _with(shape: Sequence[Extent], extents: Mapping[int, Extent]) -> list[Extent]:
+    """The shape with other extents of some dims."""
+    return [extents.get(d, n) for d, n in enumerate(shape)]
 
 
 def flipped(x: Any, axis: int) -> Any:
     """The elements along a dim in the opposite order."""
-    array = x.array if isinstance(x, Spread) else x
+    array = unspread(x)
     return x if array.shape[axis] == 1 else spread(emit("flip", array, axis=axis), x.shape)
 
 
 def iota(extent: Extent, dtype: np.dtype[Any] = INDEX, ndim: int = 1, axis: int = 0) -> Any:
     """0, 1, ... along dim ``axis`` of an array whose other dims have extent 1."""
-    shape = tuple(extent if d == axis else 1 for d in range(ndim))
+    shape = vector_shape(ndim, axis, extent)
     if isinstance(extent, int) and extent <= MOST_FOLDED:
         return np.arange(extent).astype(dtype).reshape(shape)
     return emit("iota", dim=axis, shape=shape, starts=(0,) * ndim, dtype=dtype)
@@ -215,13 +211,7 @@ def padded(x: Any, value: Any, low: Sequence[int], high: Sequence[int], interior
     for axis in range(x.ndim):
         n = x.shape[axis]
         begin, end = max(0, -low[axis]), n - max(0, -high[axis])
-        if begin or end != n:
-            x = sliced(
-                x,
-                [begin if d == axis else 0 for d in range(x.ndim)],
-                [end if d == axis else m for d, m in enumerate(x.shape)],
-                [1] * x.ndim,
-            )
+        x = part(x, axis, begin, end)
         before, after = max(0, low[axis]), max(0, high[axis])
         if before or after:
             x = _placed(x, value, axis, before, 1, before + x.shape[axis] + after)
@@ -237,14 +227,13 @@ def _placed(x: Any, value: Any, axis: int, begin: int, step: int, extent: int) -
         return concatenated([part for part in parts if part.shape[axis]], axis)
     inside = np.zeros(extent, bool)
     inside[begin : begin + x.shape[axis] * step : step] = True
-    mask = inside.reshape([-1 if d == axis else 1 for d in range(x.ndim)])
+    mask = inside.reshape(vector_shape(x.ndim, axis))
     placed = emit("place", whole(x), axis=axis, begin=begin, step=step, extent=extent)
     return ew("where", spread(mask, placed.shape), placed, value)
 
 
 def _like(x: Any, value: Any, axis: int, extent: int) -> Any:
-    shape = (*x.shape[:axis], extent, *x.shape[axis + 1 :])
-    return broadcast_dims(value, shape, ())
+    return broadcast_dims(value, with_extent(x.shape, axis, extent), ())
 
 
 def taken(x: Any, indices: Any, axis: int) -> Any:

@@ -51,6 +51,11 @@ class Spread:
 Some = Known | Traced | Spread
 
 
+def unspread(x: Some) -> Plain:
+    """The array that a `Spread` broadcasts; any other ``x`` as it is."""
+    return x.array if isinstance(x, Spread) else x
+
+
 def emit(kind: str, *operands: Plain, **attributes: Any) -> Any:
     """The result of an operator: numbers where all operands are known and the result is small, else recorded.
 
@@ -157,7 +162,7 @@ def elementwise(kind: str, *operands: Any, **attributes: Any) -> Any:
         return found
     shapes = [x.shape for x in operands]
     shape = max(shapes, key=len)
-    result = emit(kind, *(x.array if isinstance(x, Spread) else x for x in operands), **attributes)
+    result = emit(kind, *map(unspread, operands), **attributes)
     return spread(result, shape) if len(result.shape) == len(shape) else result
 
 
@@ -204,7 +209,7 @@ def known(x: Any) -> Known | None:
 
 def same_everywhere(x: Any) -> Any:
     """The number that every element of an array is known to be; None if that is not known."""
-    array = x.array if isinstance(x, Spread) else x
+    array = unspread(x)
     if isinstance(array, np.ndarray) and array.size and (array == array.flat[0]).all():
         return array.flat[0]
     return None

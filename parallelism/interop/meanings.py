@@ -9,7 +9,7 @@ Meaning = TypeVar("Meaning", bound=Callable[..., object])
 
 
 class Meanings(dict[str, Meaning]):
-    """What ops mean, by their kinds."""
+    """The functions that give ops of a file format their meaning, by kind."""
 
     def of(self, *kinds: str) -> Callable[[Meaning], Meaning]:
         """A decorator: the function says what ops of these kinds mean."""

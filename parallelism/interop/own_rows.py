@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from parallelism.arrays import vector_shape
 from parallelism.interop.arrays import broadcast_dims, iota, part, reshaped, transposed
 from parallelism.interop.folding import Spread, emit, known, spread, whole
 from parallelism.ir.core import Extent, Op, Value
@@ -30,8 +31,8 @@ def place_of(x: Any) -> int | None:
     if isinstance(x, Traced):
         return _place(x.value)
     for dim, extent in enumerate(x.shape):
-        along = [extent if d == dim else 1 for d in range(x.ndim)]
-        if extent > 1 and np.array_equal(x, np.broadcast_to(np.arange(extent).reshape(along), x.shape)):
+        places = np.arange(extent).reshape(vector_shape(x.ndim, dim))
+        if extent > 1 and np.array_equal(x, np.broadcast_to(places, x.shape)):
             return dim
     return None
 

@@ -80,10 +80,10 @@ class Parts:
 
     def _joined(self, rank: int) -> Function:
         builder = Builder()
-        shards = [
-            value.type if self.inputs is None else _shard(value, layout, self.mesh, rank)
-            for value, layout in zip(self.whole_inputs, self.inputs or self.whole_inputs, strict=True)
-        ]
+        shards = [value.type for value in self.whole_inputs]
+        if self.inputs is not None:
+            pairs = zip(self.whole_inputs, self.inputs, strict=True)
+            shards = [_shard(value, layout, self.mesh, rank) for value, layout in pairs]
         values = {
             value.name: builder.input(value.name, type)
             for value, type in zip(self.whole_inputs, shards, strict=True)
@@ -152,10 +152,9 @@ class Partitioned(Executable):
 
 def uses_rank(function: Function) -> bool:
     """Whether the program depends on the rank that runs it."""
-    return any(
-        RANK in names_in(part)
-        for op in function.ops
-        for _, value in op.attributes
-        for part in (value if isinstance(value, tuple) else (value,))
-        if not isinstance(part, tuple)
-    )
+    for op in function.ops:
+        for _, value in op.attributes:
+            for part in value if isinstance(value, tuple) else (value,):
+                if not isinstance(part, tuple) and RANK in names_in(part):
+                    return True
+    return False

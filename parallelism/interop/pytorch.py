@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from parallelism.arrays import vector_shape
 from parallelism.dtypes import as_dtype, is_narrow
 from parallelism.interop.errors import EvaluationWarning, named, warn_of_own_derivatives
 from parallelism.interop.onnx_models.files import Model
@@ -209,7 +210,9 @@ def _symbols(dims: Sequence[Mapping[int, str]]) -> Iterable[str]:
 def _example(torch: Any, x: Any, dims: Mapping[int, str], name: str, extents: Mapping[str, int]) -> Any:
     """A tensor of its own for an argument; dims with symbols have their number of elements."""
     if isinstance(x, TensorType):
-        shape = [extents[dims[d]] if d in dims else n for d, n in enumerate(x.shape)]
+        shape = list(x.shape)
+        for d, symbol in dims.items():
+            shape[d] = extents[symbol]
         array = np.zeros(shape, np.float32 if is_narrow(x.dtype) else x.dtype)
         made = torch.from_numpy(array)
         return made.to(getattr(torch, x.dtype.name)) if is_narrow(x.dtype) else made
@@ -265,7 +268,9 @@ def _exported(
 ) -> tuple[Any, dict[str, Any]]:
     """The model as ONNX without its large tensors, and all its tensors, which share memory with the module."""
     symbols = {name: torch.export.Dim(name) for name in _symbols(dims)}
-    shapes: Any = tuple([{d: symbols[name] for d, name in own.items()} for own in dims])
+    shapes: Any = ()
+    for own in dims:
+        shapes += ({d: symbols[name] for d, name in own.items()},)
     try:
         program = torch.export.export(whole, given, dynamic_shapes=_as_taken(whole, shapes), strict=False)
         detach_ungraded(torch, program.graph_module)
@@ -357,7 +362,7 @@ def _cross_entropy(
     dim = 1 if scores.dim() > 1 else 0
     logs = torch.log_softmax(scores, dim)
     classes = scores.shape[dim]
-    shape = [classes if d == dim else 1 for d in range(scores.dim())]
+    shape = vector_shape(scores.dim(), dim, classes)
     weights = None if weight is None else weight.reshape(shape)
     if target.is_floating_point():  # probabilities of the classes
         target = target * (1 - label_smoothing) + label_smoothing / classes

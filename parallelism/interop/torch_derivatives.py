@@ -62,7 +62,7 @@ def _hooks(module: Any) -> Iterator[str]:
 
 
 def detach_ungraded(torch: Any, module: Any) -> None:
-    """Results of a part under ``torch.no_grad()`` are detached: the part is inlined, and that it was one is lost."""
+    """Detach the results of each part under ``torch.no_grad()``: the export inlines the part and forgets the ``no_grad``."""
     graph = module.graph
     for node in list(graph.nodes):
         if node.target is not torch.ops.higher_order.wrap_with_set_grad_enabled or node.args[0]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.interop.arrays import flipped, padded, reshaped, sliced, transposed
+from parallelism.interop.arrays import flipped, padded, reshaped, transposed
 from parallelism.interop.folding import convert, emit, whole
 
 
@@ -87,13 +87,3 @@ def grid(
     found = windows_of(x, axes, sizes, strides, dilations)
     shape = found.shape[: len(found.shape) - len(axes)]
     return reshaped(found, (*shape, int(np.prod(sizes, dtype=np.int64))))
-
-
-def cut(x: Any, axis: int, begin: int, end: int) -> Any:
-    """``x[begin:end]`` along a dim."""
-    return sliced(
-        x,
-        [begin if d == axis else 0 for d in range(x.ndim)],
-        [end if d == axis else n for d, n in enumerate(x.shape)],
-        [1] * x.ndim,
-    )

@@ -39,6 +39,7 @@ from parallelism.ir.operators import (  # noqa: F401
     dispatch,
     elementwise,
     indexing,
+    linear_attention,
     losses,
     normalizations,
     randomness,
@@ -48,7 +49,6 @@ from parallelism.ir.operators import (  # noqa: F401
     scatter,
     shapes,
     token_order,
-    vocabulary,
 )
 from parallelism.ir.passes import Interpreted, freed_after, gradient, interpret, live_bytes, peak_bytes
 from parallelism.ir.recording import (  # noqa: F401

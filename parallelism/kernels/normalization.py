@@ -17,6 +17,7 @@ If the features are sharded, the sums must be reduced over the shards; nothing e
 import numpy as np
 
 from parallelism.arrays import Array
+from parallelism.kernels.activations import swiglu, swiglu_backward
 from parallelism.kernels.dense import sum_of_rows
 
 
@@ -109,3 +110,29 @@ def _backward(
         normalization_backward(grad, hat, weight, scale, sums, features, centred=centred),
         sum_of_rows(products),
     )
+
+
+def gated_rms_norm(x: Array, gate: Array, weight: Array, epsilon: float = 1e-5, *, gate_first: bool) -> Array:
+    """``rms_norm(x) * silu(gate)``, or the norm of ``x * silu(gate)`` if the gate comes first.
+
+    The weight has the last dim of x, or its last dims.  The first is the norm of Gated DeltaNet (arXiv:2412.06464, section
+    3.4), the second that of Mamba-2 (arXiv:2405.21060, section 7.1).
+    """
+    if gate_first:
+        return rms_norm(swiglu(gate, x), weight, epsilon)
+    return swiglu(gate, rms_norm(x, weight, epsilon))
+
+
+def gated_rms_norm_backward(
+    grad: Array, x: Array, gate: Array, weight: Array, epsilon: float = 1e-5, *, gate_first: bool
+) -> tuple[Array, Array, Array]:
+    """The gradients of x, gate and weight, given that of `gated_rms_norm`."""
+    values = swiglu(gate, x) if gate_first else x
+    hat = values * normalization_scale(feature_products(values, values), x.shape[-1], epsilon)
+    gate_grad, of_normed = (grad, grad) if gate_first else swiglu_backward(gate, hat * weight, grad)
+    one = np.ones(x.shape[-1], x.dtype)
+    x_grad, _ = rms_norm_backward(of_normed * weight, values, one, epsilon)
+    if gate_first:
+        gate_grad, x_grad = swiglu_backward(gate, x, x_grad)
+    rows = tuple(range(x.ndim - weight.ndim))
+    return x_grad, gate_grad, (of_normed * hat).sum(axis=rows)

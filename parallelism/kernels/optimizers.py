@@ -98,15 +98,14 @@ class Adam:
         squares = [b * v + (1 - b) * (g * g) for v, g in zip(state.squares, gradients, strict=True)]
         # In a program t is an array; its dtype must not widen that of the state.
         of_means, of_squares = (1 - np.power(beta, t) for beta in (a, b))
-        return [
-            self._moved(
-                p,
-                self.lr
-                * (m / of_means.astype(m.dtype))
-                / (np.sqrt(v / of_squares.astype(v.dtype)) + self.epsilon),
-            )
-            for p, m, v in zip(parameters, means, squares, strict=True)
-        ], AdamState(t, means, squares)
+
+        def step(m: Array, v: Array) -> Array:
+            mean = self.lr * (m / of_means.astype(m.dtype))
+            found: Array = mean / (np.sqrt(v / of_squares.astype(v.dtype)) + self.epsilon)
+            return found
+
+        following = zip(parameters, means, squares, strict=True)
+        return [self._moved(p, step(m, v)) for p, m, v in following], AdamState(t, means, squares)
 
     def _moved(self, parameter: Array, step: Array) -> Array:
         """The next value of a parameter.  One is made after the other, so that no list of steps is in memory."""

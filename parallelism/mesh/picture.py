@@ -48,9 +48,14 @@ def _text(caption: str, rows: Sequence[str], columns: Sequence[str]) -> str:
 
 def _html(caption: str, rows: Sequence[str], columns: Sequence[str]) -> str:
     head, *body = _cells(["", *rows], columns, MOST_HTML, MOST_HTML)
-    cells = [[(rank, -1) for rank in row[1:]] for row in body]
-    labels = [(label, 1.0) for label in head[1:]], [(row[0], 1.0) for row in body]
-    return figure(grid(*labels, cells, width=46.0 * len(head), height=26.0 * len(body)), title=caption)
+    columns_told = [(label, 1.0) for label in head[1:]]
+    rows_told, cells = [], []
+    for label, *ranks in body:
+        rows_told.append((label, 1.0))
+        cells.append([(rank, -1) for rank in ranks])
+    return figure(
+        grid(columns_told, rows_told, cells, width=46.0 * len(head), height=26.0 * len(body)), title=caption
+    )
 
 
 def _cells(labels: Sequence[str], columns: Sequence[str], most_rows: int, most: int) -> Iterator[list[str]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from math import gcd
 from typing import Any
 
@@ -17,7 +16,7 @@ from parallelism.planning.plan import Task
 from parallelism.planning.settings import split_text
 from parallelism.planning.trained import BATCH
 from parallelism.simulation.operations import SimulatedOperation
-from parallelism.training.stage_layers import begins_of
+from parallelism.training.stage_layers import begins_of, runs_of
 from parallelism.transforms import Pipeline
 
 
@@ -106,9 +105,4 @@ Arrangement = Stages | Replicas
 
 def _runs(counts: Sequence[int]) -> str:
     """Numbers of blocks in a few characters: ``3x5 4`` for three stages of five and one of four."""
-    ends = [*(place for place, (one, two) in enumerate(pairwise(counts), 1) if one != two), len(counts)]
-    starts = [0, *ends[:-1]]
-    return " ".join(
-        f"{end - start}x{counts[start]}" if end - start > 1 else str(counts[start])
-        for start, end in zip(starts, ends, strict=True)
-    )
+    return " ".join(f"{times}x{count}" if times > 1 else str(count) for count, times in runs_of(counts))

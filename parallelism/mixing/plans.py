@@ -48,7 +48,7 @@ class MixedPlan:
 
     @property
     def seconds(self) -> float:
-        """Of a step, by its simulation if there is one."""
+        """The seconds of a step: simulated if there is a simulation, else estimated."""
         return self.bound_seconds if self.simulated_seconds is None else self.simulated_seconds
 
     @property
@@ -71,7 +71,7 @@ class MixedPlan:
 
     @property
     def microbatches(self) -> int:
-        """Those of each replica."""
+        """The microbatches of each replica."""
         return self.run.microbatches
 
     @property
@@ -112,7 +112,7 @@ class MixedPlan:
         return simulate(self.run.step, self.hardware, **{**self.run.placed, **options})
 
     def json(self) -> dict[str, Any]:
-        """Its figures as plain values."""
+        """The figures of the plan as plain values."""
         found = self.figures.json() if self.simulated_seconds is not None else {"seconds": self.seconds}
         each = zip(self.hardware.labels, self.arrangement.json(self.hardware), self.peak_bytes, strict=True)
         return {
@@ -232,7 +232,7 @@ class MixedPlans:
 
     @property
     def counted(self) -> str:
-        """What was looked at, and what is proved."""
+        """How many plans were timed and simulated, and what is proved of the first, in words."""
         told = f"{plural(self.timed, 'plan')} over both parts timed, {self.simulated} simulated"
         if not self.found:
             reasons = ", ".join(f"{reason} ({count})" for reason, count in self.refused.items())

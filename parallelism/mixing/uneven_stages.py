@@ -116,16 +116,15 @@ class UnevenStages:
     @cached_property
     def seconds(self) -> dict[str, Floats]:
         """By name the seconds of `PartOfPlans.seconds`."""
-        known = {
-            (part, place): self.parts[part].seconds(
-                self.row, self.of_parts[part], place, self.alike_counts(place)
-            )
-            for part, place in dict.fromkeys(self._kinds)
-        }
-        return {
-            name: np.stack([_in_front(known[kind][name], len(self.counts)) for kind in self._kinds])
-            for name in ("F", "B", "before", "after")
-        }
+        known = {}
+        for part, place in dict.fromkeys(self._kinds):
+            counts = self.alike_counts(place)
+            known[part, place] = self.parts[part].seconds(self.row, self.of_parts[part], place, counts)
+        found = {}
+        for name in ("F", "B", "before", "after"):
+            by_stage = [_in_front(known[kind][name], len(self.counts)) for kind in self._kinds]
+            found[name] = np.stack(by_stage)
+        return found
 
     def alike_counts(self, place: int) -> range:
         """The numbers of blocks that a stage at a place may have: the first has those that are like no others, and one."""

@@ -10,6 +10,7 @@ from .layers import (
     dropout as dropout,
     rotary as rotary,
 )
+from .linear_attention import LinearAttention as LinearAttention
 from .lora import LoRA as LoRA
 from .perceptron import mlp as mlp
 from .plain_gpt import gpt as gpt

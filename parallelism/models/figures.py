@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from parallelism.ir.core.types import MOST_BYTES
 from parallelism.ir.operators.masked_scores import allowed_scores
@@ -53,7 +53,8 @@ def _next_weights(spec: TransformerSpec) -> dict[str, Shape]:
 def block_weights(spec: TransformerSpec, layer: int) -> dict[str, Shape]:
     """The parameters of a block, without its number."""
     first, second = norms_of_block(spec)
-    attention, feed_forward = attention_weights(spec), feed_forward_weights(spec, layer)
+    attention, feed_forward = mixer_weights(spec, layer), feed_forward_weights(spec, layer)
+    first, second = first if attention else (), second if feed_forward else ()
     block = _norm_weights(spec, dict.fromkeys(first, spec.width)) | attention
     block |= _norm_weights(spec, dict.fromkeys(second, spec.width)) | feed_forward
     block |= _norm_biases(spec, dict.fromkeys((*first, *second), spec.width))
@@ -71,12 +72,49 @@ def norms_of_block(spec: TransformerSpec) -> tuple[tuple[str, ...], tuple[str, .
     return first, () if spec.parallel == "one_norm" else second
 
 
+def mixer_weights(spec: TransformerSpec, layer: int) -> dict[str, Shape]:
+    """The parameters of the attention of a block, linear or not, but its biases and norms before and after it."""
+    if not spec.has("attention", layer):
+        return {}
+    linear = spec.linear_attention
+    if linear is not None and linear.at(layer):
+        return linear.weights(spec.width)
+    return attention_weights(spec)
+
+
+def check_layer_parts(spec: TransformerSpec) -> None:
+    """``ValueError`` for parts of layers that there are not, and for what cannot be combined with linear attention."""
+    if spec.layer_parts is not None:
+        object.__setattr__(spec, "layer_parts", tuple(spec.layer_parts))
+        known = ("attention", "feed_forward", "both")
+        if wrong := [each for each in spec.layer_parts if each not in known]:
+            raise ValueError(f"layer_parts must be of {', '.join(known)}, got {wrong[0]!r}")
+        if spec.parallel:
+            raise ValueError(f"parallel={spec.parallel} needs layers with both parts: layer_parts=None")
+    if spec.linear_attention is not None and spec.documents is not None:
+        raise ValueError("linear attention has no documents in a sequence: its state goes on; documents=None")
+    if spec.attention_gate and spec.attention is not None:
+        raise ValueError("latent attention has no gate: attention_gate=False")
+
+
+def kind_of_layer(spec: TransformerSpec, layer: int) -> tuple[Any, ...]:
+    """What tells a layer from layers that do not compute the same."""
+    has_experts = spec.experts is not None and spec.experts.at(layer)
+    parts = "both" if spec.layer_parts is None else spec.layer_parts[layer]
+    if parts == "feed_forward":
+        return parts, has_experts
+    has_experts = has_experts and parts == "both"
+    if spec.is_linear(layer):
+        return parts, has_experts, "linear"
+    return parts, has_experts, spec.window_of(layer), spec.is_rotated(layer)
+
+
 def attention_weights(spec: TransformerSpec) -> dict[str, Shape]:
     """The parameters of the attention of a block, but its biases and norms before and after it."""
     if spec.attention is not None:
         return _latent_weights(spec)
     h, width = spec.width, spec.head_width
-    queries, others = spec.heads * width, 2 * spec.groups * width
+    queries, others = spec.heads * width * (1 + spec.attention_gate), 2 * spec.groups * width
     weights: dict[str, Shape] = {"qkv": (h, queries + others)}
     if spec.key_value_copies > 1:
         weights = {"query": (h, queries), "key_value": (h, others)}
@@ -111,6 +149,8 @@ def _latent_weights(spec: TransformerSpec) -> dict[str, Shape]:
 def feed_forward_weights(spec: TransformerSpec, layer: int) -> dict[str, Shape]:
     """The parameters of the feed-forward of a block, but its biases and the norms before and after it."""
     h, experts = spec.width, spec.experts
+    if not spec.has("feed_forward", layer):
+        return {}
     if experts is None or not experts.at(layer):
         return _feed_forward(spec, "", h, spec.hidden)
     weights: dict[str, Shape] = {"router": (h, experts.count)}
@@ -198,7 +238,7 @@ def idle_parameters(spec: TransformerSpec) -> int:
         return 0
     found = 0
     for layer in range(spec.layers):
-        if not experts.at(layer):
+        if not experts.at(layer) or not spec.has("feed_forward", layer):
             continue
         for name, shape in block_weights(spec, layer).items():
             if name.startswith("expert_"):
@@ -214,8 +254,11 @@ def forward_flops_of(spec: TransformerSpec, tokens: int) -> int:
     further = spec.next_tokens * (4 * spec.width**2 + 2 * _product_weights(spec, spec.layers - 1) + head)
     latent = spec.attention
     scored = 2 * spec.head_width if latent is None else latent.query_width + latent.value_width
-    scores = 2 * (spec.layers + spec.next_tokens) * spec.heads * scored * _scores(spec)
-    return tokens * (of_layers + head + further) + tokens * scores // spec.sequence
+    layers = [*range(spec.layers), *[spec.layers - 1] * spec.next_tokens]
+    mixing = [spec.is_linear(layer) for layer in layers if spec.has("attention", layer)]
+    scores = 2 * mixing.count(False) * spec.heads * scored * _scores(spec)
+    states = 0 if spec.linear_attention is None else mixing.count(True) * spec.linear_attention.state_flops
+    return tokens * (of_layers + head + further + states) + tokens * scores // spec.sequence
 
 
 def frozen_flops_of(spec: TransformerSpec, tokens: int) -> int:
@@ -234,7 +277,7 @@ def _scores(spec: TransformerSpec) -> int:
 
 def _product_weights(spec: TransformerSpec, layer: int) -> int:
     """The elements of the weights of a block that a token is multiplied with, those of adapters not among them."""
-    weights, experts = attention_weights(spec) | feed_forward_weights(spec, layer), spec.experts
+    weights, experts = mixer_weights(spec, layer) | feed_forward_weights(spec, layer), spec.experts
     products = 0
     for name, shape in weights.items():
         if len(shape) == 1:

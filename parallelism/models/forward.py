@@ -14,6 +14,7 @@ from parallelism.models.block_parts import Parameters, Parts
 from parallelism.models.feed_forward import feed_forward
 from parallelism.models.figures import check_countable
 from parallelism.models.layers import capped, cross_entropy
+from parallelism.models.linear_attention import linear_attention
 from parallelism.models.next_tokens import next_token_loss
 from parallelism.models.self_attention import self_attention
 
@@ -92,11 +93,14 @@ class Forward:
     def _block(self, x: Any, layer: int, block: str) -> Any:
         """Block ``layer``; the names of its parameters begin with ``block``."""
         spec = self.spec
-        with region("attention"):
-            normed = self._norm(x, f"{block}norm1", "before")
-            attended = self._added(self._attended(normed, layer, block), f"{block}norm1_after")
-            if not spec.parallel:
-                x = x + attended
+        if spec.has("attention", layer):
+            with region("attention"):
+                normed = self._norm(x, f"{block}norm1", "before")
+                attended = self._added(self._attended(normed, layer, block), f"{block}norm1_after")
+                if not spec.parallel:
+                    x = x + attended
+        if not spec.has("feed_forward", layer):
+            return x
         with region("feed_forward"):
             if spec.parallel != "one_norm":
                 normed = self._norm(x, f"{block}norm2", "before")
@@ -105,7 +109,8 @@ class Forward:
 
     def _attended(self, x: Any, layer: int, block: str) -> Any:
         """The attention of a block to ``x``, behind its norm."""
-        return self_attention(self.parts, x, layer, block)
+        mixed = linear_attention if self.spec.is_linear(layer) else self_attention
+        return mixed(self.parts, x, layer, block)
 
     def _fed_forward(self, x: Any, layer: int, block: str) -> Any:
         """The feed-forward of a block of ``x``, behind its norm."""

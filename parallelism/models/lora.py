@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from parallelism.arrays import with_plain_numbers
 from parallelism.display.quantities import short_errors
-from parallelism.models.figures import Shape, attention_weights, feed_forward_weights
+from parallelism.models.figures import Shape, attention_weights, feed_forward_weights, mixer_weights
 
 if TYPE_CHECKING:
     from parallelism.models.spec import TransformerSpec
 
 DOWN, UP = "down", "up"
 """The two products of an adapter: to ``rank`` features, and from these."""
-_NEVER = frozenset(("router", "shared_router"))
-"""Products that decide where tokens go have no adapters."""
+_NEVER = frozenset(("router", "shared_router", "convolution"))
+"""Products that decide where tokens go have no adapters, and the weight of a convolution is that of none."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def _adapted(spec: TransformerSpec) -> tuple[str, ...]:
 
 def _adaptable(spec: TransformerSpec, layer: int) -> dict[str, tuple[int, int]]:
     """The products of a block that may have adapters, with the features that they take and make."""
-    weights = attention_weights(spec) | feed_forward_weights(spec, layer)
+    weights = mixer_weights(spec, layer) | feed_forward_weights(spec, layer)
     return {
         name: (shape[0], shape[1])
         for name, shape in weights.items()

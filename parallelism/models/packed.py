@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from math import inf
 from statistics import NormalDist
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from parallelism.models.spec import TransformerSpec
 
 MOST = 1024
 """So many documents of different lengths are listed at most."""
@@ -67,3 +72,23 @@ def _rounded(sequence: int, shares: Floats) -> tuple[int, ...]:
         if lengths.min() >= 1:
             break
     return tuple(lengths.tolist())
+
+
+def check_documents(spec: TransformerSpec) -> None:
+    """``ValueError`` for lengths of documents that cannot be."""
+    given: Any = spec.documents
+    if given is not None and type(given) is not int:
+        object.__setattr__(spec, "documents", tuple(given))
+    lengths: Any = [given] if type(given) is int else spec.documents or ()
+    if given is not None and (not lengths or any(type(each) is not int or each < 1 for each in lengths)):
+        raise ValueError(
+            f"documents must be a length of at least 1 token, or several, or None, got {given!r}"
+        )
+    variation = spec.document_variation
+    if isinstance(variation, bool) or not isinstance(variation, int | float) or not 0 <= variation < inf:
+        raise ValueError(f"document_variation must be a number of at least 0, got {variation!r}")
+    if variation and type(given) is not int:
+        raise ValueError(
+            f"document_variation={variation:g} needs the mean length of documents, got {given!r}"
+        )
+    _ = spec.document_lengths  # refuses what a sequence has no place for

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from parallelism.ir.tracing.current import region
+from parallelism.ir.tracing.tracing import apply
 from parallelism.kernels import Mask
 from parallelism.models.block_parts import Parts, unit
 from parallelism.models.latent_layers import latent_attention
@@ -24,7 +25,7 @@ def self_attention(parts: Parts, x: Any, layer: int, block: str) -> Any:
     batch, rows, _ = x.shape
     window = spec.window_of(layer)
     with region("qkv"):
-        q, k, v = heads_of(parts, x, block)
+        q, k, v, *gate = heads_of(parts, x, block)
         k, v = (_copied(each, spec.key_value_copies, axis=2) for each in (k, v))
         q, k = normed_heads(parts, q, k, block)
         if spec.is_rotated(layer):
@@ -47,26 +48,35 @@ def self_attention(parts: Parts, x: Any, layer: int, block: str) -> Any:
             seed=next(parts.seeds),
             fused=spec.fused_attention,
         )
+    if gate:
+        with region("gate"):
+            x = x * apply("sigmoid", *gate)
     with region("out"):
         return parts.product(x.reshape((batch, rows, spec.heads * spec.head_width)), block, "out")
 
 
-def heads_of(parts: Parts, x: Any, block: str) -> tuple[Any, Any, Any]:
-    """Queries ``(batch, rows, heads, head_width)``, and keys and values ``(batch, rows, groups, head_width)``."""
+def heads_of(parts: Parts, x: Any, block: str) -> list[Any]:
+    """Queries ``(batch, rows, heads, head_width)``, and keys and values ``(batch, rows, groups, head_width)``; and what
+    gates the result, of the shape of queries, if it has a gate."""
     spec = parts.spec
     batch, rows, _ = x.shape
-    groups, each, width = spec.groups, spec.heads // spec.groups, int(spec.head_width)
+    groups, width, gates = spec.groups, int(spec.head_width), int(spec.attention_gate)
+    each = spec.heads // spec.copied_groups
+    of_queries, of_keys = ((batch, rows, count, width) for count in (spec.heads, groups))
     if spec.key_value_copies > 1:
-        q = parts.product(x, block, "query").reshape((batch, rows, spec.heads, width))
+        q = parts.product(x, block, "query")
+        gate: list[Any] = []
+        if gates:
+            q, *gate = np.split(q.reshape((batch, rows, spec.copied_groups, 2 * each, width)), 2, axis=3)
+        q = q.reshape(of_queries)
         joined = parts.product(x, block, "key_value").reshape((batch, rows, groups, 2, width))
         k, v = np.split(joined, [1], axis=3)
-        k, v = (part.reshape((batch, rows, groups, width)) for part in (k, v))
-        return q, k, v
-    joined = parts.product(x, block, "qkv").reshape((batch, rows, groups, each + 2, width))
-    q, k, v = np.split(joined, [each, each + 1], axis=3)
-    q = q.reshape((batch, rows, spec.heads, width))
-    k, v = (part.reshape((batch, rows, groups, width)) for part in (k, v))
-    return q, k, v
+    else:
+        joined = parts.product(x, block, "qkv").reshape((batch, rows, groups, each * (1 + gates) + 2, width))
+        q, k, v, *gate = np.split(joined, [each, each + 1, each + 2][: 2 + gates], axis=3)
+        q = q.reshape(of_queries)
+    k, v = (part.reshape(of_keys) for part in (k, v))
+    return [q, k, v, *(part.reshape(of_queries) for part in gate)]
 
 
 def _copied(x: Any, copies: int, axis: int) -> Any:

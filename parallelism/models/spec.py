@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from math import inf, prod
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from parallelism.arrays import with_plain_numbers
 from parallelism.display.quantities import short_errors
 from parallelism.ir.core import Extent, Function, TensorType, checked_dtype
-from parallelism.ir.operators.vocabulary import FUSED_LOSS
+from parallelism.ir.operators.losses import FUSED_LOSS
 from parallelism.ir.passes.frozen import frozen
 from parallelism.ir.recording import record
 from parallelism.kernels import RotaryScaling
@@ -22,6 +22,7 @@ from parallelism.models.expert_layers import Experts
 from parallelism.models.figures import (
     PARTS_OF_QKV,
     Shape,
+    check_layer_parts,
     forward_flops_of,
     frozen_flops_of,
     idle_parameters,
@@ -30,8 +31,9 @@ from parallelism.models.figures import (
 )
 from parallelism.models.forward import Forward, checked_program
 from parallelism.models.latent_attention import LatentAttention
+from parallelism.models.linear_attention import LinearAttention
 from parallelism.models.lora import LoRA, adapters_of, check_adapters
-from parallelism.models.packed import document_lengths
+from parallelism.models.packed import check_documents, document_lengths
 
 VOCABULARY_MULTIPLE = 128
 """What Megatron-LM pads a vocabulary to a multiple of for one tensor-parallel device."""
@@ -151,6 +153,12 @@ class TransformerSpec:
     """The experts of layers that have them."""
     attention: LatentAttention | None = None
     """Latent attention in place of heads of queries, keys and values; None: these."""
+    linear_attention: LinearAttention | None = None
+    """Linear attention, which keeps a state, in place of attention in the layers that it names; None: in none."""
+    attention_gate: bool = False
+    """Whether a sigmoid for each feature multiplies what attention gives, before the product behind it."""
+    layer_parts: tuple[str, ...] | None = None
+    """What each layer has: ``attention`` or ``feed_forward`` alone, or ``both``; None: all layers have both."""
     next_tokens: int = 0
     """Modules that predict one more token each (DeepSeek-V3, 2024, arXiv:2412.19437, section 2.2)."""
     remarks: tuple[str, ...] = field(default=(), compare=False, repr=False)
@@ -186,7 +194,7 @@ class TransformerSpec:
         self._check_positions()
         self._check_layers()
         check_adapters(self)
-        self._check_documents()
+        check_documents(self)
         object.__setattr__(self, "dtype", checked_dtype(self.dtype))
 
     def _derive(self) -> None:
@@ -242,25 +250,6 @@ class TransformerSpec:
         if type(self.next_tokens) is not int or self.next_tokens < 0:
             raise ValueError(f"next_tokens must be an integer of at least 0, got {self.next_tokens!r}")
 
-    def _check_documents(self) -> None:
-        """``ValueError`` for lengths of documents that cannot be."""
-        given: Any = self.documents
-        if given is not None and type(given) is not int:
-            object.__setattr__(self, "documents", tuple(given))
-        lengths: Any = [given] if type(given) is int else self.documents or ()
-        if given is not None and (not lengths or any(type(each) is not int or each < 1 for each in lengths)):
-            raise ValueError(
-                f"documents must be a length of at least 1 token, or several, or None, got {given!r}"
-            )
-        variation = self.document_variation
-        if isinstance(variation, bool) or not isinstance(variation, int | float) or not 0 <= variation < inf:
-            raise ValueError(f"document_variation must be a number of at least 0, got {variation!r}")
-        if variation and type(given) is not int:
-            raise ValueError(
-                f"document_variation={variation:g} needs the mean length of documents, got {given!r}"
-            )
-        _ = self.document_lengths  # refuses what a sequence has no place for
-
     def _check_layers(self) -> None:
         """Choices of layers that are listed have an entry for each."""
         for name in ("full_attention_every", "unrotated_every"):
@@ -272,9 +261,16 @@ class TransformerSpec:
                     f"{name} must be an integer of at least 1, or a bool for each layer, got {value!r}"
                 )
             object.__setattr__(self, name, tuple(bool(each) for each in value))
-        listed = {"full_attention_every": self.full_attention_every, "unrotated_every": self.unrotated_every}
+        listed: dict[str, Any] = {
+            "full_attention_every": self.full_attention_every,
+            "unrotated_every": self.unrotated_every,
+        }
         if self.experts is not None:
             listed["layers of experts"] = self.experts.layers
+        if self.linear_attention is not None:
+            listed["layers of linear attention"] = self.linear_attention.layers
+        check_layer_parts(self)
+        listed["layer_parts"] = self.layer_parts
         for name, value in listed.items():
             if isinstance(value, tuple) and len(value) < self.layers:
                 raise ValueError(
@@ -344,6 +340,14 @@ class TransformerSpec:
         """Whether a layer has rotary positions."""
         return self.positions == "rotary" and not _holds(self.unrotated_every, layer)
 
+    def is_linear(self, layer: int) -> bool:
+        """Whether a layer has linear attention."""
+        return self.linear_attention is not None and self.linear_attention.at(layer)
+
+    def has(self, part: str, layer: int) -> bool:
+        """Whether a layer has its ``attention``, linear or not, or its ``feed_forward``."""
+        return self.layer_parts is None or self.layer_parts[layer] in (part, "both")
+
     def for_tensor_parallel(self, devices: int) -> TransformerSpec:
         """The model as so many devices of tensor parallelism compute it: with copies of the heads of keys and values, if
         these are fewer.
@@ -401,7 +405,7 @@ class TransformerSpec:
         experts; ``router`` has a column for each of them; those of shared experts begin with ``shared_``.  Latent
         attention has ``query_down`` and ``query_up`` (or ``query``), ``key_value_down``, whose last columns are the
         rotated key, and ``key_value_up``, with the columns of the key and of the value for each head.  Those of the
-        modules that predict further tokens begin with ``next.0.``.
+        modules that predict further tokens begin with ``next.0.``.  `LinearAttention.weights` has those of linear attention.
         """
         return weights_of(self)
 

@@ -10,7 +10,7 @@ from parallelism.dtypes import common_dtype
 
 
 class MatmulCost(NamedTuple):
-    """Of one product, or of a batch of them."""
+    """The flops and bytes of one product, or of a batch of them."""
 
     flops: float
     """2 m n k for each product."""

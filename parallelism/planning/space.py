@@ -170,6 +170,8 @@ def _split(
     table.cross(cp=given.get("cp") or [1])
     if model.sequence is not None:
         table.refuse("cp does not divide the sequence", model.sequence % table["cp"] != 0)
+    if model.has_states:
+        table.refuse("cp does not split the sequences of linear attention", table["cp"] > 1)
     table.cross(ep=given.get("ep") or _divisors(model.experts or 1))
     table.refuse("ep does not divide the experts", (model.experts or 1) % table["ep"] != 0)
     table.cross(pp=given.get("pp") or sizes)

@@ -15,6 +15,7 @@ from parallelism.dtypes import is_floating
 from parallelism.ir import Function, symbols
 from parallelism.ir.core import checked_dtype
 from parallelism.models import TransformerSpec, transformer
+from parallelism.models.figures import kind_of_layer
 from parallelism.planning.program_blocks import Blocks, with_regions
 from parallelism.training.stage_layers import balanced_ends, begins_of, even, head_layers
 from parallelism.transforms import SGD, Adam, MixedPrecision, train_step
@@ -106,7 +107,8 @@ class TrainedModel:
         elif precision.dtype != dtype.name:
             raise ValueError(f"{precision} is for a model in {precision.dtype}, got one in {dtype}")
         (rows,) = symbols(BATCH)
-        regions = frozenset(replace(wide, layers=1).function(rows).regions)
+        attending = (i for i in range(spec.layers) if spec.has("attention", i) and not spec.is_linear(i))
+        regions = frozenset(replace(wide, layers=1 + next(attending, 0)).function(rows).regions)
         return cls(
             wide,
             regions,
@@ -140,6 +142,11 @@ class TrainedModel:
         return spec.groups if isinstance(spec, TransformerSpec) and spec.attention is None else None
 
     @property
+    def has_states(self) -> bool:
+        """Whether layers have linear attention, which goes through a sequence token by token."""
+        return isinstance(self.model, TransformerSpec) and self.model.linear_attention is not None
+
+    @property
     def experts(self) -> int | None:
         """The number of experts, over which ``ep`` may split them; None: there are none."""
         if isinstance(self.model, Function):
@@ -152,14 +159,9 @@ class TrainedModel:
         if not isinstance(self.model, TransformerSpec):
             return 0
         spec = self.model
+        # Nothing before the first is trained beside adapters: its input has no gradient.
         kinds = [
-            (
-                spec.experts is not None and spec.experts.at(layer),
-                spec.window_of(layer),
-                spec.is_rotated(layer),
-                spec.lora is not None
-                and layer == 0,  # nothing before it is trained: its input has no gradient
-            )
+            (spec.lora is not None and layer == 0, *kind_of_layer(spec, layer))
             for layer in range(spec.layers)
         ]
         return max((layer + 1 for layer, kind in enumerate(kinds) if kind != kinds[-1]), default=0)
@@ -290,7 +292,9 @@ def _split_by_tp(spec: TransformerSpec) -> tuple[tuple[str, int], ...]:
     experts = spec.experts
     found = [("heads", spec.heads)]
     found += [] if spec.attention is None else [("heads of keys and values", spec.groups)]
-    if experts is None or not all(experts.at(layer) for layer in layers):
+    if spec.linear_attention is not None:
+        found.append(("the groups of linear attention", spec.linear_attention.groups))
+    if any(spec.has("feed_forward", i) and (experts is None or not experts.at(i)) for i in layers):
         found.append(("the feed-forward width", spec.hidden))
     if experts is not None:
         found.append(("the width of an expert", spec.expert_width))

@@ -28,7 +28,7 @@ def singles(mesh: Mesh) -> Bundles:
 
 
 def bundles(source: TensorSharding, target: TensorSharding, mesh: Mesh, allowed: Sequence[str]) -> Bundles:
-    """The bundles of ``allowed`` axes for the search between two layouts."""
+    """The ``allowed`` axes, in the bundles with which the search between two layouts numbers them."""
     axes = [axis for (axis,) in singles(mesh) if axis in allowed]
     if len(axes) <= MANY_AXES:
         return tuple((axis,) for axis in axes)

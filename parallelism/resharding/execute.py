@@ -35,8 +35,10 @@ def run_step(device: Device, step: ReshardingStep, x: Array) -> Array:
 
 
 def calls_of_groups(step: ReshardingStep, groups: Ints, dtype: np.dtype[Any]) -> list[tuple[MemberCall, ...]]:
-    """What `run_step` calls on each member of groups along ``step.axes``, with flat arrays, for a step that moves
-    blocks of several dims, or permutes them.  ``groups[i]`` are the ranks of a group; equal groups have one tuple.
+    """For each group along ``step.axes``, the collectives that `run_step` calls on its members, with flat arrays.
+
+    The step moves blocks of several dims, or permutes them.  ``groups[i]`` are the ranks of group i.  Groups with the
+    same calls share one tuple.
     """
     starts, stops = (each[:, groups] for each in _intervals(step.before, step))
     held = (stops - starts).prod(axis=0)

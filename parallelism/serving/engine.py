@@ -74,13 +74,13 @@ class Row:
     samples: bool
 
     def later(self, steps: int) -> Row:
-        """The same so many tokens later."""
+        """The same ``steps`` tokens later."""
         return Row(self.request, self.start + steps, self.stop + steps, self.samples)
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a microbatch of a step has to do: rows for each replica."""
+    """The work of a microbatch of a step: rows for each replica."""
 
     rows: tuple[tuple[Row, ...], ...]
 
@@ -95,7 +95,7 @@ class Work:
         return max(sum(row.samples for row in rows) for rows in self.rows)
 
     def later(self, steps: int) -> Work:
-        """The same so many tokens later."""
+        """The same ``steps`` tokens later."""
         return Work(tuple(tuple(row.later(steps) for row in rows) for rows in self.rows))
 
 

@@ -235,9 +235,9 @@ class Placement:
         transforms = [each for each in self.strategy.transforms if not isinstance(each, apart)]
         experts = self.spec.experts
         if experts is None or not any(experts.at(layer) for layer in range(part.first, part.last)):
-            transforms = [
-                DataParallel(each.axis) if isinstance(each, ExpertParallel) else each for each in transforms
-            ]
+            for i, each in enumerate(transforms):
+                if isinstance(each, ExpertParallel):
+                    transforms[i] = DataParallel(each.axis)
         split: Function = Strategy(*transforms)(function) if transforms else function
         return self._with_tokens_split(split) if self.context > 1 else split
 

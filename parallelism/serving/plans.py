@@ -44,7 +44,7 @@ class Layout(NamedTuple):
 
 @dataclass(frozen=True)
 class Task:
-    """What is asked for."""
+    """The question of a search: the model, its hardware, its requests and its limits."""
 
     spec: TransformerSpec
     hardware: Hardware
@@ -62,7 +62,7 @@ class Task:
 
     @property
     def weights_bytes(self) -> float:
-        """Those of all weights, at least."""
+        """The bytes of all weights, at least."""
         return self.spec.parameters * {"int4": 4, "int8": 8, "fp8": 8}.get(self.precision, 16) / 8
 
     def usable_bytes(self, communicators: int) -> float:
@@ -115,7 +115,7 @@ class PrefillPool:
 
     @property
     def words(self) -> str:
-        """Its layout in words."""
+        """The layout in words."""
         return " ".join(f"{name}={value}" for name, value in self.layout._asdict().items())
 
     def json(self) -> dict[str, Any]:
@@ -205,7 +205,7 @@ class ServingPlan:
 
     @property
     def tokens_per_second_per_device(self) -> float:
-        """Of answers."""
+        """The tokens of answers per second and device."""
         return self.tokens_per_second / self.devices
 
     @property
@@ -226,7 +226,7 @@ class ServingPlan:
 
     @property
     def own_words(self) -> str:
-        """The same without those of devices that compute prompts."""
+        """The settings in words, without those of devices that compute prompts."""
         return " ".join(f"{name}={getattr(self, name)}" for name in SETTINGS)
 
     def json(self) -> dict[str, Any]:
@@ -281,13 +281,13 @@ class ServingPlans:
 
     @cached_property
     def plans(self) -> tuple[ServingPlan, ...]:
-        """Those within the limits, the most tokens a second first; of equal ones the shorter token."""
+        """The plans within the limits, most tokens per second first; of equal ones that with the shorter token."""
         within = [plan for plan in self.rows if self.task.meets(plan)]
         return tuple(sorted(within, key=_by_speed))
 
     @cached_property
     def beyond(self) -> tuple[ServingPlan, ...]:
-        """Those that do not meet the limits, the nearest first."""
+        """The plans beyond the limits, the nearest to them first."""
         others = [plan for plan in self.rows if not self.task.meets(plan)]
         return tuple(sorted(others, key=lambda plan: (self.task.excess(plan), *_by_speed(plan))))
 
@@ -374,9 +374,9 @@ class ServingPlans:
             if name not in SETTINGS:
                 raise ValueError(f"the settings of a plan are {', '.join(SETTINGS)}, got {name!r}")
         words = " ".join(f"{name}={value}" for name, value in wanted.items())
-        having = [
-            plan for plan in self.rows if all(getattr(plan, name) == value for name, value in wanted.items())
-        ]
+        having = list(self.rows)
+        for name, value in wanted.items():
+            having = [plan for plan in having if getattr(plan, name) == value]
         if not having:
             return f"{words}: {self._refusal(wanted)}"
         within = sorted((plan for plan in having if self.task.meets(plan)), key=_by_speed)

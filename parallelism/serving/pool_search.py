@@ -281,7 +281,8 @@ def _engines(one: Layout, other: Layout) -> int:
 def _cache_bytes(fit: Fit, tokens: int) -> list[int]:
     """By stage, the bytes of the cache of a sequence of so many tokens on a device."""
     settings, spec = fit.prices.settings, fit.task.spec
-    return [
-        sum(nbytes * settings.table_pages(spec, kind, tokens) for kind, nbytes in pages.items())
-        for pages in fit.prices.page_bytes()
-    ]
+    by_stage = []
+    for page_bytes in fit.prices.page_bytes():
+        held = (nbytes * settings.table_pages(spec, kind, tokens) for kind, nbytes in page_bytes.items())
+        by_stage.append(sum(held))
+    return by_stage

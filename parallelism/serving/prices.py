@@ -50,7 +50,7 @@ Signature = tuple[Any, ...]
 
 
 def signature(spec: TransformerSpec, layer: int) -> Signature:
-    """What kind a block is of."""
+    """A key for the kind of a block: blocks with equal keys cost the same."""
     has_experts = spec.experts is not None and spec.experts.at(layer)
     return spec.window_of(layer), has_experts, spec.is_rotated(layer)
 
@@ -237,8 +237,9 @@ class StepPrices:
 
     @memoized
     def _stage(self, kinds: _Kinds) -> _Stage:
-        before, after = ([] if here else [kinds.blocks[0]] for here in (kinds.begins, kinds.ends))
         own = kinds.blocks
+        before = () if kinds.begins else own[:1]
+        after = () if kinds.ends else own[:1]
         spec = with_blocks(self.placement.spec, [*before, *own, *after])
         strategy = self.placement.inner_strategy
         placement = Placement(spec, self.placement.inside, strategy)
@@ -246,11 +247,12 @@ class StepPrices:
         settings = replace(self.settings, pages=dict.fromkeys(self.settings.pages, 1))
         localized = placement.localized(part, settings, self.precision.cache, self.precision.weights)
         function, calls, chains = arranged(localized.program(0), None, fused=self.fused)
-        categories = {
-            value.name: "weights" if value.name.startswith("p.") else "cache"
-            for value in function.inputs
-            if value.name.startswith(("p.", "cache."))
-        }
+        categories = {}
+        for value in function.inputs:
+            if value.name.startswith("p."):
+                categories[value.name] = "weights"
+            elif value.name.startswith("cache."):
+                categories[value.name] = "cache"
         program = SymbolicProgram(
             function, categories, calls=calls, chains=chains, given_up=frozenset({"hidden"})
         )

@@ -246,7 +246,8 @@ class Search:
         count = self.task.devices if devices is None else devices
         inner = hardware.inside(1) if len(hardware.links) > 1 else hardware.devices
         nodes = max(-(-count // inner), 1)
-        stages = [each for each in sorted({1, 2 if nodes == 1 else nodes}) if count % each == 0]
+        more = 2 if nodes == 1 else nodes
+        stages = [each for each in (1, more) if count % each == 0]
         for tp in self._choices("tp", [each for each in _divisors(count) if each <= inner]):
             for pp in self._choices("pp", stages):
                 for ep in self._choices("ep", _divisors(count)):
@@ -319,7 +320,7 @@ class Search:
         return sorted({each for each in BATCHES if each < most} | {most})
 
     def fit(self, layout: Layout) -> Fit:
-        """What of the memory is left for the cache under a layout."""
+        """The memory that a layout leaves for the cache."""
         return self._fit(layout._replace(replicas=1))
 
     @memoized
@@ -419,26 +420,30 @@ class Fit:
 
     def room(self, batch: int) -> Room | None:
         """The pages for so many requests of a replica of attention; None if they do not fit."""
-        task, settings, spec = self.task, self.prices.settings, self.task.spec
-        each = {kind: settings.table_pages(spec, kind, task.workload.longest) for kind in kinds_of(spec)}
-        fixed = {kind: batch * count for kind, count in each.items() if kind == "window"}
+        spec, longest, page_bytes = self.task.spec, self.task.workload.longest, self.prices.page_bytes()
+        pages = {
+            kind: batch * self.prices.settings.table_pages(spec, kind, longest) for kind in kinds_of(spec)
+        }
         activations = self._activations(batch)
-        found: list[dict[str, int]] = []
         weights = [int(stage.weights) for stage in self.prices.stages]
-        for own, activation, pages in zip(weights, activations, self.prices.page_bytes(), strict=True):
-            left = self.usable - own - activation - sum(fixed[kind] * pages[kind] for kind in fixed)
-            most = dict(fixed)
-            if "full" in each:
-                most["full"] = int(left // pages["full"]) if pages.get("full") else batch * each["full"]
-            if left < 0 or most.get("full", batch * each.get("full", 0)) < batch * each.get("full", 0):
+        room_for_full = []
+        for stage, nbytes in enumerate(page_bytes):
+            left = self.usable - weights[stage] - activations[stage]
+            if "window" in pages:
+                left -= pages["window"] * nbytes["window"]
+            if left < 0:
                 return None
-            found.append(most)
-        dealt = {kind: min(most[kind] for most in found) for kind in each}
-        cache = [sum(dealt[kind] * pages[kind] for kind in dealt) for pages in self.prices.page_bytes()]
+            if "full" in pages:  # whose pages share all that is left
+                room_for_full.append(int(left // nbytes["full"]) if nbytes.get("full") else pages["full"])
+        if room_for_full:
+            if min(room_for_full) < pages["full"]:
+                return None
+            pages["full"] = min(room_for_full)
+        cache = [sum(pages[kind] * nbytes[kind] for kind in pages) for nbytes in page_bytes]
         fullest = max(
             range(len(weights)), key=lambda stage: weights[stage] + activations[stage] + cache[stage]
         )
-        return Room(dealt, weights[fullest], cache[fullest], activations[fullest])
+        return Room(pages, weights[fullest], cache[fullest], activations[fullest])
 
     @memoized
     def _activations(self, batch: int) -> list[int]:

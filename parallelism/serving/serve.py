@@ -21,7 +21,7 @@ RunStep = Callable[[Engine, Step], tuple[Mapping[int, int], float]]
 
 @dataclass(frozen=True)
 class Answered:
-    """What became of a request."""
+    """A request that was answered: when it arrived, when its tokens came, and how many there are."""
 
     arrival_seconds: float
     first_token_seconds: float

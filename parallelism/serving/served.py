@@ -54,7 +54,7 @@ def numbers_of(placement: Placement, settings: EngineSettings, work: Work) -> di
 
 @dataclass(frozen=True)
 class Share:
-    """What a device gets for a step."""
+    """A device's share of the inputs of a step."""
 
     numbers: tuple[Numbers, ...]
     """For each work."""
@@ -228,7 +228,7 @@ class ServedModel(Operation):
         return self.run(device, share, state)
 
     def run(self, device: Device, share: Share, state: dict[str, list[Any]]) -> list[Any]:
-        """`__call__` with the weights and the cache in ``state``."""
+        """Compute a step, as `__call__` does, with the weights and the cache in ``state``."""
         stage, place = self.placement.place(device.rank)
         axis: Any = self.placement.pipeline
         logits, sent = [], []
@@ -268,12 +268,11 @@ class ServedModel(Operation):
     def _empty(self, device: Device, stage: int, place: int, numbers: Numbers) -> list[Any]:
         """The cache of a device, in which nothing is written yet."""
         arrays = array_maker(device)
-        types = [
-            value.type
-            for value in self.program(stage, place, numbers).function.inputs
-            if _category(value) == CACHE
-        ]
-        return [arrays.full([int(each) for each in type.shape], 0, type.dtype) for type in types]
+        empty = []
+        for value in self.program(stage, place, numbers).function.inputs:
+            if _category(value) == CACHE:
+                empty.append(arrays.full(list(map(int, value.type.shape)), 0, value.type.dtype))
+        return empty
 
     # -- simulation ----------------------------------------------------------------------------------------------------
 
@@ -291,7 +290,7 @@ class SimulatedStep:
 
     @property
     def mesh(self) -> Mesh:
-        """That of the model."""
+        """The mesh of the model."""
         return self.served.mesh
 
     def templates(self, price: Any = None) -> Templates:
@@ -356,7 +355,7 @@ def _arrays(
         "at.ends": np.zeros((replicas, tokens), np.int64),
         "at.picked": np.zeros((replicas, numbers[PICKED]), np.int64),
     }
-    widths = {kind: numbers[TABLE] if kind == "full" else settings.ring_pages(spec) for kind in kinds}
+    widths = {"full": numbers[TABLE], "window": settings.ring_pages(spec)}
     for kind in kinds:
         arrays[f"at.{kind}_table"] = np.zeros((replicas, tokens, widths[kind]), np.int64)
     for replica, rows in enumerate(work.rows):

@@ -67,7 +67,7 @@ class Workload:
         return sum(prompts) / len(prompts), sum(news) / len(news)
 
     def shared(self, replicas: int) -> Workload:
-        """What one of so many replicas has of it: the largest share."""
+        """The share of one of so many replicas; where they differ, the largest."""
         if self.concurrency is not None:
             return replace(self, concurrency=-(-self.concurrency // replicas))
         assert self.rate is not None

@@ -43,13 +43,13 @@ class Slice(NamedTuple):
 
     @property
     def blocks(self) -> str:
-        """Its blocks in words: ``2-5``, or ``2``."""
+        """The blocks in words: ``2-5``, or ``2``."""
         return f"{self.first}-{self.last}" if self.last > self.first else str(self.first)
 
 
 @dataclass(frozen=True, eq=False)
 class Slices:
-    """What every slice costs on every submesh, for one microbatch.
+    """The cost of every slice on every submesh, for one microbatch.
 
     The arrays have the axes ``[first block, last block + 1, submesh]`` and the shape ``(blocks, blocks + 1,
     submeshes)``; entries without a block are not read.  A stage with n stages from it to the last, itself included,

@@ -54,7 +54,7 @@ def meshes_of(size: int, axes: Sequence[str], node: int) -> tuple[Mesh, ...]:
 
 
 def starts_of(sizes: Sequence[int]) -> tuple[int, ...]:
-    """The first place of each stage, if those with most devices come first.
+    """The first device of each stage, if stages of ``sizes`` devices are placed one after another, the largest first.
 
     >>> starts_of((2, 8, 4, 2))
     (12, 0, 8, 14)

@@ -330,7 +330,7 @@ class Pricing:
         return np.array(prices, np.float64)[place]
 
     def collective(self, call: CollectiveCall, dtype: str | None) -> CollectivePrice:
-        """That of a collective of arrays of a dtype; free on the host."""
+        """The seconds of a collective of arrays of a dtype; 0 on the host."""
         if self.hardware is None:
             return FREE
         return collective_price(self.costs, call, self._factor(dtype), self.link_sharing)

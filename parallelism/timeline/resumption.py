@@ -24,20 +24,15 @@ def resumed(engine: Replay, steps: Steps, known: Undisturbed) -> Times:
     engine.next = first.tolist()
     engine.clock = np.where(first < np.cumsum(steps.lengths), np.append(starts, 0)[first], clocks).tolist()
 
-    recvs, sends = (
-        np.flatnonzero(again & (steps.roles == RECV)),
-        np.flatnonzero(~again & (steps.roles == SEND)),
-    )
+    recvs = np.flatnonzero(again & (steps.roles == RECV))
+    sends = np.flatnonzero(~again & (steps.roles == SEND))
     arrived = sends[np.isin(steps.keys[sends], steps.keys[recvs])]
     engine.sent = dict(zip(steps.keys[arrived].tolist(), known.over[arrived].tolist(), strict=True))
     waits = np.flatnonzero(again & (known.operation >= 0))
     waits = waits[~again[known.operation[waits]]]
     started = known.operation[waits]
-    engine.issued = dict(
-        zip(
-            zip(lane[waits].tolist(), steps.works[waits].tolist(), strict=True), started.tolist(), strict=True
-        )
-    )
+    works = zip(lane[waits].tolist(), steps.works[waits].tolist(), strict=True)
+    engine.issued = dict(zip(works, started.tolist(), strict=True))
     engine.over = dict(zip(started.tolist(), known.over[started].tolist(), strict=True))
     return Times(np.where(again, 0, starts), np.where(again, 0, durations), clocks)
 

@@ -167,7 +167,7 @@ class _Matched(NamedTuple):
         )
 
     def does(self, roles: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-        """What each step does."""
+        """For each step, what it does: one of the numbers ``_SEND``, ``_CALL``, ``_MEET``, ``_TAKE``, ``_JOIN``."""
         does = np.zeros(len(roles), np.uint8)
         does[self.sends], does[self.meets] = _SEND, np.where(self.later[self.meets], _CALL, _MEET)
         does[self.recvs[~self.later[self.recvs]]] = _TAKE
@@ -385,7 +385,7 @@ class _Crossing(NamedTuple):
 
     @classmethod
     def of(cls, sharing: Sharing | None, sends: Places) -> _Crossing:
-        """Those of the ``sends``."""
+        """The routes of the ``sends``."""
         if sharing is None or not len(sends):
             return cls(np.zeros(len(sends), np.bool_), np.zeros(len(sends), np.int64), ())
         ranks, peers = (np.asarray(each)[sends] for each in (sharing.ranks, sharing.peers))

@@ -54,7 +54,7 @@ class StepSplit(NamedTuple):
     products: float = 0.0
     """Matrix products, forward and backward."""
     attention: float = 0.0
-    """Attention as one operator; of attention that writes its scores, their softmax."""
+    """Attention as one operator, linear or not; of attention that writes its scores, their softmax."""
     elementwise: float = 0.0
     """All other compute of the model: norms, activations, dropout, copies, the loss."""
     recompute: float = 0.0
@@ -85,6 +85,7 @@ _ATTENTION = frozenset(
     {
         *("attention", "attention_gradient", "attention_weights", "softmax_gradient"),
         *("context_attention", "context_attention_gradient", "attention_block", "attention_block_gradient"),
+        *("linear_attention", "linear_attention_gradient"),
     }
 )
 _AXIS_PARTS = {"replica": "dp", "dp": "dp", "cp": "cp", "cp_heads": "cp", "ep": "ep", "tp": "tp"}

@@ -15,12 +15,13 @@ from parallelism.dtypes import as_dtype
 from parallelism.hardware import Software
 from parallelism.mesh import Mesh
 from parallelism.models import TransformerSpec
+from parallelism.models.figures import kind_of_layer
 from parallelism.simulation.equal_layers import UnequalLayers
 from parallelism.simulation.layered_step import POSITIONS, LayeredStep, Whole
 from parallelism.simulation.operations import PipelinedStep, SimulatedOperation, simulated_operation
 from parallelism.training.stage_layers import begins_of, counts_of
 from parallelism.training.training_run import TrainingRun
-from parallelism.transforms import MixedPrecision, Overlap, Strategy, Zero
+from parallelism.transforms import MixedPrecision, Overlap, Zero
 from parallelism.transforms.strategy import Transform
 
 FEW: tuple[int, ...] = (3, 4, 5)
@@ -134,12 +135,12 @@ def _with_chunks(run: TrainingRun, chunks: int) -> TrainingRun:
     positions = min(POSITIONS, run.mesh.shape[pipeline.axis])
     counts = [len(of_stages.first), *[len(of_stages.between)] * (positions * chunks - 2), len(of_stages.last)]
     microbatches = 2 * positions
-    cut = replace(pipeline, chunks=chunks, microbatches=microbatches, begin=begins_of(counts))
+    cut = {"chunks": chunks, "microbatches": microbatches, "begin": begins_of(counts)}
     small = replace(
         run,
         model=replace(model, layers=sum(counts)),
         batch=run.batch // pipeline.microbatches * microbatches,
-        strategy=Strategy(*(cut if each is pipeline else each for each in run.strategy.transforms)),
+        strategy=run.strategy.with_pipeline(**cut),
         mesh=Mesh(**{**run.mesh.shape, pipeline.axis: positions}),
     )
     if _kinds_of_stages(small) != of_stages:
@@ -173,10 +174,7 @@ def _kinds_of_stages(run: TrainingRun) -> _Stages | None:
 
 def _kinds_of_layers(spec: TransformerSpec) -> _Kinds:
     """The kinds of all layers."""
-    return tuple(
-        (spec.window_of(layer), spec.is_rotated(layer), bool(spec.experts and spec.experts.at(layer)))
-        for layer in range(spec.layers)
-    )
+    return tuple(kind_of_layer(spec, layer) for layer in range(spec.layers))
 
 
 def _is_deep(run: TrainingRun) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import prod
 from typing import Any
 
@@ -102,11 +103,11 @@ class MegatronFlags(ModelFlags):
 
     def idle(self, mesh: Mesh) -> list[str]:
         """The fields that were given and change nothing on a mesh, because it has one device along their axis."""
-        idle = [
-            field
-            for field in self.given("strategy")
-            if field in _AXES and all(mesh.shape.get(axis, 1) == 1 for axis in _AXES[field].split())
-        ]
+
+        def is_idle(field: str) -> bool:
+            return field in _AXES and all(mesh.shape.get(axis, 1) == 1 for axis in _AXES[field].split())
+
+        idle = list(filter(is_idle, self.given("strategy")))
         if not self.use_megatron_fsdp:
             idle += [field for field in _OF_FSDP if getattr(self, field) and field not in idle]
         idle += idle_of_products(self)
@@ -241,11 +242,15 @@ class MegatronFlags(ModelFlags):
             ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"),
         )
         numbers = ("num_virtual_stages_per_pipeline_rank", "num_layers_per_virtual_pipeline_stage")
-        given = [next((name for name in kind if getattr(self, name) is not None), None) for kind in kinds]
-        of_numbers = [name for name in numbers if getattr(self, name) is not None]
-        if len(of_numbers) > 1 or (given[0] and of_numbers):
-            given = [given[0], *of_numbers]
-        return [f"--{name.replace('_', '-')}" for name in given if name is not None]
+
+        def given(names: Sequence[str]) -> list[str]:
+            return [name for name in names if getattr(self, name) is not None]
+
+        layout, *others = (given(kind)[:1] for kind in kinds)
+        found = [*layout, *chain.from_iterable(others)]
+        if len(given(numbers)) > 1 or (layout and given(numbers)):
+            found = [*layout, *given(numbers)]
+        return [f"--{name.replace('_', '-')}" for name in found]
 
     def _transforms(
         self, mesh: Mesh, counts: tuple[int, ...], sequences: SequenceSplit, experts: ExpertSplit

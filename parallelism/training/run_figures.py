@@ -32,7 +32,7 @@ _PRODUCTS = frozenset(
             "context_attention",
             "context_attention_gradient",
         ),
-        *("attention_block", "attention_block_gradient"),
+        *("attention_block", "attention_block_gradient", "linear_attention", "linear_attention_gradient"),
     }
 )
 
@@ -103,7 +103,7 @@ class Figures:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Of all devices together; None for a model that is no Transformer."""
+        """The tokens per second of all devices together; None for a model that is no Transformer."""
         return None if self.tokens is None else self.tokens / self.seconds
 
     @property
@@ -218,18 +218,18 @@ class FiguresWithoutTrace(Figures):
 
     @cached_property
     def trace(self) -> Trace:
-        """As `Figures.trace`."""
+        """The trace of the step, as `Figures.trace`."""
         assert self.again is not None
         return self.again()
 
     @property
     def seconds(self) -> float:
-        """As `Figures.seconds`."""
+        """The seconds of the step, as `Figures.seconds`."""
         return self.duration
 
     @property
     def memory(self) -> list[dict[str, int]]:
-        """As `Figures.memory`."""
+        """The memory of the devices, as `Figures.memory`."""
         return self.held
 
 

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate, groupby
+from typing import TypeVar
 
 from parallelism.display.quantities import plural, shortened
 from parallelism.models import TransformerSpec
 
+Item = TypeVar("Item")
 MOST_LETTERS = 20_000
 """More are not written by a layout: ``((t*1000)*1000)*1000``."""
 
@@ -118,14 +120,18 @@ def counts_of(begins: Sequence[str], layers: int) -> tuple[int, ...] | None:
     return tuple(end - first for first, end in zip(firsts, ends, strict=True))
 
 
+def runs_of(values: Iterable[Item]) -> list[tuple[Item, int]]:
+    """The runs of equal values, each as the value and its length."""
+    return [(value, len(list(same))) for value, same in groupby(values)]
+
+
 def runs_text(counts: Sequence[int]) -> str:
     """The layers of stages in words.
 
     >>> runs_text([7, 8, 8, 8, 7])
     '7, 3 x 8, 7'
     """
-    runs = [(count, len([*each])) for count, each in groupby(counts)]
-    return ", ".join(f"{times} x {count}" if times > 1 else str(count) for count, times in runs)
+    return ", ".join(f"{times} x {count}" if times > 1 else str(count) for count, times in runs_of(counts))
 
 
 def remark_of(spec: TransformerSpec, begins: Sequence[str]) -> str:
@@ -223,9 +229,14 @@ def layout_text(counts: Sequence[int]) -> str:
     >>> layout_text([1, 2, 2, 2, 0])
     'Et|(t*2|)*3L'
     """
-    *inner, last = [f"t*{count}" if count > 1 else "t" * count for count in counts]
+    *inner, last = [_repeated("t", count) for count in counts]
     if not inner:
         return f"E{last}L"
-    runs = [(each, len([*same])) for each, same in groupby(inner[1:])]
-    middle = "".join(f"({each}|)*{times}" if times > 1 else f"{each}|" for each, times in runs)
+    middle = ""
+    for stage, times in runs_of(inner[1:]):
+        middle += _repeated(f"({stage}|)", times) if times > 1 else f"{stage}|"
     return f"E{inner[0]}|{middle}{last}L"
+
+
+def _repeated(text: str, times: int) -> str:
+    return f"{text}*{times}" if times > 1 else text * times

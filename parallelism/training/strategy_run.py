@@ -27,8 +27,8 @@ def strategy_run(
     batch = flags.global_batch_size or (flags.micro_batch_size or 1) * dealt
     if flags.micro_batch_size is not None and batch != flags.micro_batch_size * dealt:
         raise ValueError(
-            f"--micro-batch-size: {batch} sequences on {dealt} microbatches of all replicas are not "
-            f"{flags.micro_batch_size} each"
+            f"--global-batch-size must be --micro-batch-size {flags.micro_batch_size} times the {dealt} microbatches of "
+            f"all replicas, {flags.micro_batch_size * dealt}; got {batch}"
         )
     split = {transform.axis for transform in strategy.transforms if isinstance(transform, TensorParallel)}
     devices = prod(mesh.shape.get(axis, 1) for axis in split)

@@ -134,7 +134,7 @@ class TrainingRun:
 
     @property
     def placed(self) -> Mapping[str, Any]:
-        """What `parallelism.simulate` is told besides the step and the hardware: the mesh, and for stages the batch."""
+        """The arguments of `parallelism.simulate` besides the step and the hardware: the mesh, and for stages the batch."""
         return {"mesh": self.mesh, "batch": self.batch if self.pipeline else None}
 
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from parallelism.ir.core import Extent, Function, Op, TensorType, Value, frozen_attributes
+from parallelism.ir.operators.linear_attention import WHOLE_SEQUENCES
 from parallelism.kernels import Scores
 from parallelism.kernels.token_order import TokenOrder
 from parallelism.layouts.localization.local_program import free_name
@@ -108,6 +109,11 @@ class ContextParallel:
             raise ValueError(
                 f"{self}: what @{function.name} holds is shared out over its replicas already; {self} comes before Zero, "
                 "which shares it out over both, or both in one Strategy"
+            )
+        if (told := next((op for op in parts.forward.ops if op.kind in WHOLE_SEQUENCES), None)) is not None:
+            raise ValueError(
+                f"{self}: {told.kind} of @{function.name}, in {told.region or 'no region'}, goes through a sequence token by "
+                "token and cannot be split along it; TensorParallel splits its heads"
             )
         by_heads = self.exchange == "a2a"
         if not by_heads:

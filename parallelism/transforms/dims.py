@@ -133,7 +133,7 @@ def orders_of(function: Function) -> list[Value]:
 
 
 def dims_of(value: Value) -> Dims:
-    """The axes of each dim of a value; none without a layout."""
+    """The axes of each dim of a value; a value without a layout is split over none."""
     return [dim.axes for dim in value.layout.dims] if value.layout else [()] * value.type.ndim
 
 
@@ -143,7 +143,7 @@ def axes_of(*values: Value) -> set[str]:
 
 
 def without(dims: Dims, axes: Collection[str]) -> Dims:
-    """The axes of each dim but for these."""
+    """The axes of each dim without those in ``axes``."""
     return [tuple(axis for axis in dim if axis not in axes) for dim in dims]
 
 

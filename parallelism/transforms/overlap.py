@@ -79,7 +79,7 @@ class Overlap:
 
     @classmethod
     def of(cls, function: Function) -> Overlap | None:
-        """What the attributes of a function say; None if it is not overlapped."""
+        """The overlap in the attributes of a function; None if it is not overlapped."""
         said = overlapping.said(function)
         return None if said is None else cls(*said)
 
@@ -181,7 +181,7 @@ class Fused:
 
     @classmethod
     def of(cls, function: Function) -> Fused | None:
-        """What the attributes of a function say; None if it is not fused."""
+        """The fusion in the attributes of a function; None if it is not fused."""
         return cls() if dict(function.attributes).get(_FUSED) else None
 
     def __str__(self) -> str:

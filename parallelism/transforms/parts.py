@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import count
+from itertools import chain, count
 from typing import Any
 
 import numpy as np
@@ -221,16 +221,19 @@ class Parts:
         # The backward would bring each gradient into the layout of its parameter; here that of the gradient counts.
         bare = laid_out(self.forward, dict.fromkeys(parameters))
         back = gradient(bare, parameters, keep_outputs=True, of=bare.outputs[0].name)
-        back, returned = _converted(back, [value.type for value in self.gradients]), len(self.forward.outputs)
+        back = _converted(back, [value.type for value in self.gradients])
         back = with_last_named(back, [f"{GRADIENT}{name}" for name in parameters], MARK)
-        results, taken = back.outputs[:returned], {value.name for value in back.values}
-        values = {value.name: value for value in (*back.values, *self.state)}
-        values = {value.name: values[value.name] for value in self.update.inputs}
+        results = back.outputs[: len(self.forward.outputs)]
+
+        known = {value.name: value for value in (*back.values, *self.state)}
+        values = {value.name: known[value.name] for value in self.update.inputs}
+        taken = {value.name for value in back.values}
         free = (name for name in map(str, count()) if name not in taken)
-        for value in (value for op in self.update.ops for value in op.outputs):
-            new = value.name.isdecimal() or value.name in taken
-            values[value.name] = renamed_value(value, next(free)) if new else value
-            taken.add(values[value.name].name)
+        for op in self.update.ops:
+            for value in op.outputs:
+                is_renamed = value.name.isdecimal() or value.name in taken
+                values[value.name] = renamed_value(value, next(free)) if is_renamed else value
+                taken.add(values[value.name].name)
         update = with_values(self.update, values)
         state = (values[value.name] for value in self.state)
         whole = Function(
@@ -258,22 +261,27 @@ class Parts:
         return replace(self, forward=forward, update=update, _plain_update=update)
 
     def _plainly(self, update: Function) -> Function:
-        of = {value.name: value.layout for value in self.parameters}
+        layouts = {value.name: value.layout for value in self.parameters}
         by_name = {value.name: value for value in update.inputs}
-        copies = (value.name for value in self.copies)
-        inputs = [*of, *copies, *(f"{GRADIENT}{name}" for name in of), *(value.name for value in self.state)]
         new: dict[str, Value] = {}
         for name, value in by_name.items():
-            owner = self.owner(value) if name not in of else None
-            bare = name in of or (owner is not None and value.layout == of[owner])
-            new[name] = laid_value(value, None) if bare else value
-        numbers, results = (name for name in map(str, count()) if name not in by_name), {*update.outputs}
-        for value in (value for op in update.ops for value in op.outputs):
-            name = next(numbers) if value.name.isdecimal() else value.name
-            bare_value = laid_value(value, None) if value in results else value
-            new[value.name] = bare_value if name == value.name else renamed_value(bare_value, name)
-        made = with_values(update, new, name=self.name)
-        return made if [*by_name] == inputs else replace(made, inputs=tuple(new[name] for name in inputs))
+            owner = name if name in layouts else self.owner(value)
+            is_derived = name in layouts or (owner is not None and value.layout == layouts[owner])
+            new[name] = laid_value(value, None) if is_derived else value
+
+        numbers = (name for name in map(str, count()) if name not in by_name)
+        results = {*update.outputs}
+        for op in update.ops:
+            for value in op.outputs:
+                bare = laid_value(value, None) if value in results else value
+                name = next(numbers) if value.name.isdecimal() else value.name
+                new[value.name] = bare if name == value.name else renamed_value(bare, name)
+
+        plain = with_values(update, new, name=self.name)
+        gradients = (f"{GRADIENT}{name}" for name in layouts)
+        others = (value.name for value in self.copies), gradients, (value.name for value in self.state)
+        order = [*layouts, *chain.from_iterable(others)]
+        return plain if [*by_name] == order else replace(plain, inputs=tuple(new[name] for name in order))
 
     def layouts(self) -> dict[str, TensorSharding | None]:
         """The layouts of parameters, gradients and state, and of what each is in the next step, by name."""

@@ -365,7 +365,7 @@ class Step:
 
     @cached_property
     def again(self) -> RunAgain | None:
-        """What the backwards compute once more."""
+        """The parts of the forward that backwards run again; None without recomputation."""
         paths, kept = list[str](), list[str]()
         for recompute in self.recompute:
             again = recompute.of(self.parts.forward)
@@ -391,49 +391,47 @@ class Step:
         over so many ``stages`` on the axis of the pipeline, to which this one adds the terms of the parameters that are
         ``counted`` here (None: all ``names``).
         """
-        parts, own = self.parts, self.owners
-        assert parts.update is not None
         outputs = self._outputs_of_update(names)
         function = self._sums.of_one_stage(
             outputs, names if counted is None else counted, self.pipeline.axis, stages
         )
         kept = {value.name.removeprefix(NEXT) for value in outputs}
-        read = {value.name for value in function.inputs}
-        place_of = self._given_to_update
-        places = sorted(place_of[name] for name in place_of.keys() & (read | kept))
-        inputs = [parts.update.inputs[place] for place in places]
+        inputs = self._inputs_of_update(kept.union(value.name for value in function.inputs))
         function = replace(function, name=f"{self.function.name}.update", inputs=tuple(inputs))
-        near = {value.name for value in function.values}.union(
-            kept, (own[value.name] or value.name for value in inputs)
-        )
-        given = {name: laid for name in near if (laid := self._layouts.get(name)) is not None} | {
-            name: layouts[name] for name in names if layouts and name in layouts
-        }
+        owners = {value.name: self.owners[value.name] or value.name for value in inputs}
+
+        near = {value.name for value in function.values}.union(kept, owners.values())
+        given = {name: laid for name in near if (laid := self._layouts.get(name)) is not None}
+        if layouts:
+            given |= {name: layouts[name] for name in names if name in layouts}
         for value in inputs:
-            of = own[value.name] or value.name
-            given.setdefault(value.name, given.get(of) or TensorSharding.replicated(value.type.ndim))
+            usual = given.get(owners[value.name]) or TensorSharding.replicated(value.type.ndim)
+            given.setdefault(value.name, usual)
         given |= {f"{NEXT}{name}": given[name] for name in kept}
-        gradients, pending = self._gradients, pending or {}
-        over = {value.name: (*replicas, *pending.get(own[value.name] or "", ())) for value in inputs}
-        # What a stage adds up has the layout of its parameter, although the update may have it split.
-        terms = {
-            value.name: value
-            for value in inputs
-            if value in gradients
-            and (over[value.name] or given[value.name].dims != given[own[value.name] or value.name].dims)
-        }
+
+        terms: dict[str, TensorSharding] = {}
+        """The layouts of gradients that are given as terms of a sum, or in another layout than they are used in."""
+        for value in inputs:
+            if value not in self._gradients:
+                continue
+            # What a stage adds up has the layout of its parameter, although the update may have it split.
+            owner = owners[value.name]
+            over = (*replicas, *(pending or {}).get(owner, ()))
+            if over or given[value.name].dims != given[owner].dims:
+                op = "max" if owner.startswith(DELAYED) else "sum"
+                terms[value.name] = TensorSharding(*given[owner].dims, partial=over, op=op)
         if terms:
             early = {value.name for op in function.ops if op.kind == "reshard" for value in op.inputs}
             function = summed_first(function, {name: given[name] for name in terms if name not in early})
-            given |= {
-                name: TensorSharding(
-                    *given[of].dims, partial=over[name], op="max" if of.startswith(DELAYED) else "sum"
-                )
-                for name in terms
-                for of in (own[name] or name,)
-            }
+            given |= terms
         known = {value.name for value in function.values}
         return laid_out(function, {name: kept for name, kept in given.items() if name in known})
+
+    def _inputs_of_update(self, names: Collection[str]) -> list[Value]:
+        """The inputs of the whole update that have these names, in its order."""
+        assert self.parts.update is not None
+        places = sorted(place for name, place in self._given_to_update.items() if name in names)
+        return [self.parts.update.inputs[place] for place in places]
 
     def _outputs_of_update(self, names: Collection[str]) -> list[Value]:
         """What the update makes of these parameters, and of no parameter, in the order of the program."""

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from parallelism.dtypes import is_floating
 from parallelism.ir.core import Builder, Function, Op, TensorType, Value, checked_dtype, dtype_text
 from parallelism.ir.core.derived import renamed_value, with_values
-from parallelism.ir.operators.vocabulary import FUSED_LOSS, READING_LOGITS
+from parallelism.ir.operators.losses import FUSED_LOSS, READING_LOGITS
 from parallelism.kernels.scaled_numbers import RECIPES
 from parallelism.layouts.localization.local_program import free_name
 from parallelism.layouts.propagation.annotation import laid_out

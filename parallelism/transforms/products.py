@@ -8,6 +8,7 @@ A view moves the elements of one array, or gives them another dtype: ``w.T``, ``
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import NamedTuple
 
 from parallelism.ir.core import Function, Op, Value
@@ -84,27 +85,31 @@ def product_of(op: Op, views: Views) -> Product | None:
     if len(places) != 1 or len(op.inputs) < 2:
         return None
     of, operand = relation_of(op), op.inputs[places[0]]
-    letters = of.inputs[places[0]]
-    others = {letter for place, each in enumerate(of.inputs) if place != places[0] for letter in each}
+    own, *others = (of.inputs[places[0]], *of.inputs[: places[0]], *of.inputs[places[0] + 1 :])
+    of_others = {*chain.from_iterable(others)}
     summed = frozenset[str].intersection(*of.reduced) if of.reduced else frozenset[str]()
-    known = [letter for letter in letters if letter is not None]
-    contracted = [
-        letter for letter in known if letter in summed and (letter in others or letter == of.indexed)
-    ]
-    made = {letter for each in of.outputs for letter in each}
-    free = [letter for letter in known if letter in made and letter not in others]
+    made = {*chain.from_iterable(of.outputs)}
+    contracted, free = list[str](), list[str]()
+    for letter in own:
+        if letter is None:
+            continue
+        if letter in summed and (letter in of_others or letter == of.indexed):
+            contracted.append(letter)
+        if letter in made and letter not in of_others:
+            free.append(letter)
     if not contracted or not (free or of.indexed):
         return None
     view = views[operand]
-    of_weight = {place: letter for place, letter in zip(view.dims, letters, strict=True) if place is not None}
+    by_dim = dict(zip(view.dims, own, strict=True))
+    letters = tuple(by_dim.get(dim) for dim in range(view.weight.type.ndim))
     return Product(
         view.weight,
         operand,
-        tuple(of_weight.get(place) for place in range(view.weight.type.ndim)),
-        tuple(letter for letter in contracted if letter in of_weight.values()),
-        tuple(letter for letter in free if letter in of_weight.values()),
-        tuple(letter for letter in contracted if letter not in of_weight.values()),
-        tuple(letter for letter in free if letter not in of_weight.values()),
+        letters,
+        contracted=tuple(letter for letter in contracted if letter in letters),
+        free=tuple(letter for letter in free if letter in letters),
+        lost_contracted=tuple(letter for letter in contracted if letter not in letters),
+        lost_free=tuple(letter for letter in free if letter not in letters),
     )
 
 

@@ -411,7 +411,7 @@ _SCALAR = TensorType(np.float32, ())
 
 
 class _Added:
-    """What the update makes besides parameters and their state."""
+    """The results of the update besides parameters and their state."""
 
     def __init__(self) -> None:
         self.ops: list[Op] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
 from parallelism.display.quantities import short_errors
@@ -70,6 +70,14 @@ class Strategy:
     def pipeline(self) -> Pipeline | None:
         """The pipeline among the transforms; None if there is none."""
         return next((each for each in self.transforms if isinstance(each, Pipeline)), None)
+
+    def with_pipeline(self, **changes: Any) -> Strategy:
+        """The strategy with these fields of its pipelines changed; it is the same without a pipeline."""
+        transforms = list(self.transforms)
+        for place, each in enumerate(transforms):
+            if isinstance(each, Pipeline):
+                transforms[place] = replace(each, **changes)
+        return Strategy(*transforms)
 
     def __call__(self, function: Function) -> Any:
         """The transformed program; with a pipeline, a `Step`.  ``ValueError`` of the transform that refuses it."""

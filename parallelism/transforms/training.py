@@ -10,7 +10,7 @@ for _ in range(3):
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import count
+from itertools import chain, count
 from math import inf
 from typing import Any, TypeVar
 
@@ -331,8 +331,11 @@ def _repeated(update: Function, few: Sequence[Value], parameters: Sequence[Value
     An optimizer goes over the parameters several times.  Where it comes to another one, it does what it does with the
     second of its type; with the first it also makes what all use.  None if a value depends on several parameters.
     """
-    places, seconds = {value.name: place for place, value in enumerate(few)}, dict[TensorType, int]()
+    places = {value.name: place for place, value in enumerate(few)}
+    firsts: dict[TensorType, int] = {}
+    seconds: dict[TensorType, int] = {}
     for place, value in enumerate(few):
+        firsts.setdefault(value.type, place)
         seconds[value.type] = place
     repeats = [places.get(value.name, seconds[value.type]) for value in parameters]
     names = {value.name: value.name for value in few}
@@ -345,40 +348,30 @@ def _repeated(update: Function, few: Sequence[Value], parameters: Sequence[Value
             return None
         owner.update((value.name, next(iter(owners), None)) for value in op.outputs)
     rounds = _rounds(update.ops, lambda op: owner[op.outputs[0].name])
-    for place, ops in (run for each in rounds for run in each.items()):
-        if any(few[place].type == value.type for value in few[:place]):
+    for place, ops in chain.from_iterable(each.items() for each in rounds):
+        if place != firsts[few[place].type]:
             owner.update((value.name, place) for op in ops for value in op.outputs)
     known: list[dict[str, Value]] = [{} for _ in (*parameters, None)]
     """By parameter, then for what all use: the values, by the names that they have in the update of the few."""
     numbers = count()
 
     def new(value: Value, place: int) -> Value:
-        here, of = known[-1 if owner[value.name] is None else place], names.get(value.name)
+        here = known[-1 if owner[value.name] is None else place]
         if value.name not in here:
-            name = _name_for(parameters[place], value.name, of, numbers)
+            name = _name_for(parameters[place], value.name, names.get(value.name), numbers)
             here[value.name] = renamed_value(value, name)
         return here[value.name]
 
-    def spread(rounds: Sequence[Mapping[int, Sequence[T]]]) -> Iterator[tuple[T, int]]:
-        return (
-            (item, place)
-            for each in rounds
-            for place, repeated in enumerate(repeats)
-            for item in each.get(repeated, ())
-        )
-
     def values(side: Sequence[Value]) -> tuple[Value, ...]:
-        return tuple(
-            new(value, place) for value, place in spread(_rounds(side, lambda value: owner[value.name]))
-        )
+        repeated = _repeats(_rounds(side, lambda value: owner[value.name]), repeats)
+        return tuple([new(value, place) for value, place in repeated])
 
     inputs = values(update.inputs)
-    ops = [
-        repeated_op(
-            op, [new(value, place) for value in op.inputs], [new(value, place) for value in op.outputs]
-        )
-        for op, place in spread(rounds)
-    ]
+    ops = []
+    for op, place in _repeats(rounds, repeats):
+        taken = [new(value, place) for value in op.inputs]
+        made = [new(value, place) for value in op.outputs]
+        ops.append(repeated_op(op, taken, made))
     return Function(update.name, inputs, tuple(ops), values(update.outputs))
 
 
@@ -402,6 +395,14 @@ def _rounds(items: Sequence[T], owner: Callable[[T], int | None]) -> list[dict[i
             rounds[-1].setdefault(place, []).extend(waiting)
             waiting, last = [], place
     return [*rounds, {0: waiting}]
+
+
+def _repeats(rounds: Sequence[Mapping[int, Sequence[T]]], owners: Sequence[int]) -> Iterator[tuple[T, int]]:
+    """In each round, for each place the items of its owner; with the place."""
+    for each in rounds:
+        for place, owner in enumerate(owners):
+            for item in each.get(owner, ()):
+                yield item, place
 
 
 def _state(optimizer: SGD | Adam, builder: Builder, inputs: Any) -> tuple[Any, list[str]]:

@@ -164,14 +164,16 @@ def _row(
     op, weight = reading.op, reading.weight
     row = ProductWeight(line, op.region, op.kind, weight.name, weight.layout, None, None, code=op.line)
     tensor = {splits.axis for splits in searched}
-    ways, taken = dict[int, str](), False
+    ways: dict[int, str] = {}
+    """By dim of the weight that is split, how that splits the product."""
+    is_split = False
     for dim, axes in enumerate(dims_of(weight)):
         by_experts = parts.classes.of(weight, dim) in parts.experts
         if tensor.isdisjoint(axes) and not (by_experts and not {*experts}.isdisjoint(axes)):
             continue
-        taken = True
+        is_split = True
         letter = reading.product.letters[dim] if reading.product else None
-        if reading.product is not None and letter is not None:
+        if letter is not None:
             ways[dim] = "experts" if by_experts else _way(letter, relation_of(op))
     if reading.product is not None and reading.product.operand is not weight:
         letters = [split_letter(op, reading.product, axis) for axis in tensor]
@@ -180,7 +182,7 @@ def _row(
     if ways:
         divides = [extent for dim in ways for extent in _divisible(reading, dim)]
         return replace(row, split=" and ".join(ways.values()), divides=tuple(dict.fromkeys(divides)))
-    if taken:
+    if is_split:
         return replace(row, reason="it is split as another product needs it, and gathered for this one")
     return replace(row, reason=why_whole(searched[0], reading) if searched else None)
 

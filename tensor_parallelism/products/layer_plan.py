@@ -29,7 +29,7 @@ Moves = tuple[Move, ...]
 
 
 class Plan:
-    """What the plans of all layers have.  Subclasses have the communications, in order."""
+    """The base of the plans of all layers.  Subclasses have the communications, in order."""
 
     mesh: Mesh
 

@@ -234,7 +234,7 @@ def _layout(letters: str, split: Split, partial: Axes) -> TensorSharding:
 
 
 def without(axes: Iterable[str], others: Container[str]) -> Axes:
-    """Those of ``axes`` that are not among ``others``."""
+    """The ``axes`` that are not among ``others``."""
     return tuple(axis for axis in axes if axis not in others)
 
 

@@ -252,6 +252,31 @@ example("rms_norm_gradient", (5, 1), (5, 1), (1,), epsilon=0.5)
 example("rms_norm_gradient", (2, 3), (2, 3), (3,), epsilon=1e-3)
 
 
+for _kind in ("gated_rms_norm", "gated_rms_norm_gradient"):
+    _before = [(2, 3, 4)] if _kind.endswith("gradient") else []
+    example(_kind, *_before, (2, 3, 4), (2, 3, 4), (4,), epsilon=1e-3, gate_first=False)
+    example(_kind, *_before, (2, 3, 4), (2, 3, 4), (3, 4), epsilon=0.5, gate_first=True)
+    example(_kind, *[(5, 1)] * len(_before), (5, 1), (5, 1), (1,), epsilon=0.5, gate_first=True)
+for _kind in ("short_convolution", "short_convolution_gradient"):
+    for _x, _taps, _bias in (((2, 5, 3), 4, True), ((1, 2, 3, 2), 4, False), ((3, 4, 1), 1, True)):
+        _given = [_x] * (2 if _kind.endswith("gradient") else 1)
+        example(_kind, *_given, (_taps, *_x[2:]), *([_x[2:]] if _bias else []))
+
+
+def linear_attention(kind, batch, tokens, groups, served, width, values, **more):
+    """An example of linear attention, or of its gradient."""
+    keys, heads = (batch, tokens, groups, width), (batch, tokens, groups * served)
+    y = (*heads, values)
+    how = {"chunk": 2, "delta": False, "unit": False, "scale": 0.5} | more
+    return Example(kind, (*([y] if kind.endswith("gradient") else []), keys, keys, y, heads, heads), how, low=-1, high=1)
+
+
+for _kind in ("linear_attention", "linear_attention_gradient"):
+    EXAMPLES.append(linear_attention(_kind, 2, 5, 2, 2, 3, 1))
+    EXAMPLES.append(linear_attention(_kind, 2, 3, 1, 3, 2, 3, chunk=4, delta=True, unit=True))
+    EXAMPLES.append(linear_attention(_kind, 1, 4, 2, 1, 1, 2, delta=True))
+
+
 EXCHANGING = {"context_attention", "context_attention_gradient", "attention_block", "attention_block_gradient", "ring_shift"}
 """What needs the tiles of others along a dim: `parallelism.layouts.localization.sequences` has them sent."""
 

@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from ir_examples import ALONE, BOOL, F64, I64, POSITIVE, Bools, Example, Ints, attention, of_cache
+from ir_examples import (
+    ALONE,
+    BOOL,
+    F64,
+    I64,
+    POSITIVE,
+    Bools,
+    Example,
+    Ints,
+    attention,
+    linear_attention,
+    of_cache,
+)
 
 from parallelism.dtypes import as_dtype
 
@@ -432,6 +444,29 @@ def _attention_of_blocks(kind, rng):
     rows = extent * blocks
     return attention(kind, batch, rows, rows, groups * served, groups, width, mask=MASKS[rng.integers(len(MASKS))],
                      rate=float(rng.choice([0, 0.5])), values=int(rng.choice((width, 3))), **more)
+
+
+@maker("linear_attention", "linear_attention_gradient")
+def _linear_attention(kind, rng):
+    sizes = (int(n) for n in rng.choice((1, 2, 3), 6))
+    delta, unit = (bool(n) for n in rng.integers(2, size=2))
+    return linear_attention(kind, *sizes, chunk=int(rng.integers(1, 5)), delta=delta, unit=unit)
+
+
+@maker("short_convolution", "short_convolution_gradient")
+def _short_convolution(kind, rng):
+    channels, taps = extents(rng)[:2] or (2,), int(rng.integers(1, 5))
+    x = (*(int(n) for n in rng.choice((1, 2, 5), 2)), *channels)
+    given = [x] * (2 if kind.endswith("gradient") else 1)
+    return Example(kind, (*given, (taps, *channels), *([channels] if rng.integers(2) else [])))
+
+
+@maker("gated_rms_norm", "gated_rms_norm_gradient")
+def _gated_rms_norm(kind, rng):
+    shape = (*extents(rng), 2, 3)
+    weight = shape[-int(rng.integers(1, len(shape))):]
+    given = [shape] * (3 if kind.endswith("gradient") else 2)
+    return Example(kind, (*given, weight), {"epsilon": 0.5, "gate_first": bool(rng.integers(2))})
 
 
 @maker("deal")

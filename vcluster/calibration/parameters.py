@@ -48,8 +48,9 @@ def with_parameter(hardware: Hardware, name: str, value: float) -> Hardware:
     link = _link(hardware, where)
     if link.reached is None or not (where or _reaches(link, field)):
         return replace(hardware, **changed)
-    reached = replace(link, reached=replace(link.reached, **changed))
-    return replace(hardware, links=tuple(reached if each is link else each for each in hardware.links))
+    links = list(hardware.links)
+    links[links.index(link)] = replace(link, reached=replace(link.reached, **changed))
+    return replace(hardware, links=tuple(links))
 
 
 def _names(where: str) -> list[str]:

@@ -50,15 +50,12 @@ def reported(
     """The table beside its stack as it is, or with other values of the parameters; ``known`` has predictions by them."""
     used, known = {**_values(table), **(parameters or {})}, known or {}
     own = table.name in fitted_on(table.stack)
-    lines = tuple(
-        Line(
-            row,
-            known[row] if row in known else row.predicted(hardware_of(table, row, used)),
-            not own or (row.part in TIMES and row not in table.fitted_rows),
-        )
-        for row in table.rows
-    )
-    return Report(table, table.stack, lines, used)
+    lines = []
+    for row in table.rows:
+        seconds = known[row] if row in known else row.predicted(hardware_of(table, row, used))
+        is_held_out = not own or (row.part in TIMES and row not in table.fitted_rows)
+        lines.append(Line(row, seconds, is_held_out))
+    return Report(table, table.stack, tuple(lines), used)
 
 
 def refitted(table: Table, told: Told | None = None) -> Report:
@@ -76,7 +73,8 @@ def refitted(table: Table, told: Told | None = None) -> Report:
     names = table.parameters
     rows = [row for row in table.rows if row.part in TIMES]
     slopes: dict[Measured, Callable[[np.ndarray], float]] = {}
-    at, gains = dict[Measured, float](), dict[Hashable, np.ndarray]()
+    at: dict[Measured, float] = {}
+    gains: dict[Hashable, np.ndarray] = {}
     for done, row in enumerate(sorted(rows, key=lambda row: row.devices)):
         say(f"{row.part} of {named(row)}", done, len(rows))
         at[row] = row.predicted(hardware_of(table, row, start))
@@ -94,15 +92,11 @@ def refitted(table: Table, told: Told | None = None) -> Report:
     found = dict(zip(names, everything.tolist(), strict=True))
     is_as_it_is = all(f"{found[name]:.3g}" == f"{start[name]:.3g}" for name in names)
     report = reported(table, start, at) if is_as_it_is else reported(table, found)
-    return replace(
-        report,
-        without_model=tuple(without),
-        best=()
-        if best is None
-        else tuple(
-            Line(line.row, slopes[line.row](best), False) for line in report.lines if line.row in slopes
-        ),
-    )
+    best_lines: list[Line] = []
+    if best is not None:
+        timed = (line.row for line in report.lines if line.row in slopes)
+        best_lines = [Line(row, slopes[row](best), False) for row in timed]
+    return replace(report, without_model=tuple(without), best=tuple(best_lines))
 
 
 def _linear(

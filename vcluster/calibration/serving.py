@@ -161,7 +161,7 @@ def loaded_throughput(run: LoadedRun, hardware: Hardware | None = None) -> float
 
 
 def predicted(run: ServedRun, hardware: Hardware | None = None) -> tuple[float, float, float]:
-    """What is predicted in place of what was measured."""
+    """The predicted seconds to the first token and of a later token, and the tokens per second."""
     prices = _prices(hardware or Hardware.preset(A100))
     pages = -(-(run.input_tokens + run.output_tokens) // PAGE_TOKENS) * run.concurrency
     settings = replace(prices.settings, batch=run.concurrency, pages={"full": pages})

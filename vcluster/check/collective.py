@@ -362,10 +362,9 @@ def _explained(
         ):
             finding = finding._replace(likely=told)
     common = _common(failed, passed)
-    likely = ". ".join(
-        part[:1].upper() + part[1:] if place else part
-        for place, part in enumerate(filter(None, (common, finding.likely)))
-    )
+    likely = finding.likely
+    if common:
+        likely = f"{common}. {likely[:1].upper()}{likely[1:]}" if likely else common
     details = finding.details
     if seen.error is None:
         details += (

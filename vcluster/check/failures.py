@@ -21,7 +21,7 @@ LOOP = "a loop that never ends: what it counts does not change"
 
 
 class Finding(NamedTuple):
-    """What is wrong, and why."""
+    """A mistake that a check found, and its likely reason."""
 
     sentence: str
     details: tuple[str, ...] = ()
@@ -70,12 +70,11 @@ def _waiting(error: DeadlockError, watch: Watch) -> dict[int, Said]:
 def _deadlock(error: DeadlockError, watch: Watch, waits: bool) -> Finding:
     waiting = _waiting(error, watch)
     where = dict(zip(error.ranks, error.locations, strict=False))
-    lines = [
-        f"rank {rank} waits to {'send to' if said.verb == 'send' else 'receive from'} rank {said.peer}, "
-        f"{at(where[rank])}"
-        for rank, said in waiting.items()
-        if rank in where
-    ]
+    lines = []
+    for rank, said in waiting.items():
+        if rank in where:
+            verb = "send to" if said.verb == "send" else "receive from"
+            lines.append(f"rank {rank} waits to {verb} rank {said.peer}, {at(where[rank])}")
     head = (
         "deadlock: no rank can go on"
         if len(error.ranks) == watch.size

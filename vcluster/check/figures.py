@@ -18,7 +18,7 @@ class Traffic(NamedTuple):
 
 
 def measured(trace: Trace) -> Traffic:
-    """Of a run whose messages take a second each."""
+    """The traffic of a run whose messages take a second each."""
     ranks = range(trace.size)
     return Traffic(
         max(trace.bytes_received(rank) for rank in ranks),

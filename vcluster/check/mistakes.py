@@ -226,10 +226,9 @@ _OF_COPIES: tuple[Callable[[Results], str], ...] = (
 def _empty_places(results: Results) -> str:
     if not any(-1 in sources for sources in results.origin.values()):
         return ""
-    empty = {
-        rank: [place for place, of in enumerate(blocks) if of == -1]
-        for rank, blocks in results.blocks.items()
-    }
+    empty = {}
+    for rank, blocks in results.blocks.items():
+        empty[rank] = [place for place, source in enumerate(blocks) if source == -1]
     if all(places == [rank] for rank, places in empty.items()):
         return "the own piece is forgotten: its place is still empty"
     some = next((rank for rank, places in empty.items() if places), None)

@@ -34,9 +34,8 @@ def check_resharding(
     >>> check_resharding(lambda device, x: device.all_gather(x, "x"), "[x, None]", "[None, None]").passed
     True
     """
-    source, target = (
-        TensorSharding.parse(each) if isinstance(each, str) else each for each in (source, target)
-    )
+    source = TensorSharding.parse(source) if isinstance(source, str) else source
+    target = TensorSharding.parse(target) if isinstance(target, str) else target
     if source.ellipsis is not None or target.ellipsis is not None or len(source.dims) != len(target.dims):
         raise ValueError(
             f"source and target must name the same number of dims, got {source.short()} and {target.short()}"

@@ -37,7 +37,7 @@ def first_of(mistakes: Iterable[Callable[[Found], str]], found: Found) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Results:
-    """What the ranks return, beside what they should."""
+    """The results of the ranks beside those that are right."""
 
     case: Case
     outputs: Sequence[Any]
@@ -94,10 +94,10 @@ class Results:
     @cached_property
     def blocks(self) -> dict[int, list[int]]:
         """Of what is joined: the source of each block; -2 for one that is mixed."""
-        return {
-            rank: [_one_of(part) for part in np.array_split(of, self.size)]
-            for rank, of in self.origin.items()
-        }
+        blocks = {}
+        for rank, sources in self.origin.items():
+            blocks[rank] = [_one_of(part) for part in np.array_split(sources, self.size)]
+        return blocks
 
     def joined_from(self, sources: Callable[[int], Sequence[int]]) -> bool:
         """Whether the blocks of each rank are of these sources."""

@@ -17,9 +17,11 @@ from vcluster.check.watched import Watch
 def off_the_ring(watch: Watch, hop: int) -> Finding | None:
     """What is wrong if messages go to other ranks than the one that is ``hop`` further on; None if all go there."""
     size, ranks = watch.size, range(watch.size)
-    rank = next(
-        (rank for rank in ranks if any((peer - rank - hop) % size for peer in watch.peers(rank))), None
-    )
+
+    def sends_elsewhere(rank: int) -> bool:
+        return any((peer - rank - hop) % size for peer in watch.peers(rank))
+
+    rank = next(filter(sends_elsewhere, ranks), None)
     if rank is None:
         return None
     sentence = (

@@ -111,9 +111,9 @@ class Parser(argparse.ArgumentParser):
                 few = self._long_options if len(self._long_options) <= MOST_LISTED else ()
                 told = f"; there is {', '.join(few)}" if few else "; see --help"
             return f"there is no option {option}{told}"
-        told_each = [
-            f"{option}{f' ({told[2:]})' if told else ''}" for option, told in [*meant.items()][:MOST_TOLD]
-        ]
+        told_each = []
+        for option, told in [*meant.items()][:MOST_TOLD]:
+            told_each.append(f"{option} ({told.removeprefix('; ')})" if told else option)
         more = f" and {len(meant) - MOST_TOLD:,} more" if len(meant) > MOST_TOLD else ""
         return f"there are no options {', '.join(told_each)}{more}"
 

@@ -116,10 +116,8 @@ def container_limits(root: Path = Path("/")) -> Container:
     cores = []
     for directory in cpu:
         quota, _, period = _read(directory / "cpu.max").partition(" ")
-        quota, period = (
-            quota or _read(directory / "cpu.cfs_quota_us"),
-            period or _read(directory / "cpu.cfs_period_us"),
-        )
+        quota = quota or _read(directory / "cpu.cfs_quota_us")
+        period = period or _read(directory / "cpu.cfs_period_us")
         if quota.isdigit() and period.isdigit() and int(quota) and int(period):
             cores.append(int(quota) / int(period))
     return Container(
@@ -138,12 +136,11 @@ def _upwards(base: Path, path: str) -> list[Path]:
 
 def _tightest(directories: Sequence[Path], limit: str, used: str) -> tuple[int | None, int]:
     """The limit that leaves the least room, and the amount already used of it."""
-    texts = [(_read(directory / limit), _read(directory / used)) for directory in directories]
-    limits = [
-        (int(text), int(count) if count.isdigit() else 0)
-        for text, count in texts
-        if text.isdigit() and int(text) < 1 << 60
-    ]  # version 1 writes a very large number for "no limit"
+    limits = []
+    for directory in directories:
+        text, count = _read(directory / limit), _read(directory / used)
+        if text.isdigit() and int(text) < 1 << 60:  # version 1 writes a very large number for "no limit"
+            limits.append((int(text), int(count) if count.isdigit() else 0))
     return min(limits, key=lambda pair: pair[0] - pair[1], default=(None, 0))
 
 

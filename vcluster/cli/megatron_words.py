@@ -303,7 +303,7 @@ def named_model(word: str, sequence: int | None = None) -> TransformerSpec | Non
 
 
 def tell_remarks(model: object) -> None:
-    """Says on stderr what the reader of a config.json had to say."""
+    """Print the remarks that were made while a model's config.json was read, to stderr."""
     if isinstance(model, TransformerSpec):
         for remark in model.remarks:
             print(remark, file=sys.stderr)

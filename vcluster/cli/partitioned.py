@@ -89,19 +89,21 @@ def _in_words(groups: Sequence[Sequence[int]]) -> str:
 
 
 def inputs_of(program: Partitioned, arrays: dict[str, Any] | None, seed: int) -> Any:
-    """Whole arrays by name, or those of each rank where the module says no layouts; without ``arrays`` random ones.
+    """The inputs of a run: whole arrays by name, or a list for each rank where the module has no layouts.
 
-    Of ``arrays`` that have a name such as ``x.3``, the last part is the rank; others are those of every rank.
+    The array ``x.3`` is the input ``x`` of rank 3; an array ``x`` is that of every rank without one of its own.  With
+    ``arrays=None`` the inputs are random.
     """
     function = program.programs.function
     if program.takes_whole:
         return drawn(function, seed) if arrays is None else arrays
-    if arrays is None:
-        size = program.mesh.size
-        return [list(drawn(function, seed * size + rank).values()) for rank in range(size)]
-    return [
-        [_given(arrays, value.name, rank) for value in function.inputs] for rank in range(program.mesh.size)
-    ]
+    size, by_rank = program.mesh.size, []
+    for rank in range(size):
+        if arrays is None:
+            by_rank.append([*drawn(function, seed * size + rank).values()])
+        else:
+            by_rank.append([_given(arrays, value.name, rank) for value in function.inputs])
+    return by_rank
 
 
 def _given(arrays: dict[str, Any], name: str, rank: int) -> Any:

@@ -3,7 +3,7 @@
 import json
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from math import inf
@@ -29,7 +29,7 @@ from parallelism.training import MegatronFlags, TrainingRun
 from parallelism.training.megatron import update_flags
 from parallelism.training.stage_layers import remark_of
 from parallelism.training.training_run import ADAM_W, ROWS, precision_remark
-from parallelism.transforms import SGD, Adam, Parts, Pipeline, Strategy
+from parallelism.transforms import SGD, Adam, Parts, Strategy
 from parallelism.whole_files import written_whole
 from vcluster.cli.command_line import WrongWords, accessing
 from vcluster.cli.megatron_words import tokens_text
@@ -46,7 +46,7 @@ MOST_ROWS = 20_000
 
 @dataclass(frozen=True)
 class Asked:
-    """What was asked for."""
+    """The question that a document of plans answers."""
 
     program: str
     name: str
@@ -106,8 +106,9 @@ def document_of(
         *(partial(_of_front, asked, plan) for plan in plans.front),
     ]
     described = first_come(works, told=partial(told, "parts of the best plans"))
-    rows, front = described[: len(best)], [each for each in described[len(best) :] if isinstance(each, dict)]
-    outside = [each for each in described if isinstance(each, str) and each]
+    end_of_rows, begin_of_front = len(best), len(works) - len(plans.front)
+    rows, front = described[:end_of_rows], described[begin_of_front:]
+    outside = list(filter(None, described[end_of_rows:begin_of_front]))
     order = sorted(range(len(best)), key=lambda place: float(rows[place]["seconds"]))
     rows, best = [rows[place] for place in order], tuple(best[place] for place in order)
     asked_why_not = questions.items() if rows else ()
@@ -296,11 +297,7 @@ def words_of(run: TrainingRun, hardware: Hardware, rows: str = ROWS) -> list[str
     if isinstance(run.model, Function):
         extents = "x".join(map(str, hardware.links[-1].extents))
         named = f"{hardware.name}:{extents}" if hardware.name in Hardware.presets() else hardware.name
-        parts = [
-            replace(each, batch=rows) if isinstance(each, Pipeline) else each
-            for each in run.strategy.transforms
-        ]
-        text = Strategy(*parts).text_on(run.mesh)
+        text = run.strategy.with_pipeline(batch=rows).text_on(run.mesh)
         return ["--strategy", text, "--size", f"{rows}={run.batch}", "--hardware", named]
     flags = MegatronFlags.of(run)
     if flags is not None:
@@ -383,7 +380,7 @@ def why_not_text(each: Mapping[str, Any], first: Mapping[str, Any]) -> str:
 
 
 def account(plan: Mapping[str, Any]) -> Account:
-    """What is told of a plan."""
+    """One plan in a document."""
     return Account(*(plan[name] for name in Account._fields))
 
 

@@ -159,7 +159,8 @@ def _same_programs(document: Mapping[str, Any]) -> list[str]:
 def _parts(plans: Sequence[Mapping[str, Any]]) -> list[str]:
     """The percentages of the step of each part, by plan."""
     told = _told_parts(plans)
-    names = [name for name in dict.fromkeys(name for plan in plans for name in plan["parts"]) if name in told]
+    parts = dict.fromkeys(name for plan in plans for name in plan["parts"])
+    names = [name for name in parts if name in told]
     rows = [("%", *(NAMES.get(name, name) for name in names))]
     for place, plan in enumerate(plans, 1):
         shares = [f"{100 * plan['parts'].get(name, 0) / plan['seconds']:.1f}" for name in names]
@@ -177,15 +178,12 @@ def _legend(document: Mapping[str, Any]) -> list[str]:
     """What the short words mean that the tables have."""
     plans = document["plans"]
     words = {NAMES.get(name, name) for name in _told_parts(plans)}
-    for split in (each["split"] for each in (*plans, *_shown(document["front"]))):
-        words |= {
-            match[0] for match in re.finditer(r"\b(?:zero=|cp=|sp\b|mb=|balanced\b)|(?<=[a-z])x(?=\d)", split)
-        }
-    told = [
-        f"{'x2' if word == 'x' else word.removesuffix('=')} {meaning}"
-        for word, meaning in MEANINGS.items()
-        if word in words
-    ]
+    for each in (*plans, *_shown(document["front"])):
+        words.update(re.findall(r"\b(?:zero=|cp=|sp\b|mb=|balanced\b)|(?<=[a-z])x(?=\d)", each["split"]))
+    told = []
+    for word, meaning in MEANINGS.items():
+        if word in words:
+            told.append(f"{'x2' if word == 'x' else word.removesuffix('=')} {meaning}")
     return wrap(f"({', '.join(told)}; docs/glossary.md)", WIDTH, break_on_hyphens=False)
 
 
@@ -193,14 +191,12 @@ def _front(front: Sequence[Mapping[str, Any]], plans: Sequence[Mapping[str, Any]
     """At most eight plans, spread over the front, under the names of `_names`."""
     shown = _shown(front)
     names = _names(front, plans)
-    times = [f"{'' if each.get('simulated', True) else '>= '}{seconds(each['seconds'])}" for each in shown]
-    rows = in_columns(
-        [
-            (names[each["split"]], time, f"{gigabytes(each['peak_bytes'])} GB")
-            for each, time in zip(shown, times, strict=True)
-        ],
-        0,
-    )
+    cells = []
+    for each in shown:
+        at_least = "" if each.get("simulated", True) else ">= "
+        time = at_least + seconds(each["seconds"])
+        cells.append((names[each["split"]], time, f"{gigabytes(each['peak_bytes'])} GB"))
+    rows = in_columns(cells, 0)
     part = "" if len(shown) == len(front) else f", {len(rows)} of {len(front)}"
     return [
         f"no plan is both faster and smaller than these{part}:",

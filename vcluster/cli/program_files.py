@@ -28,7 +28,6 @@ from parallelism.transforms import (
     SGD,
     Adam,
     AdamW,
-    Pipeline,
     Step,
     Strategy,
     WholeWeights,
@@ -258,7 +257,7 @@ def _trained(arguments: argparse.Namespace, program: ir.Function | Step) -> ir.F
 
 
 def held(arguments: argparse.Namespace, program: ir.Function) -> ir.Function:
-    """The loss, of which the weights that ``--frozen`` names are not trained."""
+    """The loss ``program`` with the weights that ``--frozen`` names marked as not trained."""
     names = [name.strip() for name in (arguments.frozen or "").split(",") if name.strip()]
     frozen_loss: ir.Function = right(frozen, program, names)
     return frozen_loss
@@ -299,12 +298,8 @@ def trained_run(arguments: argparse.Namespace) -> TrainingRun:
         raise WrongWords(f"--size must give a value for {name}, as {name}=64")
     program, sizes = program_in(arguments.file, sizes)
     loss = held(arguments, right(loss_of_rows, _function(program, "--optimizer"), name, sizes))
-    inside = [
-        replace(each, batch=ROWS) if isinstance(each, Pipeline) else each for each in strategy.transforms
-    ]
-    run: TrainingRun = right(
-        TrainingRun, loss, rows, Strategy(*inside), mesh, optimizer_of(arguments.optimizer)
-    )
+    inside = strategy.with_pipeline(batch=ROWS)
+    run: TrainingRun = right(TrainingRun, loss, rows, inside, mesh, optimizer_of(arguments.optimizer))
     with weights_told_once():
         step = right(lambda: run.step)
     tell_whole(run.strategy, step)
@@ -485,9 +480,8 @@ def arrays_in(path: Path, function: ir.Function) -> dict[str, NDArray[Any]]:
             f"--inputs: {path} cannot be read: it is not an .npz file of numpy.savez ({error})"
         ) from None
     types = {value.name: value.type.dtype for value in function.inputs}
-    return {  # NumPy saves narrow floats as bytes
-        name: array.view(types[name])
-        if array.dtype.kind == "V" and is_narrow(types.get(name, array.dtype))
-        else array
-        for name, array in found.items()
-    }
+    for name, array in found.items():
+        dtype = types.get(name, array.dtype)
+        if array.dtype.kind == "V" and is_narrow(dtype):  # NumPy saves narrow floats as bytes
+            found[name] = array.view(dtype)
+    return found

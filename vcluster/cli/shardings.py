@@ -2,6 +2,7 @@
 
 from ast import literal_eval
 from collections.abc import Sequence
+from itertools import zip_longest
 from textwrap import wrap
 from typing import Any
 
@@ -75,9 +76,10 @@ def table(op: Op, mesh: Mesh, found: Sequence[OpSharding]) -> str:
         figures = [f"{each.flops:.3g}", nbytes(each.nbytes) + ("" if each.is_even else " *")]
         if max(map(len, takes), default=0) + max(map(len, leaves), default=0) < WIDTH // 2 and len(takes) < 3:
             takes = [" ".join(takes)]
-        for line in range(max(len(takes), len(leaves), 1)):
-            first = [*letters, *figures] if line == 0 else [""] * (len(letters) + 2)
-            rows.append([*first, *(side[line] if line < len(side) else "" for side in (takes, leaves))])
+        first = [*letters, *figures]
+        for take, leave in zip_longest(takes or [""], leaves, fillvalue=""):
+            rows.append([*first, take, leave])
+            first = [""] * len(first)
     lines = in_columns(rows, len(rows[0]))
     told = [f"{len(found)} shardings; flops and bytes are those of one device"]
     if any(WAITS in each.letters for each in found):

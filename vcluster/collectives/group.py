@@ -183,7 +183,7 @@ class CheckedCall:
 
 
 def may_be_prepared(calls: Calls) -> bool:
-    """Whether the result of a direct call can be made from arrays that always lie in one place."""
+    """Whether a direct call can be prepared: the arrays of its repetitions then keep their places in shared memory."""
     kind = calls[0].of_kind
     return not kind.lists and kind.function is None and all(call.form in (ARRAY, SCALAR) for call in calls)
 

@@ -157,7 +157,7 @@ class Stretch:
         """The array itself, if this process can see it."""
 
     def piece(self, start: int, end: int, scratch: Array) -> Array:
-        """Elements to read, perhaps as a copy in ``scratch``."""
+        """The elements ``start`` to ``end``, to be read: a view, or a copy in ``scratch`` if this process cannot see them."""
         if self.view is not None:
             return self.view[start:end]
         into = scratch[: end - start]

@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
@@ -153,9 +154,7 @@ def run_demo(arguments: argparse.Namespace, screen: Screen) -> None:
     if policy.elements is None:
         predicted = sum(plan.bytes_received)
     else:
-        x, y = (
-            int(np.prod([mesh.shape[axis] for axis in names], dtype=int)) for names in _axes(mesh, policy)
-        )
+        x, y = (prod(map(mesh.shape.__getitem__, names)) for names in _axes(mesh, policy))
         predicted = ITEM_BYTES * policy.elements(x, y, extents)
     verdict_of_bytes(screen, run.trace, predicted, policy.formula)
     show_elsewhere(screen, run.trace, mesh, hardware)

@@ -145,14 +145,16 @@ def _show_experts(
     experts = TensorSharding(sharding.experts)
     screen.line("  expert  on       takes  drops  tokens: first choices, then second ones, ...", "dim")
     for expert in range(total):
-        holders = [
-            rank
-            for rank in range(mesh.size)
-            if expert in range(*experts.slices((total,), mesh, rank)[0].indices(total))
-        ]
+        holders = []
+        for rank in range(mesh.size):
+            (own,) = experts.slices((total,), mesh, rank)
+            if expert in range(*own.indices(total)):
+                holders.append(rank)
         places = np.argwhere((chosen == expert).T)[:, ::-1].tolist()  # first choices come first
         taken = sum(bool(kept[token, rank]) for token, rank in places)
-        names = [f"{token}" if kept[token, rank] else f"({token})" for token, rank in places]
+        names = []
+        for token, rank in places:
+            names.append(f"{token}" if kept[token, rank] else f"({token})")
         if len(names) > MOST_NAMED:
             names = [*names[:MOST_NAMED], f"... {len(names) - MOST_NAMED} more"]
         on = " ".join(f"r{rank}" for rank in holders[:2]) + (" .." if len(holders) > 2 else "")

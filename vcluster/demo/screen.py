@@ -75,11 +75,12 @@ class Screen:
         """
         if len(rows) > MOST_ROWS:
             rows = [*rows[: MOST_ROWS // 2], ("...", *[""] * (len(header) - 1)), *rows[-MOST_ROWS // 4 :]]
-        columns = [[str(cell) for cell in column] for column in zip(header, *rows, strict=True)]
-        for column in columns:
-            right = all(cell.replace(",", "").isdigit() for cell in column[1:] if cell)
-            width = max(map(len, column))
-            column[:] = [cell.rjust(width) if right else cell.ljust(width) for cell in column]
+        columns = []
+        for column in zip(header, *rows, strict=True):
+            cells = list(map(str, column))
+            right = all(cell.replace(",", "").isdigit() for cell in cells[1:] if cell)
+            width = max(map(len, cells))
+            columns.append([f"{cell:>{width}}" if right else f"{cell:<{width}}" for cell in cells])
         for number, row in enumerate(zip(*columns, strict=True)):
             self.line("  " + "  ".join(row).rstrip(), style="dim" if number == 0 else "")
 

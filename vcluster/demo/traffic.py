@@ -53,7 +53,8 @@ def run_here(arguments: argparse.Namespace, mesh: Mesh, program: Any, *values: A
 
 def whole_outputs(run: Any, layouts: Iterable[TensorSharding], mesh: Mesh) -> list[Any]:
     """The first outputs of a run's devices as whole arrays, according to their layouts."""
-    return [layout.unshard([out[i] for out in run], mesh) for i, layout in enumerate(layouts)]
+    by_output = zip(*run, strict=False)
+    return [layout.unshard(shards, mesh) for layout, shards in zip(layouts, by_output, strict=False)]
 
 
 def show_layouts(

@@ -472,7 +472,7 @@ class VirtualDevice(FixedPlace):
         return (channel or self.channel(self._peer("src", src, axes))).recv(tag=tag, out=out)
 
     def isend(self, x: Any, dst: int, *, tag: int = 0, axes: Axes = None) -> Pending:
-        """`send` that returns a `Work` at once."""
+        """Send as `send` does, but return a `Work` at once."""
         rank = self._peer("dst", dst, axes)
         return (self._channels.get(rank) or self.channel(rank)).isend(x, tag=tag)
 
@@ -485,7 +485,7 @@ class VirtualDevice(FixedPlace):
         dtype: npt.DTypeLike | None = None,
         axes: Axes = None,
     ) -> Pending:
-        """`recv` that returns a `Work` at once."""
+        """Receive as `recv` does, but return a `Work` at once."""
         rank = self._peer("src", src, axes)
         return (self._channels.get(rank) or self.channel(rank)).irecv(tag=tag, shape=shape, dtype=dtype)
 

@@ -23,7 +23,7 @@ Alike = tuple[str, str, str] | None
 
 @dataclass(frozen=True)
 class Decision:
-    """Where ranks went different ways."""
+    """The place in the program where ranks took different branches."""
 
     last_alike: str
     """The last call that all of them made alike, with its place; "" if there is none."""

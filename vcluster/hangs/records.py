@@ -166,12 +166,12 @@ class _Reader:
 
     def records(self) -> Records:
         """What was read. The calls of a group whose ranks one dump does not say are those of the one that another says."""
-        known = {name: number for (name, ranks), number in self._groups.items() if ranks}
-        same = {
-            number: known.get(name, number) for (name, ranks), number in self._groups.items() if not ranks
-        }
-        if any(number != other for number, other in same.items()):
-            now = np.array([same.get(number, number) for number in range(len(self._groups))], np.int64)
+        with_ranks = {name: number for (name, ranks), number in self._groups.items() if ranks}
+        now = np.arange(len(self._groups))
+        for (name, ranks), number in self._groups.items():
+            if not ranks:
+                now[number] = with_ranks.get(name, number)
+        if not np.array_equal(now, np.arange(len(now))):
             self._ranks = {rank: _regrouped(record, now) for rank, record in self._ranks.items()}
         groups = [
             Group(name, description, ranks)
@@ -187,9 +187,8 @@ class _Reader:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise DumpError(f"{file} is no flight-recorder dump as JSON: {error}") from None
         groups = self._groups_of(file, dump, entries)
-        is_message = [
-            entry.is_p2p or self._forms[call].is_message for entry, call in zip(entries, calls, strict=True)
-        ]
+        pairs = zip(entries, calls, strict=True)
+        is_message = [entry.is_p2p or self._forms[call].is_message for entry, call in pairs]
         numbers = _sequence(file, entries, is_message)
         self._ranks[rank] = RankRecord(
             rank,

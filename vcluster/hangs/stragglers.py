@@ -38,15 +38,12 @@ class Straggler(NamedTuple):
             f"rank {self.rank} came last to {self.times} of the last {self.of} collectives that all ended, "
             f"{seconds(self.late_seconds)} after the others"
         )
-        far = [
-            f"rank {rank} {seconds(abs(ahead))} {'ahead' if ahead > 0 else 'behind'}"
-            for rank, ahead in self.clocks.items()
-        ]
-        return line + (
-            f" (the clocks differ, and were set equal by the ends of calls: {', '.join(far[:8])})"
-            if far
-            else ""
-        )
+        far = []
+        for rank, ahead in self.clocks.items():
+            far.append(f"rank {rank} {seconds(abs(ahead))} {'ahead' if ahead > 0 else 'behind'}")
+        if far:
+            line += f" (the clocks differ, and were set equal by the ends of calls: {', '.join(far[:8])})"
+        return line
 
 
 def straggler_of(matching: Matching, group: int) -> Straggler | None:

@@ -43,12 +43,14 @@ def stuck_waits(matching: Matching, waits: dict[int, list[Wait]]) -> dict[int, W
     ranks = matching.records.ranks
     enough = any if matching.records.is_own else all
     free = {rank for rank, record in ranks.items() if record.outcome == "stopped" and rank not in waits}
+
+    def may_go_on(found: Iterable[Wait]) -> bool:
+        return enough(free.issuperset(wait.missing) for wait in found)
+
     before = -1
     while before < len(free):
         before = len(free)
-        free.update(
-            rank for rank, found in waits.items() if enough(free.issuperset(wait.missing) for wait in found)
-        )
+        free.update([rank for rank, found in waits.items() if may_go_on(found)])
     idle = ranks.keys() - waits.keys()
     return {rank: _that_tells(found, idle, free) for rank, found in sorted(waits.items()) if rank not in free}
 

@@ -17,7 +17,7 @@ def of_balance(facts: Facts, name: str) -> Iterator[Cause]:
     sizes, right = facts.sizes, facts.balanced(name)
     replicas, microbatches = facts.replicas_and_microbatches
     for chosen in subsets([level for level in facts.levels if level != "cp"]):
-        where = " and ".join("the microbatches" if level == "microbatches" else level for level in chosen)
+        where = " and ".join(chosen).replace("microbatches", "the microbatches")
         number = prod(sizes[level] for level in chosen)
         yield Cause(f"it is summed over {where}, and not averaged", same(right * number))
         yield Cause(f"it is averaged once too often over {where}", same(right / number))
@@ -25,7 +25,9 @@ def of_balance(facts: Facts, name: str) -> Iterator[Cause]:
 
         def own(rank: int, axes: tuple[str, ...] = axes) -> Array:
             index = facts.case.mesh.index(rank)
-            mine = [each for each in replicas if all(each[axis] == index[axis] for axis in axes)]
+            mine = replicas
+            for axis in axes:
+                mine = [each for each in mine if each[axis] == index[axis]]
             return mean([facts.of_microbatch(name, each, number) for each in mine for number in microbatches])
 
         yield Cause(f"it is the replica's own: it is not averaged over {' and '.join(axes)}", own)

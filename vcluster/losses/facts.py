@@ -110,7 +110,7 @@ class Facts:
         return self.part(name, self.case.whole.valid)
 
     def right(self, name: str, rank: int) -> Array:
-        """What a rank should return."""
+        """The value that a rank should return."""
         return self.piece(name, rank, self.whole(name))
 
     def piece(self, name: str, rank: int, value: Array) -> Array:
@@ -135,11 +135,11 @@ class Facts:
 
     @cached_property
     def norm(self) -> float:
-        """That of all gradients, before they are clipped."""
+        """The norm of all gradients before they are clipped."""
         return float(np.sqrt(sum(float((self.gradient(each) ** 2).sum()) for each in self.gradients)))
 
     def clipping(self, norm: float) -> float:
-        """What gradients of this norm are multiplied with."""
+        """The factor by which clipping multiplies gradients of this norm."""
         clip = self.case.clip
         return 1.0 if clip is None else min(1.0, clip / max(norm, 1e-300))
 

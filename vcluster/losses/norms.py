@@ -143,10 +143,10 @@ def _roots(facts: Facts, squares: Mapping[str, Array], axis: str) -> Array:
     """The norms of the pieces along an axis of the weights that are split over it, and that of the others, added."""
     split = [name for name in squares if axis in facts.case.split_over(name.removeprefix(GRADIENT))]
     others = sum(float(squares[name].sum()) for name in squares if name not in split)
-    norms = [
-        _root(sum(_square(facts, name, squares[name], rank, [axis]) for name in split))
-        for rank in facts.case.mesh.group(0, axis)
-    ]
+    norms = []
+    for rank in facts.case.mesh.group(0, axis):
+        own = sum(_square(facts, name, squares[name], rank, [axis]) for name in split)
+        norms.append(_root(own))
     return np.asarray(np.sum(norms) + np.sqrt(others))
 
 

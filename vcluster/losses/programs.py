@@ -133,7 +133,7 @@ class SplitLoss:
 
     @property
     def microbatches(self) -> int:
-        """Those of its pipeline."""
+        """The microbatches of its pipeline."""
         pipeline = self._strategy.pipeline
         return 1 if pipeline is None else pipeline.microbatches
 

@@ -96,7 +96,7 @@ class Receive:
 
     @property
     def waits_for(self) -> Wait:
-        """What it waits for."""
+        """The message that it waits for."""
         return Wait(lambda: self._mailbox.may_take(self._key), lambda: self._mailbox.needs_message(self._key))
 
     def advance(self) -> bool:

@@ -39,12 +39,12 @@ _SIGNATURE = struct.Struct("<q")
 
 
 def head_of_call(call: Call) -> bytes:
-    """What the other members compare."""
+    """The signature and the description of a call, which the other members compare with their own."""
     return _CALL.pack(call.signature, len(call.description)) + call.description
 
 
 def place_of_array(call: Call) -> int:
-    """Where a small array begins in the post of a call."""
+    """The offset of a small array in the message that posts a call."""
     return HEADER_BYTES + aligned(_CALL.size + len(call.description))
 
 

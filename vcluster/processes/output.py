@@ -48,7 +48,7 @@ class RankedOutput(io.TextIOBase):
 
 
 def print_in_fork(rank: int, message: Any) -> None:
-    """What a fork prints goes to the descriptors that it shares with its device."""
+    """Print the text of a message of a fork to a descriptor that the fork shares with its device."""
     text = getattr(message, "text", None)
     if text is not None:
         write_lines(1 if message.stream == "stdout" else 2, rank, text)

@@ -56,10 +56,11 @@ def by_rank(inputs: Any, size: int, program: Operation) -> tuple[Any, ...]:
     lengths = [len(mine) for mine in inputs]
     if len(set(lengths)) > 1:
         raise ValueError(f"{name} must return tuples of one length, got lengths {lengths}")
-    return tuple(
-        column[0] if all(value is column[0] for value in column) else PerDevice(column)
-        for column in zip(*inputs, strict=True)
-    )
+    columns: list[Any] = []
+    for column in zip(*inputs, strict=True):
+        is_shared = all(value is column[0] for value in column)
+        columns.append(column[0] if is_shared else PerDevice(column))
+    return tuple(columns)
 
 
 def _is_listed(value: Any) -> bool:

@@ -36,7 +36,7 @@ Arrays = Sequence[Array]
 
 @dataclass(frozen=True)
 class Judgement:
-    """What a comparison found."""
+    """The result of a comparison."""
 
     apart: float
     """The largest difference, as a part of the largest number of its array.  Infinite if infinities differ."""

@@ -29,7 +29,7 @@ TOLERANCES = {2: 1e-2, 4: 1e-4, 8: 1e-10}
 
 @dataclass(frozen=True)
 class Verified:
-    """What a run on real processes and its simulation say of a step."""
+    """A step as it ran on real processes, beside its simulation."""
 
     run: TrainingRun
     apart: float

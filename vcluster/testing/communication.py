@@ -102,15 +102,11 @@ def _by_rank(numbers: Mapping[int, int]) -> str:
 def _table(rows: Sequence[tuple[str, str, str, bool]]) -> str:
     lines = [("", "expected", "got", True), *rows]
     names, middles = max(len(line[0]) for line in lines), max(len(line[1]) for line in lines)
-    return "\n".join(
-        [
-            "the communication differs from what was expected",
-            *(
-                f"{'' if fits else '>':2}{name:<{names}}  {expected:>{middles}}  {got}".rstrip()
-                for name, expected, got, fits in lines
-            ),
-        ]
-    )
+    told = ["the communication differs from what was expected"]
+    for name, expected, got, fits in lines:
+        mark = "" if fits else ">"
+        told.append(f"{mark:2}{name:<{names}}  {expected:>{middles}}  {got}".rstrip())
+    return "\n".join(told)
 
 
 def _is_communication(event: Event) -> bool:

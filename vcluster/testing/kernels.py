@@ -47,7 +47,7 @@ def check_kernel(
     backend: Literal["process", "thread"] = "thread",
     deadline_seconds: float | None = None,
 ) -> int:
-    """Fail unless ``kernel`` computes on shards what ``reference`` computes on whole arrays.  The number of cases.
+    """Fail unless ``kernel`` computes on shards what ``reference`` computes on whole arrays.  Returns the number of cases.
 
     >>> import numpy as np
     >>> from vcluster import check_kernel
@@ -67,8 +67,8 @@ def check_kernel(
     ``meshes``
         by default those with 1 to 4 devices along each axis of the layouts, and at most 6 in all.
     ``sizes``
-        extents by the name of a dim.  By default they divide by all axes; they do not; they are smaller than the axes,
-        so that shards are empty; and all are 1.  The extents of different dims differ.
+        extents by the name of a dim.  By default there are four cases: all axes divide the extents; they do not; the
+        extents are smaller than the axes, so that shards are empty; all are 1.  The extents of different dims differ.
     ``dtype``, ``seed``
         arrays hold small integers other than 0 in this dtype, drawn anew for each case.  Their sums and products are
         exact: of a narrow float, such as ``"bfloat16"``, the numbers are 1 and -1.

@@ -351,7 +351,8 @@ def _other_layouts(layout: TensorSharding, mesh: Mesh) -> list[TensorSharding]:
     if len(mesh.axes) <= _MOST_AXES:
         for order in permutations(mesh.axes):
             to = dict(zip(mesh.axes, order, strict=True))
-            found.append(TensorSharding(*(DimSharding(*(to[axis] for axis in dim.axes)) for dim in dims)))
+            renamed = (DimSharding(*map(to.__getitem__, dim.axes)) for dim in dims)
+            found.append(TensorSharding(*renamed))
     found += [TensorSharding(*order) for order in permutations(dims)] if len(dims) <= _MOST_AXES else []
     found += [TensorSharding(*(DimSharding(*reversed(dim.axes)) for dim in dims))]
     return [other for other in dict.fromkeys(found) if other != layout]

@@ -282,7 +282,7 @@ class Recorder:
         return template
 
     def add_repeated(self, template: Template, location: str | None, start_ns: int) -> None:
-        """The event of a call that ends now, and was like an earlier one.  The caller says that it `begins`."""
+        """Append the event of a call that ends now and repeats an earlier one.  The caller has called `begins` before."""
         if not self.stopped:
             self._entries.extend((template, location, start_ns, perf_counter_ns(), 0.0))
 

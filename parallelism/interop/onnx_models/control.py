@@ -10,13 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.interop.arrays import concatenated, flipped, reshaped
+from parallelism.interop.arrays import concatenated, flipped, part, reshaped
 from parallelism.interop.folding import emit, known, same_everywhere, whole
 from parallelism.interop.onnx_models.elementwise import ew
 from parallelism.interop.onnx_models.graph import Graph, GraphNode
 from parallelism.interop.onnx_models.reading import Reader, meaning
 from parallelism.interop.onnx_models.shapes import axis_of
-from parallelism.interop.windows import cut
 
 MOST_TURNS = 10_000
 
@@ -63,15 +62,15 @@ def _loop(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
         goes_on, *results = _run(reader, node, "body", [np.asarray(turn), flag_given, *state])
         state, made = results[: len(state)], results[len(state) :]
         scans = [[] for _ in made] if scans is None else scans
-        for each, part in zip(scans, made, strict=True):
-            each.append(part)
+        for own, value in zip(scans, made, strict=True):
+            own.append(value)
     if scans is None and len(node.outputs) > len(state):
         raise node.unsupported("a loop without turns has no results to put together")
     return [*state, *(_stacked(parts, 0) for parts in scans or [])]
 
 
 def _stacked(parts: list[Any], axis: int) -> Any:
-    wide = [whole(reshaped(part, (*part.shape[:axis], 1, *part.shape[axis:]))) for part in parts]
+    wide = [whole(reshaped(each, (*each.shape[:axis], 1, *each.shape[axis:]))) for each in parts]
     return emit("concatenate", *wide, axis=axis) if len(wide) > 1 else wide[0]
 
 
@@ -79,34 +78,33 @@ def _stacked(parts: list[Any], axis: int) -> Any:
 def _scan(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     count = node.get("num_scan_inputs")
     state, sequences = list(x[: len(x) - count]), x[len(x) - count :]
-    axes = [
-        a % len(s.shape) for a, s in zip(node.get("scan_input_axes", (0,) * count), sequences, strict=True)
-    ]
-    turned = node.get("scan_input_directions", (0,) * count)
-    sequences = [flipped(s, a) if t else s for s, a, t in zip(sequences, axes, turned, strict=True)]
+    axes = list(node.get("scan_input_axes", (0,) * count))
+    backwards = node.get("scan_input_directions", (0,) * count)
+    for i, sequence in enumerate(sequences):
+        axes[i] %= len(sequence.shape)
+        if backwards[i]:
+            sequences[i] = flipped(sequence, axes[i])
     made: list[list[Any]] = []
     for turn in range(sequences[0].shape[axes[0]]):
-        parts = [_of_turn(s, a, turn) for s, a in zip(sequences, axes, strict=True)]
+        parts = [_of_turn(*own, turn) for own in zip(sequences, axes, strict=True)]
         results = _run(reader, node, "body", [*state, *parts])
         state = results[: len(state)]
         made = made or [[] for _ in results[len(state) :]]
-        for each, part in zip(made, results[len(state) :], strict=True):
-            each.append(part)
+        for own, value in zip(made, results[len(state) :], strict=True):
+            own.append(value)
     joins = node.get("scan_output_axes", (0,) * len(made))
-    back = node.get("scan_output_directions", (0,) * len(made))
-    return [
-        *state,
-        *(
-            _stacked(parts[::-1] if turn else parts, axis % (len(parts[0].shape) + 1))
-            for parts, axis, turn in zip(made, joins, back, strict=True)
-        ),
-    ]
+    backwards = node.get("scan_output_directions", (0,) * len(made))
+    for own, axis, turned in zip(made, joins, backwards, strict=True):
+        if turned:
+            own.reverse()
+        state.append(_stacked(own, axis % (len(own[0].shape) + 1)))
+    return state
 
 
 def _of_turn(sequence: Any, axis: int, turn: int) -> Any:
     """What a turn reads of a sequence along a dim."""
     rest = [n for d, n in enumerate(sequence.shape) if d != axis]
-    return reshaped(cut(sequence, axis, turn, turn + 1), rest)
+    return reshaped(part(sequence, axis, turn, turn + 1), rest)
 
 
 # -- sequences ---------------------------------------------------------------------------------------------------------
@@ -125,10 +123,10 @@ def _split_to_sequence(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     else:
         sizes = given.tolist()
     ends = np.cumsum([0, *sizes]).tolist()
-    parts = [cut(x[0], axis, begin, end) for begin, end in pairwise(ends)]
+    parts = [part(x[0], axis, begin, end) for begin, end in pairwise(ends)]
     if given is None and not node.get("keepdims", 1):
         rest = [n for d, n in enumerate(x[0].shape) if d != axis]
-        parts = [reshaped(part, rest) for part in parts]
+        parts = [reshaped(each, rest) for each in parts]
     return [parts]
 
 

@@ -10,7 +10,16 @@ import numpy as np
 
 from parallelism.dtypes import common_dtype, is_floating, is_integer
 from parallelism.interop.arrays import divided, integer_power, number, rounded_once
-from parallelism.interop.folding import Spread, convert, emit, known, of_extents, recorded, spread, whole
+from parallelism.interop.folding import (
+    convert,
+    emit,
+    known,
+    of_extents,
+    recorded,
+    spread,
+    unspread,
+    whole,
+)
 from parallelism.interop.onnx_models.files import dtype_of
 from parallelism.interop.onnx_models.graph import GraphNode
 from parallelism.interop.onnx_models.reading import Reader, meaning
@@ -25,7 +34,7 @@ def ew(kind: str, *operands: Any, **attributes: Any) -> Any:
         if any(x.dtype != object and is_floating(x.dtype) for x in operands):
             raise ValueError(f"{kind} of extents with symbols and floats is not supported")
     shape = broadcast([tuple(x.shape) for x in operands])
-    result = emit(kind, *(x.array if isinstance(x, Spread) else x for x in operands), **attributes)
+    result = emit(kind, *map(unspread, operands), **attributes)
     if tuple(result.shape) == tuple(shape):
         return result
     own = (1,) * (len(shape) - result.ndim) + tuple(result.shape)

@@ -79,10 +79,7 @@ class Model:
                 self.proto.ParseFromString(content)
             except Exception as error:  # the protobuf library has no common type for these
                 raise InteropError(f"it is no ONNX model: {error}") from None
-        self.opsets = {
-            entry.domain if entry.domain != "ai.onnx" else "": entry.version
-            for entry in self.proto.opset_import
-        }
+        self.opsets = _opsets(self.proto)
         self.proto = with_nodes_in_order(self.proto)
         self._check()
         self.functions = {(f.domain, f.name): f for f in self.proto.functions}
@@ -174,11 +171,11 @@ class Model:
         for text in (node.name, node.op_type, node.domain, *node.input, *node.output):
             if not isinstance(text, str):  # so protobuf gives what is not UTF-8
                 raise InteropError(f"a string of the model is not UTF-8: {text[:80]!r}", "node")
-        attributes = {
-            each.name: Reference(each.ref_attr_name) if each.ref_attr_name else self._attribute(each, node)
-            for each in node.attribute
-        }
-        domain = "" if node.domain == "ai.onnx" else node.domain
+        attributes: dict[str, Any] = {}
+        for each in node.attribute:
+            own = Reference(each.ref_attr_name) if each.ref_attr_name else self._attribute(each, node)
+            attributes[each.name] = own
+        domain = _domain(node)
         domain = "com.microsoft" if domain == "" and node.op_type in IN_DEFAULT_DOMAIN else domain
         return GraphNode(
             node.op_type,
@@ -304,15 +301,12 @@ class Model:
         if found is None:
             return None
         defaults = {each.name: self._attribute(each, node.proto) for each in found.attribute_proto}
-        imports = {
-            entry.domain if entry.domain != "ai.onnx" else "": entry.version for entry in found.opset_import
-        }
         return FunctionBody(
             tuple(found.input),
             tuple(found.output),
             tuple(map(self.node, found.node)),
             defaults,
-            {**opsets, **imports},
+            {**opsets, **_opsets(found)},
         )
 
     def resolved(self, node: Any, caller: Any) -> Any:
@@ -342,6 +336,16 @@ class Model:
             for name, attribute in schema.attributes.items()
             if attribute.default_value.name
         }
+
+
+def _domain(named: Any) -> str:
+    """The domain of a node, or of an entry about a version; that of ONNX itself has two names."""
+    return "" if named.domain == "ai.onnx" else str(named.domain)
+
+
+def _opsets(of: Any) -> dict[str, int]:
+    """The versions of the domains that a model, or a function, uses."""
+    return {_domain(entry): entry.version for entry in of.opset_import}
 
 
 def _schema_body(

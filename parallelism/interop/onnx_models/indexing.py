@@ -7,8 +7,19 @@ from typing import Any
 
 import numpy as np
 
+from parallelism.arrays import vector_shape, with_extent
 from parallelism.interop.arrays import concatenated, iota, part, reshaped, taken
-from parallelism.interop.folding import MOST_FOLDED, Spread, convert, emit, known, plainest, spread, whole
+from parallelism.interop.folding import (
+    MOST_FOLDED,
+    Spread,
+    convert,
+    emit,
+    known,
+    plainest,
+    spread,
+    unspread,
+    whole,
+)
 from parallelism.interop.onnx_models.elementwise import ew
 from parallelism.interop.onnx_models.graph import GraphNode
 from parallelism.interop.onnx_models.reading import Reader, meaning
@@ -177,7 +188,7 @@ def _one_hot(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
 def _reverse_sequence(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     batch, time = node.get("batch_axis", 1), node.get("time_axis", 0)
     ndim, n = len(x[0].shape), x[0].shape[time]
-    lengths = reshaped(x[1], [x[0].shape[batch] if d == batch else 1 for d in range(ndim)])
+    lengths = reshaped(x[1], vector_shape(ndim, batch, x[0].shape[batch]))
     place = iota(n, np.dtype(np.int64), ndim, time)
     back = ew("subtract", ew("subtract", lengths, np.asarray(1)), place)
     turned = ew("where", ew("less", place, lengths), back, place)
@@ -185,7 +196,7 @@ def _reverse_sequence(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
 
 
 def _wide(x: Any, shape: Any) -> Any:
-    array = x.array if isinstance(x, Spread) else x
+    array = unspread(x)
     return spread(array, tuple(shape))
 
 
@@ -205,6 +216,6 @@ def _tensor_scatter(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
         place = ew("remainder", place, np.asarray(n))
     inside = ew("logical_and", ew("greater_equal", place, np.asarray(0)), ew("less", place, np.asarray(size)))
     where = ew("minimum", ew("maximum", place, np.asarray(0)), np.asarray(size - 1))
-    shape = [n if d == axis else m for d, m in enumerate(update.shape)]
-    moved = emit("take_along", whole(update), whole(_wide(where, shape)), axis=axis)
+    where = _wide(where, with_extent(update.shape, axis, n))
+    moved = emit("take_along", whole(update), whole(where), axis=axis)
     return ew("where", inside, moved, cache)

@@ -112,15 +112,11 @@ def _multi_head(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     if length is not None or any(node.outputs[3:]):
         raise node.unsupported("keys of the past in a buffer, and scores as a result, are not supported")
     heads = node.get("num_heads")
-    terms: list[Any] = [None] * 3
+    q, k, v = _queries_keys_values(node, query, key, value, heads)
     if bias is not None:
-        width = recorded(whole(bias)).shape[0]
-        own = width // 3 if value is None else recorded(whole(value)).shape[-1]
-        terms = list(np.split(recorded(whole(bias)), [(width - own) // 2, width - own]))
-    q, k, v = (
-        part if term is None else part + term.reshape((heads, term.shape[0] // heads))
-        for part, term in zip(_queries_keys_values(node, query, key, value, heads), terms, strict=True)
-    )
+        first, second = q.shape[2] * q.shape[3], k.shape[2] * k.shape[3]
+        terms: Any = np.split(recorded(whole(bias)), [first, first + second])
+        q, k, v = (part + term.reshape(part.shape[2:]) for part, term in zip((q, k, v), terms, strict=True))
     if past_key is not None:
         k, v = _behind(recorded(whole(past_key)), k), _behind(recorded(whole(past_value)), v)
     result = _attended(node, q, k, v, mask, added, node.get("unidirectional", 0))

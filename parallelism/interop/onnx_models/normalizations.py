@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from parallelism.arrays import vector_shape
 from parallelism.interop.arrays import number, padded, reshaped
 from parallelism.interop.folding import convert, emit, spread, whole
 from parallelism.interop.onnx_models.elementwise import ew
@@ -18,7 +19,7 @@ from parallelism.interop.windows import grid
 
 def along(vector: Any, ndim: int, axis: int = 1) -> Any:
     """A vector along a dim of an array with so many dims."""
-    return reshaped(vector, [vector.shape[0] if d == axis else 1 for d in range(ndim)])
+    return reshaped(vector, vector_shape(ndim, axis, vector.shape[0]))
 
 
 @meaning("BatchNormalization")

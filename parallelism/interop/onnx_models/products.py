@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from parallelism.dtypes import is_floating
-from parallelism.interop.arrays import flipped, iota, number, padded, reshaped, rounded_once
+from parallelism.interop.arrays import flipped, iota, number, padded, part, reshaped, rounded_once
 from parallelism.interop.folding import Spread, convert, emit, known, recorded, spread, whole
 from parallelism.interop.onnx_models.elementwise import ew
 from parallelism.interop.onnx_models.graph import GraphNode
 from parallelism.interop.onnx_models.reading import Reader, meaning
 from parallelism.interop.onnx_models.shapes import axes_of, axis_of
-from parallelism.interop.windows import cut, grid
+from parallelism.interop.windows import grid
 
 # -- products ----------------------------------------------------------------------------------------------------------
 
@@ -222,7 +222,7 @@ def _top_k(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
         order = flipped(ew("subtract", last, emit("argsort", whole(flipped(a, axis)), axis=axis)), axis)
     else:
         order = emit("argsort", a, axis=axis)
-    places = whole(cut(order, axis, 0, k))
+    places = whole(part(order, axis, 0, k))
     return [emit("take_along", a, places, axis=axis), places]
 
 
@@ -234,7 +234,7 @@ def _nonzero(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     count = reader.count(node, 0, "how many elements are not zero")
     flat = reshaped(a, (prod(extents),))
     is_zero = convert(ew("equal", flat, np.zeros((), a.dtype)), np.dtype(np.int64))
-    places = cut(
+    places = part(
         emit("argsort", is_zero, axis=0), 0, 0, count
     )  # a stable order: those that are not zero come first
     rows = []

@@ -173,7 +173,7 @@ class Reader:
         return found
 
     def ints(self, node: GraphNode, x: Any, what: str) -> list[Any]:
-        """The numbers of an input that fixes a shape, as a list."""
+        """The numbers of an input that fixes a shape, as a list; ``what`` names them in errors."""
         return [
             n if not isinstance(n, np.generic) else int(n)
             for n in self.numbers(node, x, what).reshape(-1).tolist()

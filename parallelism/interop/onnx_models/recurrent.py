@@ -7,12 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from parallelism.interop.arrays import number, reshaped
+from parallelism.interop.arrays import number, part, reshaped
 from parallelism.interop.folding import emit, known, spread, whole
 from parallelism.interop.onnx_models.elementwise import ew
 from parallelism.interop.onnx_models.graph import GraphNode
 from parallelism.interop.onnx_models.reading import Reader, meaning
-from parallelism.interop.windows import cut
 
 _ACTIVATIONS = {"Sigmoid": "sigmoid", "Tanh": "tanh", "Relu": "relu"}
 
@@ -87,8 +86,8 @@ def _direction(
     c = None
     if node.kind == "LSTM":
         c = zero if x[6] is None else _picked(x[6], d)
-    of_inputs = None if bias is None else cut(bias, 0, 0, gates * hidden)
-    after = None if bias is None else cut(bias, 0, gates * hidden, 2 * gates * hidden)
+    of_inputs = None if bias is None else part(bias, 0, 0, gates * hidden)
+    after = None if bias is None else part(bias, 0, gates * hidden, 2 * gates * hidden)
     of_step = _of_step(x, d, of_inputs, products)
     of_state = products.of(d, 1) if products else lambda state: _affine(state, recurrence, None)
     ys: list[Any] = []
@@ -101,15 +100,12 @@ def _direction(
             total = ew("add", left, _plus(of_state(h), after))
             h, c = (ew(acts[0], total), None) if node.kind == "RNN" else _lstm(node, total, c, hidden, acts)
         y = h
-        if (
-            x[4] is not None
-        ):  # where a sequence is over, its state stays (also of an empty one) and its output is 0
+        if x[4] is not None:
+            # Where a sequence is over, its state stays (also of an empty one) and its output is 0.
             goes_on = reshaped(ew("less", number(t, x[4]), x[4]), (batch, 1))
             y = ew("where", goes_on, h, zero)
-            h, c = (
-                None if new is None else ew("where", goes_on, new, old)
-                for new, old in zip((h, c), before, strict=True)
-            )
+            h = ew("where", goes_on, h, before[0])
+            c = None if c is None else ew("where", goes_on, c, before[1])
         ys.append(reshaped(y, (1, batch, hidden)))
     ys = ys[::-1] if backwards else ys
     return emit("concatenate", *map(whole, ys), axis=0) if len(ys) > 1 else ys[0], h, c
@@ -117,7 +113,7 @@ def _direction(
 
 def _lstm(node: GraphNode, total: Any, c: Any, hidden: int, acts: list[str]) -> tuple[Any, Any]:
     """The next state and cell, from the sums of the four gates."""
-    i, o, f, g = (cut(total, 1, k * hidden, (k + 1) * hidden) for k in range(4))
+    i, o, f, g = (part(total, 1, k * hidden, (k + 1) * hidden) for k in range(4))
     i, o, f, g = ew(acts[0], i), ew(acts[0], o), ew(acts[0], f), ew(acts[1], g)
     if node.get("input_forget", 0):
         f = ew("subtract", number(1, i), i)
@@ -128,18 +124,18 @@ def _lstm(node: GraphNode, total: Any, c: Any, hidden: int, acts: list[str]) -> 
 def _gru(
     node: GraphNode, left: Any, h: Any, recurrence: Any, after: Any, hidden: int, acts: list[str]
 ) -> Any:
-    def part(x: Any, k: int, axis: int) -> Any:
-        return None if x is None else cut(x, axis, k * hidden, (k + 1) * hidden)
+    def gate(x: Any, k: int, axis: int) -> Any:
+        return None if x is None else part(x, axis, k * hidden, (k + 1) * hidden)
 
     z, r = (
-        ew(acts[0], ew("add", part(left, k, 1), _affine(h, part(recurrence, k, 0), part(after, k, 0))))
+        ew(acts[0], ew("add", gate(left, k, 1), _affine(h, gate(recurrence, k, 0), gate(after, k, 0))))
         for k in (0, 1)
     )
     if node.get("linear_before_reset", 0):
-        new = ew("multiply", r, _affine(h, part(recurrence, 2, 0), part(after, 2, 0)))
+        new = ew("multiply", r, _affine(h, gate(recurrence, 2, 0), gate(after, 2, 0)))
     else:
-        new = _affine(ew("multiply", r, h), part(recurrence, 2, 0), part(after, 2, 0))
-    g = ew(acts[1], ew("add", part(left, 2, 1), new))
+        new = _affine(ew("multiply", r, h), gate(recurrence, 2, 0), gate(after, 2, 0))
+    g = ew(acts[1], ew("add", gate(left, 2, 1), new))
     return ew("add", ew("multiply", ew("subtract", number(1, z), z), g), ew("multiply", z, h))
 
 
@@ -148,10 +144,10 @@ def _of_step(x: list[Any], d: int, bias: Any, products: Products | None) -> Call
     a = x[0]
     if products is None:
         weights = _picked(x[1], d)
-        return lambda t: _affine(reshaped(cut(a, 0, t, t + 1), a.shape[1:]), weights, bias)
+        return lambda t: _affine(reshaped(part(a, 0, t, t + 1), a.shape[1:]), weights, bias)
     length, batch, width = a.shape
     every = products.of(d, 0)(reshaped(a, (length * batch, width)))
-    return lambda t: _plus(cut(every, 0, t * batch, (t + 1) * batch), bias)
+    return lambda t: _plus(part(every, 0, t * batch, (t + 1) * batch), bias)
 
 
 def _affine(x: Any, weights: Any, bias: Any) -> Any:
@@ -163,4 +159,4 @@ def _plus(result: Any, bias: Any) -> Any:
 
 
 def _picked(x: Any, d: int) -> Any:
-    return reshaped(cut(x, 0, d, d + 1), x.shape[1:])
+    return reshaped(part(x, 0, d, d + 1), x.shape[1:])

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from parallelism.arrays import vector_shape
 from parallelism.dtypes import is_floating
 from parallelism.interop.arrays import number, taken
 from parallelism.interop.folding import MOST_CONSTANT, convert, emit, whole
@@ -53,7 +54,7 @@ def _resize(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
         result = _along(node, result, dim.axis, np.clip(indices, 0, dim.extent - 1), weights)
         beyond = (places < 0) | (places > dim.extent - 1)
         if _crops(node) and beyond.any():
-            outside.append(beyond.reshape([-1 if d == dim.axis else 1 for d in range(len(a.shape))]))
+            outside.append(beyond.reshape(vector_shape(len(a.shape), dim.axis)))
     result, value = _narrowed(result, a.dtype), node.get("extrapolation_value", 0.0)
     if a.dtype.kind in "iu":
         value = min(max(round(value), np.iinfo(a.dtype).min), np.iinfo(a.dtype).max)

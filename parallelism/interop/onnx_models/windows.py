@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -73,26 +74,17 @@ def _conv_transpose(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     strides, dilations = (node.get(name, (1,) * count) for name in ("strides", "dilations"))
     extra = list(node.get("output_padding", (0,) * count))
     reach = [(k - 1) * d for k, d in zip(kernel, dilations, strict=True)]
-    if node.get("output_shape"):
-        wanted = node.get("output_shape")[-count:]
-        total = [
-            (n - 1) * s + r + 1 + e - w
-            for n, s, r, e, w in zip(image.shape[2:], strides, reach, extra, wanted, strict=True)
-        ]
-        halves = [t // 2 for t in total]
-        ends = [t - t // 2 for t in total]
-        low, high = (halves, ends) if node.get("auto_pad") == "SAME_UPPER" else (ends, halves)
-    elif node.get("auto_pad", "NOTSET").startswith("SAME"):
-        total = [r + 1 + e - s for r, e, s in zip(reach, extra, strides, strict=True)]
-        halves, ends = [t // 2 for t in total], [t - t // 2 for t in total]
-        low, high = (ends, halves) if node.get("auto_pad") == "SAME_LOWER" else (halves, ends)
-    else:
+    total = _padding_of_transposed(node, image.shape[2:], strides, reach, extra)
+    if total is None:
         low, high = pads_of(node, image.shape[2:], kernel, strides, dilations)
-    inputs, each = weights.shape[0], weights.shape[1]
-    turned = reshaped(weights, (groups, inputs // groups, each, *kernel))
-    turned = reshaped(
-        transposed(turned, (0, 2, 1, *range(3, 3 + count))), (groups * each, inputs // groups, *kernel)
-    )
+    else:
+        low, high = [t - t // 2 for t in total], [t // 2 for t in total]
+        if node.get("auto_pad") == "SAME_UPPER":
+            low, high = high, low
+    inputs, outputs = weights.shape[0] // groups, weights.shape[1]
+    turned = reshaped(weights, (groups, inputs, outputs, *kernel))
+    turned = transposed(turned, (0, 2, 1, *range(3, 3 + count)))
+    turned = reshaped(turned, (groups * outputs, inputs, *kernel))
     result = convolution(
         image,
         turned,
@@ -105,6 +97,19 @@ def _conv_transpose(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
         reverse=(True,) * count,
     )
     return result if len(x) < 3 or x[2] is None else ew("add", result, _along(x[2], len(result.shape)))
+
+
+def _padding_of_transposed(
+    node: GraphNode, sizes: Sequence[Any], strides: Sequence[int], reach: Sequence[int], extra: Sequence[int]
+) -> list[Any] | None:
+    """The padding of both ends together, where it follows from the shape of the result; None where it is given."""
+    if node.get("output_shape"):
+        wanted = node.get("output_shape")[-len(sizes) :]
+        dims = zip(sizes, strides, reach, extra, wanted, strict=True)
+        return [(n - 1) * s + r + 1 + e - w for n, s, r, e, w in dims]
+    if node.get("auto_pad", "NOTSET").startswith("SAME"):
+        return [r + 1 + e - s for r, e, s in zip(reach, extra, strides, strict=True)]
+    return None
 
 
 @meaning("MaxPool", "AveragePool", "LpPool")

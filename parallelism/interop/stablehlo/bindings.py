@@ -410,10 +410,10 @@ def _exported(jax: Any, jitted: Any, types: Any, given: Any, names: Sequence[str
             ) from error
         raise
     leaves = [leaf for each in types for leaf in jax.tree.leaves(each, is_leaf=_is_type)]
-    arguments = [
-        (name, leaf if isinstance(leaf, TensorType) else TensorType(info.dtype, info.shape))
-        for name, leaf, info in zip(names, leaves, found.in_avals, strict=True)
-    ]
+    arguments: list[tuple[str, TensorType]] = []
+    for name, leaf, info in zip(names, leaves, found.in_avals, strict=True):
+        known = leaf if isinstance(leaf, TensorType) else TensorType(info.dtype, info.shape)
+        arguments.append((name, known))
     return Lowered(found.mlir_module(), arguments, sorted(found.module_kept_var_idx))
 
 

@@ -37,11 +37,9 @@ RANK = "rank"
 def groups_of(node: Node, replicas: int, partitions: int) -> RankGroups:
     """The groups of ranks of a collective, in the order of its text.  No groups: one of all."""
     given = node.attributes.get("replica_groups")
-    rows = (
-        [[int(i) for i in row if i >= 0] for row in np.asarray(given).tolist()]
-        if isinstance(given, np.ndarray)
-        else []
-    )
+    rows: list[list[int]] = []
+    for row in given.tolist() if isinstance(given, np.ndarray) else ():
+        rows.append([int(rank) for rank in row if rank >= 0])  # -1 fills up a shorter group
     channel = _channel(node)
     if node.attributes.get("use_global_device_ids"):
         strategy = "flattened_ids"
@@ -194,13 +192,12 @@ def _exchanged(reader: Reader, node: Node, x: Any, dim: int, count: int) -> Any:
     shape = tuple(x.shape)
     n = shape[dim]
     blocks = reshaped(whole(x), (*shape[:dim], count, n // count, *shape[dim + 1 :]))
-    after = [*shape[:dim], 1, n, *shape[dim + 1 :]]
     moved = _collective(
         reader,
         node,
         "all_to_all",
         whole(blocks),
-        after,
+        [*shape[:dim], 1, n, *shape[dim + 1 :]],
         split_dim=dim,
         split_extent=1,
         concat_dim=dim + 1,

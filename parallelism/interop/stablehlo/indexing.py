@@ -17,8 +17,8 @@ from parallelism.interop.arrays import (
     broadcast_dims,
     clipped,
     iota,
+    part,
     reshaped,
-    sliced,
     taken,
     to_index,
     transposed,
@@ -42,10 +42,8 @@ def _columns(indices: Any, dim: int, count: int) -> list[Any]:
         return [to_index(indices)] * min(count, 1)
     columns = []
     for i in range(count):
-        begins = [i if d == dim else 0 for d in range(indices.ndim)]
-        ends = [i + 1 if d == dim else n for d, n in enumerate(indices.shape)]
-        part = sliced(indices, begins, ends, [1] * indices.ndim)
-        columns.append(to_index(reshaped(part, [n for d, n in enumerate(part.shape) if d != dim])))
+        column = part(indices, dim, i, i + 1)
+        columns.append(to_index(reshaped(column, (*column.shape[:dim], *column.shape[dim + 1 :]))))
     return columns
 
 

@@ -222,13 +222,12 @@ class _Manual:
             tuple(each.types[0] for each in self.entered),
             (*self.nodes, end),
         )
-        given = [self.made_by.get(each.operands[0]) for each in self.entered]
-        layouts = {
-            "in": tuple(
-                "" if node is None else str(node.attributes.get("mhlo.sharding", "")) for node in given
-            ),
-            "out": tuple(str(each.attributes.get("mhlo.sharding", "")) for each in self.ended),
-        }
+
+        def sharding(node: Node | None) -> str:
+            return "" if node is None else str(node.attributes.get("mhlo.sharding", ""))
+
+        given = (self.made_by.get(each.operands[0]) for each in self.entered)
+        layouts = {"in": tuple(map(sharding, given)), "out": tuple(map(sharding, self.ended))}
         return Node(
             "gspmd.manual_computation",
             tuple(each.operands[0] for each in self.entered),

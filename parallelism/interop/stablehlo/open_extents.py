@@ -40,10 +40,11 @@ def named(module: Module, types: list[TensorType], names: list[str]) -> list[Ten
         told_first = arguments[first[0]], first[1]
         name = told.get(place) or told.get(told_first) or f"{_plain(names[told_first[0]])}_{told_first[1]}"
         known[place] = symbol(name)
-    return [
-        TensorType(type.dtype, [known.get((i, d), n) for d, n in enumerate(type.shape)])
-        for i, type in enumerate(types)
-    ]
+    named_types = []
+    for i, type in enumerate(types):
+        shape = [known.get((i, d), n) for d, n in enumerate(type.shape)]
+        named_types.append(TensorType(type.dtype, shape))
+    return named_types
 
 
 def _plain(name: str) -> str:

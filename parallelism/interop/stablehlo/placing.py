@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -23,6 +23,7 @@ from parallelism.interop.stablehlo.shardings import (
     sdy_mesh,
     tiled_layout,
 )
+from parallelism.ir import Op
 from parallelism.ir.core import Builder, Function, Value
 from parallelism.layouts import annotate, localize
 from parallelism.mesh import Mesh
@@ -201,7 +202,7 @@ def joined(
     A value that one part makes has in the next ones the layout that it has there.
     """
     assert placed is not None
-    mesh, whole_inputs = placed.mesh, [v for v in builder.inputs if not v.name.startswith("cut.")]
+    whole_inputs = [value for value in builder.inputs if not value.name.startswith("cut.")]
     layouts: dict[str, TensorSharding | None] = {value.name: value.layout for value in builder.inputs}
     for cut in cuts:  # an argument that goes into a shard_map first lies as it is needed there
         for op in builder.ops[: cut.ops]:
@@ -209,45 +210,49 @@ def joined(
                 layouts[op.inputs[0].name] = TensorSharding.parse(op["layout"])
     parts: list[tuple[Any, tuple[str, ...], tuple[str, ...]]] = []
     begin = 0
-    bounds = [*(cut.ops for cut in cuts), len(builder.ops)]
-    for number, end in enumerate(bounds):
-        ops = builder.ops[begin:end]
-        later = (
-            {value for op in builder.ops[end:] for value in op.inputs}
-            | {*outputs}
-            | {x.value for cut in cuts[number:] for x in cut.operands}
-        )
-        made = {value for op in ops for value in op.outputs}
-        used = list(dict.fromkeys(value for op in ops for value in op.inputs if value not in made))
-        returned = [value for op in ops for value in op.outputs if value in later]
-        if ops and returned:
-            part = Function(f"{name}.{number}", tuple(used), tuple(ops), tuple(returned))
-            part = annotate(part, {value.name: layouts.get(value.name) for value in used})
-            local = localize(part, mesh)
-            for value, layout in zip(used, local.inputs, strict=True):
-                layouts[value.name] = layouts.get(value.name) or layout
-            layouts.update(
-                (value.name, layout) for value, layout in zip(returned, local.outputs, strict=True)
+    for number, end in enumerate([*(cut.ops for cut in cuts), len(builder.ops)]):
+        ops, later = builder.ops[begin:end], {*outputs}
+        later.update(value for op in builder.ops[end:] for value in op.inputs)
+        later.update(x.value for cut in cuts[number:] for x in cut.operands)
+        function = _between(f"{name}.{number}", ops, later)
+        if function.ops and function.outputs:
+            local = localize(
+                annotate(function, {v.name: layouts.get(v.name) for v in function.inputs}), placed.mesh
             )
-            parts.append((local, tuple(v.name for v in used), tuple(v.name for v in returned)))
+            for value, layout in zip(function.inputs, local.inputs, strict=True):
+                layouts[value.name] = layouts.get(value.name) or layout
+            layouts.update(zip(_names(function.outputs), local.outputs, strict=True))
+            parts.append((local, _names(function.inputs), _names(function.outputs)))
         if number < len(cuts):
             cut = cuts[number]
-            parts.append((cut.body, _names(cut.operands), _names(cut.results)))
+            parts.append(
+                (cut.body, _names(x.value for x in cut.operands), _names(x.value for x in cut.results))
+            )
         begin = end
-    given = [layouts[value.name] or TensorSharding(*[()] * value.type.ndim) for value in whole_inputs]
-    results = [layouts.get(value.name) or TensorSharding(*[()] * value.type.ndim) for value in outputs]
+
+    def layout_of(value: Value) -> TensorSharding:
+        return layouts.get(value.name) or TensorSharding.replicated(value.type.ndim)
+
     return Partitioned(
         Parts(
             name,
-            mesh,
+            placed.mesh,
             tuple(whole_inputs),
             tuple(parts),
-            tuple(v.name for v in outputs),
-            tuple(given),
-            tuple(results),
+            _names(outputs),
+            tuple(map(layout_of, whole_inputs)),
+            tuple(map(layout_of, outputs)),
         )
     )
 
 
-def _names(tensors: Iterable[Any]) -> tuple[str, ...]:
-    return tuple(x.value.name for x in tensors)
+def _between(name: str, ops: Sequence[Op], later: Collection[Value]) -> Function:
+    """Ops between two cuts as a function: it returns the values that are used ``later``."""
+    made = {value for op in ops for value in op.outputs}
+    used = dict.fromkeys(value for op in ops for value in op.inputs if value not in made)
+    returned = [value for op in ops for value in op.outputs if value in later]
+    return Function(name, tuple(used), tuple(ops), tuple(returned))
+
+
+def _names(values: Iterable[Value]) -> tuple[str, ...]:
+    return tuple(value.name for value in values)

@@ -27,7 +27,7 @@ from parallelism.interop.complex_numbers import (
 from parallelism.interop.errors import InteropError
 from parallelism.interop.folding import recorded, whole
 from parallelism.interop.meanings import Meanings
-from parallelism.interop.stablehlo.module import Block, Module, Node, OtherType
+from parallelism.interop.stablehlo.module import Block, Module, Node, OtherType, Type
 from parallelism.ir.core import Builder, Function, IRError, TensorType
 from parallelism.ir.tracing import Traced, recording
 from parallelism.mesh import Mesh
@@ -198,13 +198,14 @@ def _is_complex(node: Node, operands: Sequence[Any]) -> bool:
     return given or any(isinstance(type, OtherType) and type_of_parts(type.text) for type in node.types)
 
 
+def _of_part(type: Type) -> Type:
+    """The type of each part of complex numbers; any other type as it is."""
+    return type_of_parts(type.text) or type if isinstance(type, OtherType) else type
+
+
 def _of_pairs(reader: Reader, node: Node, x: list[Any]) -> Any:
     """What a node makes of complex numbers."""
-    types = [type_of_parts(type.text) if isinstance(type, OtherType) else type for type in node.types]
-    kind, of_parts = (
-        node.kind,
-        replace(node, types=tuple(types[i] or own for i, own in enumerate(node.types))),
-    )
+    kind, of_parts = node.kind, replace(node, types=tuple(map(_of_part, node.types)))
     if kind in ARITHMETIC:
         return ARITHMETIC[kind](*x)
     if kind == "stablehlo.complex":
@@ -227,8 +228,9 @@ def _of_pairs(reader: Reader, node: Node, x: list[Any]) -> Any:
     sums = kind == "stablehlo.reduce" and is_sum([each.kind for each in node.body.nodes])
     if means is None or not (sums or kind in MOVING):
         raise node.unsupported("it is not supported for complex numbers")
-    real = means(reader, of_parts, [each.real if isinstance(each, Pair) else each for each in x])
-    imag = means(reader, of_parts, [each.imag if isinstance(each, Pair) else each for each in x])
+    pairs = [each if isinstance(each, Pair) else Pair(each, each) for each in x]
+    real = means(reader, of_parts, [each.real for each in pairs])
+    imag = means(reader, of_parts, [each.imag for each in pairs])
     if not isinstance(real, list | tuple):
         return Pair(real, imag)
     return [Pair(*parts) for parts in zip(real, imag, strict=True)]

@@ -16,6 +16,7 @@ from parallelism.interop.arrays import (
     flipped,
     iota,
     padded,
+    part,
     reshaped,
     sliced,
     taken,
@@ -135,17 +136,8 @@ def _dynamic_update_slice(reader: Reader, node: Node, x: list[Any]) -> Any:
 
 def _replaced(x: Any, update: Any, axis: int, begin: int) -> Any:
     """``x`` with ``update`` from ``begin`` on along a dim."""
-
-    def part(first: int, last: int) -> Any:
-        return sliced(
-            x,
-            [first if d == axis else 0 for d in range(x.ndim)],
-            [last if d == axis else n for d, n in enumerate(x.shape)],
-            [1] * x.ndim,
-        )
-
-    parts = [part(0, begin), update, part(begin + update.shape[axis], x.shape[axis])]
-    return concatenated(parts, axis)
+    end = begin + update.shape[axis]
+    return concatenated([part(x, axis, 0, begin), update, part(x, axis, end, x.shape[axis])], axis)
 
 
 @meaning("stablehlo.dot_general", "stablehlo.dot")

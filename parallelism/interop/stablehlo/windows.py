@@ -80,15 +80,13 @@ def _reduce_window(reader: Reader, node: Node, operands: list[Any]) -> Any:
     inside = [n - 1 for n in gaps]
     filled = [padded(x, start, low, high, inside) for x, start in zip(arrays, starts, strict=True)]
 
-    def of_axes(numbers: tuple[int, ...]) -> list[int]:
-        return [numbers[d] for d in axes]
+    def windows(x: Any) -> Any:
+        """The elements of each window in one last dim."""
+        if not axes:
+            return emit("reshape", whole(x), shape=(*x.shape, 1))
+        return grid(x, axes, *([numbers[d] for d in axes] for numbers in (sizes, strides, dilations)))
 
-    parts = [
-        grid(x, axes, of_axes(sizes), of_axes(strides), of_axes(dilations))
-        if axes
-        else emit("reshape", whole(x), shape=(*x.shape, 1))
-        for x in filled
-    ]
+    parts = list(map(windows, filled))
     if 0 in node.type().shape:
         return [broadcast_dims(start, node.type().shape, ()) for start in starts]
     if len(arrays) == 1 and (op := reducer(node.body, arrays[0].dtype)) is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from parallelism.arrays import vector_shape
 from parallelism.interop.onnx_models import files
 from parallelism.interop.written.onnx_arithmetic import ARITHMETIC, Write
 from parallelism.interop.written.onnx_nodes import Nodes
@@ -202,9 +203,7 @@ def _iota(w: Nodes, op: Op, x: list[str], y: list[str]) -> None:
     shape, dim = tuple(map(int, op["shape"])), op["dim"]
     begin = int(op["starts"][dim])
     numbers = np.arange(begin, begin + shape[dim]).astype(op["dtype"])
-    w.tensor(
-        np.broadcast_to(numbers.reshape([-1 if d == dim else 1 for d in range(len(shape))]), shape), y[0]
-    )
+    w.tensor(np.broadcast_to(numbers.reshape(vector_shape(len(shape), dim)), shape), y[0])
 
 
 OPERATORS: dict[str, Write] = {

@@ -337,7 +337,7 @@ def _run_device(jax: Any, bodies: list[Function], mesh: Mesh, arrays: Sequence[A
     values = {value.name: x for value, x in zip(first.inputs, arrays, strict=True)}
     for ops in zip(*(body.ops for body in bodies), strict=True):
         given = [values[value.name] for value in ops[0].inputs]
-        keys = [frozenset((name, value) for name, value in op.attributes if name != "received") for op in ops]
+        keys = [frozenset(dict(op.attributes, received=None).items()) for op in ops]
         kinds = dict(zip(keys, ops, strict=True))
         if ops[0].kind == "relayout":
             made = (_permuted(jax, ops[0], mesh, given[0]),)
@@ -374,14 +374,16 @@ def called(jax: Any, op: Op, arrays: list[Any]) -> tuple[Any, ...]:
         return (arrays[0],)
     if op.kind not in CALLS:
         raise UnsupportedError("this operator has no counterpart in StableHLO here", op.kind, op.region or "")
-    narrow = any(_is_narrow(value.type) for value in op.inputs) and op.kind in _ELEMENTWISE + ["einsum"]
-    given = [
-        x.astype("float32") if narrow and _is_narrow(value.type) else x
-        for x, value in zip(arrays, op.inputs, strict=True)
-    ]
-    result = CALLS[op.kind](jax, op, given)
+    if op.kind in _ELEMENTWISE + ["einsum"]:
+        arrays = [_wide(x, value) for x, value in zip(arrays, op.inputs, strict=True)]
+    result = CALLS[op.kind](jax, op, arrays)
     results = result if isinstance(result, tuple) else (result,)
     return tuple(x.astype(value.type.dtype) for x, value in zip(results, op.outputs, strict=True))
+
+
+def _wide(x: Any, value: Value) -> Any:
+    """The array of a value; in float32 where its dtype is narrow."""
+    return x.astype("float32") if _is_narrow(value.type) else x
 
 
 def _is_narrow(type: TensorType) -> bool:

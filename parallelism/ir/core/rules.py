@@ -260,7 +260,6 @@ def _is_whole(extent: Extent) -> bool:
     """Whether an extent is a whole number for any numbers of its symbols."""
     if isinstance(extent, int):
         return True
-    return isinstance(extent, Expression) and all(
-        factor.denominator == 1 and all(power > 0 for _, power in monomial)
-        for monomial, factor in extent.terms
-    )
+    if not isinstance(extent, Expression) or any(factor.denominator != 1 for _, factor in extent.terms):
+        return False
+    return all(power > 0 for monomial, _ in extent.terms for _, power in monomial)

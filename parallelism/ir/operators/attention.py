@@ -136,13 +136,13 @@ def served_heads(q: TensorType, k: TensorType) -> dict[str, Extent]:
     return served_heads_of(q.shape[2], k.shape[2])
 
 
-def served_heads_of(heads: Extent, groups: Extent) -> dict[str, Extent]:
-    """The number of heads of queries that each head of keys serves."""
+def served_heads_of(heads: Extent, groups: Extent, what: str = "queries") -> dict[str, Extent]:
+    """The number of heads of queries, or of ``what`` else, that each head of keys serves."""
     served: Extent | None = 1
     if heads != groups:
         served = quotient((heads,), (groups,)) if groups != 0 else None
     if served is None or served * groups != heads:
-        raise ValueError(f"the {heads} heads of the queries must be a multiple of the {groups} of the keys")
+        raise ValueError(f"the {heads} heads of the {what} must be a multiple of the {groups} of the keys")
     return {"r": served}
 
 

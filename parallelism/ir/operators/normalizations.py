@@ -12,6 +12,7 @@ from parallelism.ir.core.rules import along
 from parallelism.ir.operators.activations import floating
 from parallelism.ir.tracing import apply
 from parallelism.kernels import layer_norm, layer_norm_backward, rms_norm, rms_norm_backward
+from parallelism.kernels.normalization import gated_rms_norm, gated_rms_norm_backward
 
 
 def softmax(x: Any, axis: int) -> Any:
@@ -50,6 +51,19 @@ def _normalization_gradient(*types: TensorType, weights: int) -> Rule:
         raise ValueError("the input must have at least one dim")
     names = letters(types[0].ndim - 1, "z")
     return rule(f"{names}z!,{names}z!,z!->{names}z!{',z!' * weights}", [type.shape for type in types])
+
+
+def _gated(*types: TensorType, given: int) -> Rule:
+    """``[grad,] x, gate, weight``, to the result, or to the gradients of the three; the weight has last dims of x."""
+    x, weight = types[0], types[-1]
+    if not 0 < weight.ndim < x.ndim:
+        raise ValueError(
+            f"the weight must have at least one dim, and fewer than the input, got {x} and {weight}"
+        )
+    rows = f"{letters(x.ndim - 1, 'z')}z!"
+    last = rows[-1 - weight.ndim :]
+    found = f"{rows},{rows},{last}" if given else rows
+    return rule(f"{f'{rows},' * (len(types) - 1)}{last}->{found}", [type.shape for type in types])
 
 
 def _softmax_second(g: Any, h: Any, grad: Any, y: Any, axis: int, scale: float) -> list[Any]:
@@ -167,6 +181,28 @@ register(
         lambda g, y, grad, x, weight, epsilon: _second(g, grad, x, weight, epsilon, centred=False),
         13,
         _EPSILON,
+        linear=(0,),
+    )
+)
+register(
+    Operator(
+        "gated_rms_norm",
+        lambda x, gate, weight, **_: _gated(x, gate, weight, given=0),
+        floating,
+        gated_rms_norm,
+        lambda g, y, *inputs, **attributes: apply("gated_rms_norm_gradient", g, *inputs, **attributes),
+        11,
+        _EPSILON | {"gate_first": "a bool"},
+    )
+)
+register(
+    Operator(
+        "gated_rms_norm_gradient",
+        lambda grad, x, gate, weight, **_: _gated(grad, x, gate, weight, given=1),
+        floating,
+        gated_rms_norm_backward,
+        flops=24,
+        attributes=_EPSILON | {"gate_first": "a bool"},
         linear=(0,),
     )
 )

@@ -29,6 +29,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from parallelism.algorithms import ChunkOf
+from parallelism.arrays import with_extent
 from parallelism.ir.core import Attributes, Extent, Function, Op, TensorType, Value
 from parallelism.ir.core.regions import inside
 from parallelism.ir.operators.contractions import PRODUCTS, product_letters, product_shape
@@ -398,7 +399,7 @@ class _Writer:
         while f"{name}{number}" in self.names:
             number += 1
         self.names.add(f"{name}{number}")
-        shape = (*like.type.shape[:dim], extent, *like.type.shape[dim + 1 :])
+        shape = with_extent(like.type.shape, dim, extent)
         return Value(f"{name}{number}", TensorType(like.type.dtype, shape))
 
 

@@ -27,7 +27,7 @@ BUCKET_BYTES, AHEAD = "overlap_bucket_bytes", "overlap_ahead"
 
 
 class Sizes(Protocol):
-    """What `parallelism.transforms.Overlap` says."""
+    """The two sizes of `parallelism.transforms.Overlap`."""
 
     @property
     def bucket_bytes(self) -> int:
@@ -35,18 +35,18 @@ class Sizes(Protocol):
 
     @property
     def ahead(self) -> int:
-        """So many layers ahead parameters are gathered."""
+        """How many layers ahead of their use parameters are gathered."""
 
 
 class SaidSizes(NamedTuple):
-    """`Sizes`, from the attributes of a function."""
+    """`Sizes` that are read from the attributes of a function."""
 
     bucket_bytes: int
     ahead: int
 
 
 def said(function: Function) -> SaidSizes | None:
-    """What the attributes of a function say; None if it is not overlapped."""
+    """The sizes in the attributes of a function; None if it is not overlapped."""
     told = dict(function.attributes)
     return SaidSizes(told[BUCKET_BYTES], told[AHEAD]) if BUCKET_BYTES in told and AHEAD in told else None
 

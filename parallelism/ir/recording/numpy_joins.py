@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from parallelism.arrays import vector_shape, with_extent
 from parallelism.ir.core import Extent, is_negative, quotient
 from parallelism.ir.recording.numpy_shapes import (
     axis_of,
@@ -90,7 +91,7 @@ def _insert(arr: Any, obj: Any, values: Any, axis: Any = None) -> Any:
     value: Any = lift(values).astype(x.dtype)
     value = np.moveaxis(value, 0, axis) if value.ndim == x.ndim and axis else value
     wide = value.shape[axis] if value.ndim == x.ndim else 1
-    new = broadcast(value, (*x.shape[:axis], wide, *x.shape[axis + 1 :]))
+    new = broadcast(value, with_extent(x.shape, axis, wide))
     return _concatenate([part(x, axis, 0, place), new, part(x, axis, place, n)], axis)
 
 
@@ -165,7 +166,7 @@ def _repeat(x: Any, repeats: Any, axis: Any = None) -> Any:
     x, axis = (reshaped(x, -1), 0) if axis is None else (x, axis_of(axis, x.ndim))
     shape = x.shape
     spread = broadcast(expanded(x, axis + 1), (*shape[: axis + 1], repeats, *shape[axis + 1 :]))
-    return reshaped(spread, (*shape[:axis], shape[axis] * repeats, *shape[axis + 1 :]))
+    return reshaped(spread, with_extent(shape, axis, shape[axis] * repeats))
 
 
 @stands_for(np.tile)
@@ -212,7 +213,7 @@ def _meshgrid(*xi: Any, copy: bool = True, sparse: bool = False, indexing: str =
     shape = [arrays[order[d]].shape[0] for d in range(count)]
     found = []
     for number, x in enumerate(arrays):
-        spread = x.reshape([-1 if order[d] == number else 1 for d in range(count)])
+        spread = x.reshape(vector_shape(count, order.index(number)))
         found.append(spread if sparse else broadcast(spread, tuple(shape)).copy())
     return tuple(found)
 
@@ -222,7 +223,7 @@ def _meshgrid(*xi: Any, copy: bool = True, sparse: bool = False, indexing: str =
 
 def _edge(x: Any, axis: int, before: int, after: int) -> list[Any]:
     return [
-        broadcast(part(x, axis, place, place + 1), (*x.shape[:axis], n, *x.shape[axis + 1 :]))
+        broadcast(part(x, axis, place, place + 1), with_extent(x.shape, axis, n))
         for place, n in ((0, before), (x.shape[axis] - 1, after))
     ]
 
@@ -261,7 +262,7 @@ def _pad(x: Any, pad_width: Any, mode: str = "constant", *, constant_values: Any
         elif not any(values[axis]):
             x = apply("place", x, axis=axis, begin=before, step=1, extent=x.shape[axis] + before + after)
         else:
-            shapes = ((*x.shape[:axis], n, *x.shape[axis + 1 :]) for n in (before, after))
+            shapes = (with_extent(x.shape, axis, n) for n in (before, after))
             pairs = zip(values[axis], shapes, strict=True)
             left, right = (np.full_like(x, value, shape=shape) for value, shape in pairs)
             x = _concatenate([left, x, right], axis)

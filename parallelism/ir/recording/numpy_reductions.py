@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from parallelism.arrays import vector_shape
 from parallelism.dtypes import common_dtype, is_floating
 from parallelism.ir.core import product
 from parallelism.ir.recording.numpy_shapes import axes_of, axis_of, broadcast, part, stands_for
@@ -124,7 +125,7 @@ def _average(x: Any, axis: Any = None, weights: Any = None, *, keepdims: Any = F
                 "numpy.average with weights of another shape", "give one weight for each element along axis="
             )
         along = axis_of(axis, x.ndim)
-        weights = np.broadcast_to(weights.reshape([-1 if d == along else 1 for d in range(x.ndim)]), x.shape)
+        weights = np.broadcast_to(weights.reshape(vector_shape(x.ndim, along)), x.shape)
     dtype = common_dtype(x.dtype, weights.dtype)
     if lift(x).dtype.kind in "biu":
         dtype = common_dtype(dtype, np.dtype(np.float64))

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from parallelism.arrays import vector_shape
 from parallelism.dtypes import common_dtype, is_floating
 from parallelism.ir.recording.numpy_calls import of_one_dtype
 from parallelism.ir.recording.numpy_diagonals import places_along
@@ -57,7 +58,7 @@ def _trapezoid(y: Any, x: Any = None, dx: Any = 1.0, axis: int = -1) -> Any:
         return np.sum(sums * (dx / 2), axis=axis)
     at = lift(x)
     width: Any = np.diff(at, axis=axis if at.ndim > 1 else 0)
-    wide = width.reshape([-1 if d == axis else 1 for d in range(a.ndim)]) if at.ndim == 1 else width
+    wide = width.reshape(vector_shape(a.ndim, axis)) if at.ndim == 1 else width
     return np.sum(sums * wide / 2.0, axis=axis)
 
 

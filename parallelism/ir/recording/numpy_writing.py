@@ -61,7 +61,10 @@ def _combined_at(x: Any, keys: list[Any], value: Any, op: str) -> Any:
         inner = [WHOLE if isinstance(k, slice) else k for k in keys]
         return _written_in_spans(x, list(spans), _combined_at(taken, inner, value, op))
     axes = [axis for axis, k in enumerate(keys) if not isinstance(k, slice)]
-    arrays = [np.asarray(k) if isinstance(k, int | np.integer) else k for k in (keys[a] for a in axes)]
+    arrays = [keys[axis] for axis in axes]
+    for i, k in enumerate(arrays):
+        if isinstance(k, int | np.integer):
+            arrays[i] = np.asarray(k)
     return _scattered(x, axes, arrays, value, op)
 
 

@@ -276,7 +276,7 @@ class _Kept(NamedTuple):
 
 
 def place_of(x: Any) -> Place:
-    """The place of a recorded array, or of one of NumPy."""
+    """The shape and the memory order of a recorded array, or of an array of NumPy."""
     if not isinstance(x, np.ndarray):
         return Place(x.shape, x._order)
     strides = tuple(stride // x.itemsize for stride in x.strides)

@@ -92,10 +92,10 @@ class _Propagation:
         self.relations = [relation(op.kind, op.types, op.attributes) for op in function.ops]
         self.values = [(*op.inputs, *op.outputs) for op in function.ops]
         self.letters = [(*of.inputs, *of.outputs) for of in self.relations]
-        self.sides = [
-            (range(len(op.inputs)), range(len(op.inputs), len(values)))
-            for op, values in zip(function.ops, self.values, strict=True)
-        ]
+        self.sides: list[tuple[range, range]] = []
+        """By op, the places in `values` of its inputs, and those of its outputs."""
+        for op, values in zip(function.ops, self.values, strict=True):
+            self.sides.append((range(len(op.inputs)), range(len(op.inputs), len(values))))
         self.near: dict[str, list[int]] = {value.name: [] for value in function.values}
         for number, values in enumerate(self.values):
             for value in dict.fromkeys(values):

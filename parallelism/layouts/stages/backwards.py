@@ -15,12 +15,12 @@ from parallelism.layouts.stages.stages import StageFunctions
 
 
 class Rewriting(Protocol):
-    """A change of a backward: it takes a function with its gradient, and the function, and returns both changed."""
+    """A change of a backward: given the ``joint`` function of a forward and its backward, it returns that one changed."""
 
     def __call__(self, joint: Function, forward: Function) -> Function: ...
 
     def mark(self, op: Op) -> str | None:
-        """What tells ops of the forward apart for the change; functions alike but for the marks' texts are alike."""
+        """A text for an op that the change treats apart, else None.  Functions that differ only in these texts are alike."""
 
 
 def with_backward(

@@ -130,15 +130,12 @@ def _stage(
             continue
         pending = bool(wide is not None and computed.partial)
         if wide is not None and pending:
-            # What has a layout of its own, as an output has, keeps it.
-            layouts |= dict.fromkeys(
-                [source.name, *([wide.name] if wide != laid.outputs[place] else [])], computed
-            )
+            layouts[source.name] = computed
+            if wide != laid.outputs[place]:  # what has a layout of its own, as an output has, keeps it
+                layouts[wide.name] = computed
         waiting.append(dtype if pending else None)
-    backward, weights = (
-        laid_out(summed_in(function, start, waiting), layouts)
-        for function, start in ((stage.backward, first), (stage.backward_weights, 0))
-    )
+    backward = laid_out(summed_in(stage.backward, first, waiting), layouts)
+    weights = laid_out(summed_in(stage.backward_weights, 0, waiting), layouts)
     return replace(
         stage,
         forward=laid_out(stage.forward, layouts),

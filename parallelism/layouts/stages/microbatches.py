@@ -52,7 +52,8 @@ def microbatched(function: Function, batch: str = "B") -> Function:
         if _adds(op) and not sums.isdisjoint(inputs):
             for value in {*inputs} - sums - zeros:
                 weighted = _weighted(value, batch, op.region, names)
-                inputs = tuple(weighted[-1].outputs[0] if each == value else each for each in inputs)
+                share = {value: weighted[-1].outputs[0]}
+                inputs = tuple(share.get(each, each) for each in inputs)
                 ops += weighted
         part = _of_rows(op, batch)
         ops.append(part if inputs == op.inputs else replace(part, inputs=inputs))
@@ -66,27 +67,19 @@ def _adds(op: Op) -> bool:
 def _weighted(value: Value, batch: str, region: str | None, names: set[str]) -> list[Op]:
     """The ops that multiply a value by the part of all rows that a microbatch has."""
     exact, own = TensorType(np.float64, ()), TensorType(value.type.dtype, ())
-    rows, whole, share, narrow, made = (
-        Value(free_name(f"{value.name}.{name}", names), type)
-        for name, type in (
-            ("rows", exact),
-            ("whole", exact),
-            ("part", exact),
-            ("share", own),
-            ("weighted", value.type),
-        )
-    )
+
+    def new(name: str, type: TensorType) -> Value:
+        return Value(free_name(f"{value.name}.{name}", names), type)
+
+    def constant(made: Value, name: str) -> Op:
+        attributes = (("dtype", exact.dtype), ("shape", ()), ("value", symbol(name)))
+        return Op("constant", (), attributes, (made,), region)
+
+    rows, whole, share = new("rows", exact), new("whole", exact), new("part", exact)
+    narrow, made = new("share", own), new("weighted", value.type)
     return [
-        *(
-            Op(
-                "constant",
-                (),
-                (("dtype", exact.dtype), ("shape", ()), ("value", symbol(name))),
-                (each,),
-                region,
-            )
-            for each, name in ((rows, batch), (whole, f"{batch}_whole"))
-        ),
+        constant(rows, batch),
+        constant(whole, f"{batch}_whole"),
         Op("divide", (rows, whole), (), (share,), region),
         Op("convert", (share,), (("dtype", own.dtype),), (narrow,), region),
         Op("multiply", (value, narrow), (), (made,), region),
@@ -121,10 +114,11 @@ def _of_rows(op: Op, batch: str) -> Op:
     whole: dict[str, Extent] = {batch: symbol(f"{batch}_whole")}
     first: dict[str, Extent] = {batch: symbol(f"{batch}_first")}
     if "starts" in given:
-        given["starts"] = tuple(
-            start + (specialized(extent, first) if batch in names_in(extent) else 0)
-            for start, extent in zip(given["starts"], op.outputs[0].type.shape, strict=True)
-        )
+        starts = list(given["starts"])
+        for dim, extent in enumerate(op.outputs[0].type.shape):
+            if batch in names_in(extent):
+                starts[dim] += specialized(extent, first)
+        given["starts"] = tuple(starts)
     for name in given.keys() & {"value", "rows", "whole"}:
         given[name] = _with(given[name], whole)
     return replace(op, attributes=tuple(given.items()))

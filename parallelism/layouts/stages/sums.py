@@ -37,10 +37,10 @@ def added_into_buffers(
         ]
 
     buffers, sums = values(""), values(".sum")
-    how: dict[Value, Attributes] = {
-        buffer: (("op", "max"),) if name in largest else ()
-        for name, buffer in zip(names, buffers, strict=True)
-    }
+    how: dict[Value, Attributes] = dict.fromkeys(buffers, ())
+    for name, buffer in zip(names, buffers, strict=True):
+        if name in largest:
+            how[buffer] = (("op", "max"),)
     of_term: dict[str, list[tuple[Value, Value]]] = {}
     for term, buffer, total in zip(function.outputs[first:], buffers, sums, strict=True):
         of_term.setdefault(term.name, []).append((buffer, total))

@@ -35,7 +35,10 @@ class CacheArray(NamedTuple):
 
 
 def cache_arrays(spec: TransformerSpec) -> tuple[CacheArray, ...]:
-    """The arrays that each layer keeps."""
+    """The arrays that each layer keeps; ``ValueError`` for a model that no program of inference has."""
+    for name in ("linear_attention", "attention_gate", "layer_parts"):
+        if getattr(spec, name):
+            raise ValueError(f"inference has layers with keys and values alone, and no {name} yet")
     latent = spec.attention
     if latent is not None:
         return (CacheArray("latent", 1, latent.key_value_rank + latent.rotary_width),)

@@ -202,6 +202,17 @@ def test_keys_and_values_may_be_packed_or_by_heads():
     assert_array_equal(run(*model("MultiHeadAttention", [three], of))[0], alone)
 
 
+def test_biases_are_added_to_packed_queries_and_to_keys_by_heads():
+    query, key, value, bias = floats(BATCH, 3, 64), floats(BATCH, 7, 64), floats(BATCH, 7, 40), floats(168)
+    of = {"num_heads": HEADS}
+    terms = np.split(bias, [64, 128])
+    plain = [part + term for part, term in zip((query, key, value), terms, strict=True)]
+    wanted, = run(*model("MultiHeadAttention", plain, of))
+    for keys, values in ((key, value), (heads(key), heads(value))):
+        given, = run(*model("MultiHeadAttention", [query, keys, values, bias], of))
+        assert_allclose(given, wanted, rtol=1e-5, atol=1e-6)
+
+
 def test_attention_from_one_product_takes_and_gives_a_past():
     x, weights, old = floats(BATCH, 3, 12), floats(12, 192), floats(2, BATCH, HEADS, PAST, 16)
     made, given = model("Attention", [x, weights, None, None, old], {"num_heads": HEADS, "unidirectional": 1}, 2)

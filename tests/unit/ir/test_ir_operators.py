@@ -80,7 +80,8 @@ INEXACT = {
     "softmax_cross_entropy", "layer_norm_gradient", "rms_norm_gradient", "attention", "attention_gradient",
     "context_attention", "context_attention_gradient", "attention_block", "attention_block_gradient",
     "attention_weights", "cross_entropy", "cross_entropy_gradient", "exponential_sums", "cached_attention",
-    "cached_latent_attention",
+    "cached_latent_attention", "linear_attention", "linear_attention_gradient", "short_convolution",
+    "short_convolution_gradient", "gated_rms_norm", "gated_rms_norm_gradient",
 }
 """What adds up numbers that are not whole."""
 
@@ -145,7 +146,7 @@ UNDIFFERENTIATED = {
                                              "joined_chunks"},
     "is itself a gradient": {
         "attention_gradient", "cross_entropy_gradient", "clamped_swiglu_gradient", "context_attention_gradient",
-        "attention_block_gradient",
+        "attention_block_gradient", "linear_attention_gradient", "short_convolution_gradient", "gated_rms_norm_gradient",
     },
 }
 """Why operators have no derivative."""

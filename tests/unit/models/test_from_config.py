@@ -84,6 +84,15 @@ def test_of_a_multimodal_model_the_language_model_is_read_and_said():
     assert "its text_config is read" in spec.remarks[0] and "gemma3" in spec.remarks[0]
 
 
+def test_whether_tables_are_tied_is_asked_of_the_whole_multimodal_model():
+    text = {"hidden_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 101}
+    outside = {"model_type": "gemma3", "vision_config": {"hidden_size": 8}}
+    for of_text, of_all in ((True, False), (False, True)):
+        inner = {**text, "tie_word_embeddings": of_text}
+        assert from_config({**outside, "text_config": inner, "tie_word_embeddings": of_all}).tied is of_all
+        assert from_config({**outside, "text_config": inner}).tied is of_text
+
+
 def test_fields_are_read_as_figures():
     gemma = transformer("gemma3-27b")
     assert (gemma.window, gemma.full_attention_every, gemma.window_rotary_base) == (1024, 6, 10_000.0)

@@ -40,10 +40,10 @@ STEPS, QUICK_STEPS = 10, 3
 
 
 class Bench(Protocol):
-    """What measures."""
+    """What measures a GPU: PyTorch on a real one, or recorded figures in a test."""
 
     def machine(self) -> dict[str, Any]:
-        """What it measures, in words."""
+        """The machine that is measured, in words."""
 
     def measure(self, item: Item) -> Mapping[str, Any]:
         """The figures of an item."""
@@ -54,7 +54,7 @@ class Bench(Protocol):
 
 @dataclass
 class Calibration:
-    """What was found."""
+    """The result of a calibration: the measured tables, and the constants that explain them."""
 
     tables: Tables
     found: Fit | None = None

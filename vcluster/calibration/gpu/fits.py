@@ -351,11 +351,8 @@ def _collectives(tables: Tables, found: Fit) -> None:
     """The base, the step and the rate of all_reduce between the GPUs of a job."""
     rows = tables.measured(COLLECTIVES, name="all_reduce")
     link = found.hardware.links[0]
-    rows = [
-        row
-        for row in rows
-        if row["devices"] <= found.hardware.inside(1 if len(found.hardware.links) > 1 else 0)
-    ]
+    inside = found.hardware.inside(1 if len(found.hardware.links) > 1 else 0)
+    rows = [row for row in rows if row["devices"] <= inside]
     if len(rows) < 4 or link.shape == "memory":
         return
 

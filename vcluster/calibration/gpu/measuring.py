@@ -41,11 +41,10 @@ class Tables:
 
     def measured(self, table: str, **given: Any) -> list[Row]:
         """The rows of a table that have figures, and these values."""
-        return [
-            row
-            for row in self.rows.get(table, ())
-            if NOT_MEASURED not in row and all(row.get(name) == value for name, value in given.items())
-        ]
+        rows = [row for row in self.rows.get(table, ()) if NOT_MEASURED not in row]
+        for name, value in given.items():
+            rows = [row for row in rows if row.get(name) == value]
+        return rows
 
     def missing(self) -> list[tuple[str, Row]]:
         """The rows without figures, with the names of their tables."""
@@ -99,7 +98,7 @@ def _rounded(value: Any) -> Any:
 
 @dataclass
 class Budget:
-    """So many seconds in all, from now on."""
+    """A limit of time: so many seconds in all, from now on."""
 
     seconds: float
     now: Callable[[], float] = monotonic

@@ -37,7 +37,7 @@ class HeldOut:
 
 
 def run_of(model: Model) -> TrainingRun:
-    """The step as the simulator has it, on one device."""
+    """The training run of a measured model on one device, for the simulator."""
     sizes, gpt = model.sizes, model.sizes.is_gpt
     return MegatronFlags(
         num_layers=model.layers,

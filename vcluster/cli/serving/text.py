@@ -19,7 +19,7 @@ LONGEST_BAR = 14
 def serving_text(
     name: str, plans: ServingPlans, commands: Mapping[ServingPlan, str], top: int, answers: Mapping[str, str]
 ) -> str:
-    """The plans, the front, the reason of the first, its memory and its command."""
+    """The plans as text: their table, why the first is best, its memory, the Pareto front, and its command."""
     lines = [*_asked(name, plans), ""]
     shown = plans.plans[:top] or plans.beyond[:1]
     if not plans.plans and shown:

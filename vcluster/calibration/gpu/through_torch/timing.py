@@ -21,7 +21,7 @@ _LONGEST_WAIT = 0.05
 
 
 class Timed(NamedTuple):
-    """What repetitions of a piece of work took."""
+    """The times of the repetitions of a piece of work."""
 
     seconds: float
     """The median, by the clock of the device."""

@@ -1,0 +1,224 @@
+"""Linear attention with decay, whole sequences chunk by chunk, forward and backward; and the short convolution before it.
+
+A head keeps a state S of shape (key width, value width).  Token t, with key k, query q, value v, log-decay g and rate
+beta, makes of it, and reads,
+
+    S_t = exp(g_t) S_{t-1} + beta_t k_t v_t^T            o_t = q_t^T S_t
+
+Under the delta rule the state first loses what it holds for this key: v_t is then v_t - k_t^T (exp(g_t) S_{t-1}).  With
+k = B, q = C, v = x, beta = dt and g = dt A the first is Mamba-2 (Dao and Gu, *Transformers are SSMs*, 2024,
+arXiv:2405.21060, equation 16); the second is Gated DeltaNet (Yang et al., 2024, arXiv:2412.06464, equation 10).
+
+In a chunk, with sums G of the log-decays from its first token on, and U of what each token adds for its key,
+
+    U = beta V, or (1 + A) U = beta (V - exp(G) K S_0), where A_tj = beta_t exp(G_t - G_j) k_t k_j for j < t
+    O = exp(G) Q S_0 + M U, where M_tj = exp(G_t - G_j) q_t k_j for j <= t
+
+so that all is products of matrices (arXiv:2405.21060, section 6; arXiv:2412.06464, section 3.3).  Queries, keys and values
+are ``(batch, tokens, heads, width)``, decays and rates ``(batch, tokens, heads)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from parallelism.arrays import Array
+from parallelism.kernels.activations import ACTIVATIONS
+
+UNIT_EPSILON = 1e-6
+"""What is added to the sum of the squares of a vector that is made one of length 1, as in flash-linear-attention."""
+
+
+def linear_attend(q: Array, k: Array, v: Array, g: Array, beta: Array, *, chunk: int, delta: bool) -> Array:
+    """What each token reads, of the shape of ``v``."""
+    out = np.empty(v.shape, v.dtype)
+    state = _first_state(k, v)
+    for tokens in _chunks(q.shape[1], chunk):
+        part = _Chunk.of(q, k, v, g, beta, state, tokens, delta=delta)
+        out[:, tokens] = _by_head(part.read())
+        state = part.next_state()
+    return out
+
+
+def linear_attend_backward(
+    grad: Array, q: Array, k: Array, v: Array, g: Array, beta: Array, *, chunk: int, delta: bool
+) -> tuple[Array, Array, Array, Array, Array]:
+    """The gradients of all five, given that of the result.  The state at the begin of each chunk is computed again."""
+    parts, state = [], _first_state(k, v)
+    for tokens in _chunks(q.shape[1], chunk):
+        parts.append((tokens, _Chunk.of(q, k, v, g, beta, state, tokens, delta=delta)))
+        state = parts[-1][1].next_state()
+    found = tuple(np.empty(x.shape, x.dtype) for x in (q, k, v, g, beta))
+    of_state = np.zeros_like(state)
+    for tokens, part in reversed(parts):
+        of_state, *grads = part.backward(_by_head(grad[:, tokens]), of_state)
+        for whole, own in zip(found, grads, strict=True):
+            whole[:, tokens] = _by_head(own)
+    return found  # type: ignore[return-value]
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """A chunk, whose arrays are ``(batch, heads, tokens, ...)``, and the state before it."""
+
+    q: Array
+    k: Array
+    v: Array
+    beta: Array
+    state: Array
+    delta: bool
+    passed: Array
+    """By token, what is left of the state before the chunk."""
+    left: Array
+    """By token, what is left at the end of the chunk of what it adds."""
+    between: Array
+    """By token and earlier token, what is left of what the latter adds."""
+    solved: Array
+    """1 + A; only under the delta rule."""
+    added: Array
+    """What each token adds for its key."""
+
+    @classmethod
+    def of(
+        cls,
+        q: Array,
+        k: Array,
+        v: Array,
+        g: Array,
+        beta: Array,
+        state: Array,
+        tokens: slice,
+        *,
+        delta: bool,
+    ) -> _Chunk:
+        """The chunk of these tokens of whole sequences."""
+        q, k, v, g, beta = (_by_head(x[:, tokens]) for x in (q, k, v, g, beta))
+        sums = np.cumsum(g, axis=-1)
+        between = sums[..., :, None] - sums[..., None, :]
+        between = np.exp(np.where(_earlier(g.shape[-1], itself=True), between, -np.inf))
+        passed, left = np.exp(sums), np.exp(sums[..., -1:] - sums)
+        added, solved = beta[..., None] * v, between
+        if delta:
+            keys = k @ k.swapaxes(-1, -2) * between * beta[..., None]
+            solved = np.where(_earlier(g.shape[-1], itself=False), keys, np.eye(g.shape[-1], dtype=k.dtype))
+            added = added - (beta * passed)[..., None] * (k @ state)
+            added = np.linalg.solve(solved, added)
+        return cls(q, k, v, beta, state, delta, passed, left, between, solved, added)
+
+    def read(self) -> Array:
+        """What the queries read."""
+        scores = self.q @ self.k.swapaxes(-1, -2) * self.between
+        found: Array = self.passed[..., None] * (self.q @ self.state) + scores @ self.added
+        return found
+
+    def next_state(self) -> Array:
+        """The state behind the chunk."""
+        kept = (self.k * self.left[..., None]).swapaxes(-1, -2) @ self.added
+        found: Array = self.passed[..., -1, None, None] * self.state + kept
+        return found
+
+    def backward(self, grad: Array, of_next: Array) -> tuple[Array, ...]:
+        """The gradients of the state before the chunk, and of q, k, v, g and beta; given those of what is read, and of the
+        state behind it."""
+        q, k, v, state, passed = self.q, self.k, self.v, self.state, self.passed
+        scores = q @ k.swapaxes(-1, -2) * self.between
+        of_scores = grad @ self.added.swapaxes(-1, -2) * self.between
+        from_state, to_state = grad @ state.swapaxes(-1, -2), self.added @ of_next.swapaxes(-1, -2)
+        of_q = of_scores @ k + passed[..., None] * from_state
+        of_k = of_scores.swapaxes(-1, -2) @ q + self.left[..., None] * to_state
+        of_state = (q * passed[..., None]).swapaxes(-1, -2) @ grad + passed[..., -1, None, None] * of_next
+        of_added = scores.swapaxes(-1, -2) @ grad + self.left[..., None] * (k @ of_next)
+        pairs = grad @ self.added.swapaxes(-1, -2) * scores
+        of_passed = np.vecdot(q, from_state)
+        if self.delta:
+            of_added = np.linalg.solve(self.solved.swapaxes(-1, -2), of_added)
+            of_keys, of_read = self._of_keys(of_added), -(self.beta * passed)[..., None] * of_added
+            read, products = k @ state, k @ k.swapaxes(-1, -2)
+            v = v - passed[..., None] * read
+            of_beta = (of_keys * products).sum(axis=-1)
+            of_keys *= self.beta[..., None]
+            pairs += of_keys * products
+            of_k += (of_keys + of_keys.swapaxes(-1, -2)) @ k + of_read @ state.swapaxes(-1, -2)
+            of_state += k.swapaxes(-1, -2) @ of_read
+            of_passed -= self.beta * np.vecdot(of_added, read)
+        of_rates = np.vecdot(of_added, v)
+        kept = np.vecdot(k, to_state) * self.left
+        of_sums = pairs.sum(axis=-1) - pairs.sum(axis=-2) + of_passed * passed - kept
+        of_sums[..., -1] += kept.sum(axis=-1) + passed[..., -1] * (state * of_next).sum(axis=(-1, -2))
+        of_g = np.flip(np.cumsum(np.flip(of_sums, -1), axis=-1), -1)
+        of_beta = of_rates + of_beta if self.delta else of_rates
+        return of_state, of_q, of_k, self.beta[..., None] * of_added, of_g, of_beta
+
+    def _of_keys(self, of_right: Array) -> Array:
+        """The gradient of A, without beta, times what is left between two tokens; given that of the right side."""
+        of_solved = -of_right @ self.added.swapaxes(-1, -2)
+        return np.where(_earlier(self.k.shape[-2], itself=False), of_solved, 0) * self.between
+
+
+def _chunks(tokens: int, chunk: int) -> Iterator[slice]:
+    """The tokens of each chunk; the last one may be shorter."""
+    for first in range(0, tokens, chunk):
+        yield slice(first, min(first + chunk, tokens))
+
+
+def _first_state(k: Array, v: Array) -> Array:
+    return np.zeros((k.shape[0], k.shape[2], k.shape[3], v.shape[3]), v.dtype)
+
+
+def _earlier(tokens: int, *, itself: bool) -> Array:
+    """Whether a token, by row, comes behind another one, or is it ``itself``."""
+    return np.tri(tokens, tokens, 0 if itself else -1, dtype=np.bool_)
+
+
+def _by_head(x: Array) -> Array:
+    return x.swapaxes(1, 2)
+
+
+# -- vectors of length 1 -----------------------------------------------------------------------------------------------
+
+
+def unit_vectors(x: Array) -> tuple[Array, Array]:
+    """``x`` divided by the length of its last dim, and what each vector was multiplied by."""
+    scale: Array = (1 / np.sqrt(np.vecdot(x, x) + x.dtype.type(UNIT_EPSILON)))[..., None]
+    return x * scale, scale
+
+
+def unit_vectors_backward(grad: Array, y: Array, scale: Array) -> Array:
+    """The gradient of ``x``, given that of y, y and the scale of `unit_vectors`."""
+    found: Array = (grad - y * np.vecdot(grad, y)[..., None]) * scale
+    return found
+
+
+# -- the short convolution ---------------------------------------------------------------------------------------------
+
+
+def short_convolution(x: Array, weight: Array, *bias: Array) -> Array:
+    """The silu of sums over the last tokens, of each channel by itself; the last tap is the token's own.
+
+    ``x`` is ``(batch, tokens, ...)``, ``weight`` ``(taps, ...)``.  Before the first token are zeros.
+    """
+    return _SILU.forward(_convolved(x, weight, *bias))
+
+
+def _convolved(x: Array, weight: Array, *bias: Array) -> Array:
+    found = x * weight[-1]
+    for back in range(1, min(len(weight), x.shape[1])):
+        found[:, back:] += x[:, :-back] * weight[-1 - back]
+    return sum(bias, found)
+
+
+def short_convolution_backward(grad: Array, x: Array, weight: Array, *bias: Array) -> tuple[Array, ...]:
+    """The gradients of ``x``, of the weight, and of the bias if there is one; what was convolved is computed again."""
+    grad = _SILU.backward(_convolved(x, weight, *bias), grad)
+    of_x, of_weight = grad * weight[-1], np.zeros_like(weight)
+    of_weight[-1] = (grad * x).sum(axis=(0, 1))
+    for back in range(1, min(len(weight), x.shape[1])):
+        of_x[:, :-back] += grad[:, back:] * weight[-1 - back]
+        of_weight[-1 - back] = (grad[:, back:] * x[:, :-back]).sum(axis=(0, 1))
+    return of_x, of_weight, *(grad.sum(axis=(0, 1)) for _ in bias)
+
+
+_SILU = ACTIVATIONS["silu"]

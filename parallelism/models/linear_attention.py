@@ -1,0 +1,189 @@
+"""`LinearAttention`: layers that keep a state in place of keys and values, by their figures; and such a layer, recorded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import sqrt
+from typing import Any
+
+import numpy as np
+
+from parallelism.arrays import with_plain_numbers
+from parallelism.display.quantities import short_errors
+from parallelism.ir.tracing.current import region
+from parallelism.ir.tracing.tracing import apply
+from parallelism.models.block_parts import Parts
+
+CHUNKS = {"mamba2": 256, "gated_delta": 64}
+"""The tokens of a chunk by kind: the ``chunk_size`` of Mamba-2's configurations, and of flash-linear-attention."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearAttention:
+    """Some layers mix tokens by linear attention with decay, the others by attention.
+
+    The defaults are those of Mamba-2 of 2.7 billion parameters (Dao and Gu, *Transformers are SSMs*, 2024,
+    arXiv:2405.21060; state-spaces/mamba2-2.7b).  ``ValueError`` for figures that do not fit together.
+    """
+
+    kind: str = "mamba2"
+    """``mamba2``, or ``gated_delta``: the gated delta rule (Yang et al., *Gated Delta Networks*, 2024, arXiv:2412.06464)."""
+    heads: int = 80
+    """Heads of values, each with a state."""
+    head_width: int = 64
+    """Features of a value."""
+    state_width: int = 128
+    """Features of a query and of a key: B and C of Mamba-2."""
+    groups: int = 1
+    """Heads of queries and keys, each of which serves several heads of values."""
+    taps: int = 4
+    """The tokens that the short convolution before the state sees."""
+    chunk: int | None = None
+    """The tokens of a chunk of the kernel; None: 256 of ``mamba2``, 64 of ``gated_delta``."""
+    layers: tuple[bool, ...] | None = None
+    """Whether each layer has linear attention; None: all have it."""
+    least_step: float = 0.0
+    """Steps of ``mamba2`` are at least so large."""
+    doubled_rates: bool = False
+    """Whether the rates of ``gated_delta`` are up to 2, so that a state may change its sign (Grazzi et al., 2024,
+    arXiv:2411.12537)."""
+
+    @short_errors
+    def __post_init__(self) -> None:
+        with_plain_numbers(self)
+        if self.kind not in CHUNKS:
+            raise ValueError(
+                f"kind of linear attention must be one of {', '.join(CHUNKS)}, got {self.kind!r}"
+            )
+        for name in ("heads", "head_width", "state_width", "groups", "taps", "tokens_of_chunk"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                told = "chunk" if name == "tokens_of_chunk" else name
+                raise ValueError(
+                    f"{told} of linear attention must be an integer of at least 1, got {value!r}"
+                )
+        if self.heads % self.groups:
+            raise ValueError(
+                f"groups of linear attention must divide its heads, got groups={self.groups} and heads={self.heads}"
+            )
+        if self.layers is not None:
+            object.__setattr__(self, "layers", tuple(bool(each) for each in self.layers))
+
+    @property
+    def is_delta(self) -> bool:
+        """Whether the state follows the delta rule."""
+        return self.kind == "gated_delta"
+
+    @property
+    def tokens_of_chunk(self) -> int:
+        """The tokens of a chunk of the kernel."""
+        return CHUNKS[self.kind] if self.chunk is None else self.chunk
+
+    @property
+    def inner(self) -> int:
+        """The features of the values of all heads."""
+        return self.heads * self.head_width
+
+    def at(self, layer: int) -> bool:
+        """Whether this layer has linear attention."""
+        return self.layers is None or self.layers[layer]
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """The columns that a group has in the product before the state: of what gates the result, of values, of keys, of
+        queries, and of numbers of each head, one or two."""
+        served = self.heads // self.groups
+        inner = served * self.head_width
+        return inner, inner, self.state_width, self.state_width, served * (2 if self.is_delta else 1)
+
+    def weights(self, width: int) -> dict[str, tuple[int, ...]]:
+        """The parameters of a layer of a model of so many features, but its biases and norms before and after it.
+
+        Of the columns of ``state_in``, and of ``convolution``, those of a group of queries and keys follow each other.
+        """
+        _, *convolved, _ = self.parts
+        return {
+            "state_in": (width, self.groups * sum(self.parts)),
+            "convolution": (self.taps, self.groups * sum(convolved)),
+            "rate_bias": (self.heads,),
+            "decay": (self.heads,),
+            **({} if self.is_delta else {"skip": (self.heads,)}),
+            "state_norm": (self.head_width if self.is_delta else self.inner,),
+            "state_out": (self.inner, width),
+        }
+
+    @property
+    def state_flops(self) -> int:
+        """The operations of the products of a token with the states: it is read, written, and lost from by the delta
+        rule."""
+        return 2 * (3 if self.is_delta else 2) * self.inner * self.state_width
+
+
+def linear_attention(parts: Parts, x: Any, number: int, block: str) -> Any:
+    """The linear attention of block ``number`` to ``x``, of shape ``(batch, sequence, width)``, behind its norm.
+
+    The names of its parameters begin with ``block``.
+    """
+    layer = parts.spec.linear_attention
+    assert layer is not None
+    batch, tokens, _ = x.shape
+    groups, inner = layer.groups, layer.inner // layer.groups
+    heads = (batch, tokens, layer.heads)
+    with region("in"):
+        joined = parts.product(x, block, "state_in").reshape((batch, tokens, groups, sum(layer.parts)))
+        gate, mixed, numbers = np.split(joined, [inner, sum(layer.parts[:4])], axis=3)
+    with region("convolution"):
+        names = (
+            ("convolution", "convolution_bias") if f"{block}convolution_bias" in parts.p else ("convolution",)
+        )
+        taps, *bias = (parts.p[f"{block}{name}"] for name in names)
+        taps = taps.reshape((layer.taps, groups, sum(layer.parts[1:4])))
+        bias = [each.reshape((groups, sum(layer.parts[1:4]))) for each in bias]
+        mixed = apply("short_convolution", mixed, taps, *bias)
+        v, k, q = np.split(mixed, [inner, inner + layer.state_width], axis=3)
+        v = v.reshape((*heads, layer.head_width))
+    with region("state"):
+        decays, rates = _numbers(parts, numbers, block)
+        how: dict[str, Any] = {
+            "chunk": layer.tokens_of_chunk,
+            "delta": layer.is_delta,
+            "unit": layer.is_delta,
+        }
+        scale = 1 / sqrt(layer.state_width) if layer.is_delta else 1.0
+        y = apply("linear_attention", q, k, v, decays, rates, scale=scale, **how)
+        if not layer.is_delta:
+            y = y + v * parts.p[f"{block}skip"].reshape((layer.heads, 1))
+    with region("gate"):
+        shape = (*heads, layer.head_width) if layer.is_delta else (batch, tokens, groups, inner)
+        weight = parts.p[f"{block}state_norm"]
+        weight = weight if layer.is_delta else weight.reshape((groups, inner))
+        y, gate = y.reshape(shape), gate.reshape(shape)
+        first = not layer.is_delta
+        y = apply("gated_rms_norm", y, gate, weight, epsilon=parts.spec.epsilon, gate_first=first)
+    with region("out"):
+        return parts.product(y.reshape((batch, tokens, layer.inner)), block, "state_out")
+
+
+def _numbers(parts: Parts, numbers: Any, block: str) -> tuple[Any, Any]:
+    """The log-decays and the rates of all heads, ``(batch, tokens, heads)``, of what the product made for them.
+
+    With steps dt = softplus(numbers + bias) the log-decays are ``-exp(decay) dt``.  The rates are the steps, or those of
+    the delta rule, a sigmoid of numbers of their own.
+    """
+    layer = parts.spec.linear_attention
+    assert layer is not None
+    heads = (*numbers.shape[:2], layer.heads)
+    wide = np.result_type(numbers.dtype, np.float32)
+    given = [numbers]
+    if layer.is_delta:
+        given = np.split(numbers, 2, axis=3)
+    *rates, steps = (each.reshape(heads) for each in given)
+    steps = np.logaddexp(steps.astype(wide) + parts.p[f"{block}rate_bias"].astype(wide), 0)
+    if layer.least_step:
+        steps = np.maximum(steps, layer.least_step)
+    decays = steps * -np.exp(parts.p[f"{block}decay"].astype(wide))
+    if not rates:
+        return decays, steps
+    (rates,) = rates
+    rates = apply("sigmoid", rates)
+    return decays, rates * 2 if layer.doubled_rates else rates

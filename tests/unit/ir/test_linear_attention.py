@@ -1,0 +1,135 @@
+"""Linear attention is the loop over tokens, whatever the chunk; and its kernels compute and move what is counted."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from drawn import up_to
+from hypothesis import given, strategies as st
+from numpy.testing import assert_allclose, assert_array_equal
+
+from parallelism import ir
+from parallelism.ir.core.extents import specialized
+from parallelism.kernels.linear_attention import short_convolution
+
+
+def by_tokens(q, k, v, g, beta, *, delta, unit, scale, **_):
+    """The recurrence, token by token and head by head."""
+    batch, tokens, heads, _ = v.shape
+    out = np.zeros(v.shape)
+    for b in range(batch):
+        for h in range(heads):
+            group, state = h // (heads // k.shape[2]), np.zeros((k.shape[3], v.shape[3]))
+            for t in range(tokens):
+                key, query = k[b, t, group], q[b, t, group]
+                if unit:
+                    key, query = (x / np.sqrt((x * x).sum() + 1e-6) for x in (key, query))
+                state = state * np.exp(g[b, t, h])
+                lost = key @ state if delta else 0
+                state = state + beta[b, t, h] * np.outer(key, v[b, t, h] - lost)
+                out[b, t, h] = scale * query @ state
+    return out
+
+
+def arrays_of(batch, tokens, groups, served, width, values, seed=0):
+    rng = np.random.default_rng(seed)
+    heads = (batch, tokens, groups * served)
+    q, k = rng.standard_normal((2, batch, tokens, groups, width))
+    return q, k, rng.standard_normal((*heads, values)), -rng.random(heads), rng.random(heads)
+
+
+@up_to(12)
+@given(st.tuples(*[st.integers(1, 2), st.integers(1, 9), *[st.integers(1, 3)] * 4]), st.integers(1, 10), st.booleans(),
+       st.booleans(), st.integers(0, 9))
+def test_it_is_the_loop_over_tokens(sizes, chunk, delta, unit, seed):
+    arrays, how = arrays_of(*sizes, seed=seed), {"chunk": chunk, "delta": delta, "unit": unit, "scale": 0.5}
+    assert_allclose(ir.apply("linear_attention", *arrays, **how), by_tokens(*arrays, **how), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("decay", [-60.0, -800.0])
+def test_states_that_are_forgotten_at_once_overflow_nothing(decay):
+    """Powers of differences only: exp(800) is none of them."""
+    q, k, v, g, beta = arrays_of(1, 6, 1, 1, 2, 3)
+    arrays, how = (q, k, v, g + decay, beta), {"chunk": 3, "unit": False, "scale": 1.0}
+    for delta in (False, True):
+        found = ir.apply("linear_attention", *arrays, delta=delta, **how)
+        own = (q * k).sum(axis=-1)[..., None] * beta[..., None] * v
+        assert_allclose(found, own, atol=1e-12)
+        function = ir.record(lambda *x, delta=delta: np.sum(ir.apply("linear_attention", *x, delta=delta, **how)),
+                             *(ir.TensorType(x.dtype, x.shape) for x in arrays))
+        assert all(np.isfinite(x).all() for x in ir.interpret(ir.gradient(function), arrays).outputs)
+
+
+def test_the_convolution_sees_the_last_tokens_alone():
+    x = np.arange(12.0).reshape(1, 6, 2)
+    weight = np.array([[1.0, 0.0], [0.0, 10.0], [100.0, 0.0]])
+    summed = np.zeros((1, 6, 2))
+    for t in range(6):
+        for tap in range(3):
+            if t - 2 + tap >= 0:
+                summed[0, t] += weight[tap] * x[0, t - 2 + tap]
+    assert_allclose(short_convolution(x, weight), summed / (1 + np.exp(-summed)))
+    assert_allclose(short_convolution(x[:, :1], weight), (weight[-1] * x[:, :1]) / (1 + np.exp(-weight[-1] * x[:, :1])))
+
+
+def op_of(kind="linear_attention", sizes=(2, 512, 2, 4, 16, 8), dtype="bf16", **how):
+    batch, tokens, groups, served, width, values = sizes
+    keys, heads = (batch, tokens, groups, width), (batch, tokens, groups * served)
+    shapes = [keys, keys, (*heads, values), heads, heads]
+    shapes = [shapes[2], *shapes] if kind.endswith("gradient") else shapes
+    how = {"chunk": 64, "delta": False, "unit": False, "scale": 1.0} | how
+    types = [ir.TensorType(dtype if len(shape) == 4 else "f32", shape) for shape in shapes]
+    return ir.record(lambda *x: ir.apply(kind, *x, **how), *types).ops[0]
+
+
+def test_the_flops_are_those_of_the_products_inside_chunks_and_with_states():
+    """Of a chunk of c tokens (c + 1) c / 2 scores: of each group without the delta rule, of each head with it."""
+    tokens, groups, heads, n, p, pairs, chunk = 1024, 2, 8, 16, 8, 65 / 2, {"chunk": 64}
+    found = op_of(**chunk).flops
+    assert found == 2 * tokens * (pairs * (groups * n + heads * p) + 2 * heads * n * p)
+    found = op_of(delta=True, **chunk).flops
+    assert found == 2 * tokens * heads * (pairs * (3 * n + 2 * p) + 3 * n * p)
+    assert op_of("linear_attention_gradient").flops == 2 * tokens * (pairs * (3 * groups * n + 2 * heads * p)
+                                                                     + 5 * heads * n * p)
+    short = op_of(sizes=(2, 3, 2, 4, 16, 8))
+    assert short.flops == 2 * 6 * (2 * (2 * n + heads * p) + 2 * heads * n * p)
+
+
+def test_the_bytes_are_those_of_the_kernels():
+    tokens, groups, heads, n, p = 1024, 2, 8, 16, 8
+    keys, values, numbers = 2 * tokens * groups * n, 2 * tokens * heads * p, 2 * 4 * tokens * heads
+    states, scores = tokens // 64 * heads * n * p, 64 * tokens
+    assert op_of().nbytes == 4 * keys + 3 * values + numbers + (2 * 4 + 2 * 2) * states + 2 * 4 * scores * groups
+    # of heads with the delta rule, which has a key of its own for each head in memory
+    assert op_of(delta=True).nbytes == (5 * keys + 6 * values + 2 * 2 * tokens * heads * n + numbers + 2 * 2 * states
+                                        + (2 * 4 + 2 * 2) * scores * heads)
+    gradient = op_of("linear_attention_gradient").nbytes
+    assert gradient == 14 * keys + 11 * values + 2 * numbers + 12 * 4 * states + 6 * 4 * scores * groups
+
+
+def test_with_symbols_they_are_those_of_the_numbers():
+    batch, tokens = ir.symbols("B S")
+    for delta in (False, True):
+        symbolic, number = (op_of(sizes=(b, s, 2, 4, 16, 8), delta=delta) for b, s in ((batch, tokens), (3, 100)))
+        given = {"B": 3, "S": 100}
+        assert specialized(symbolic.flops, given) == number.flops
+        assert specialized(symbolic.nbytes, given) == number.nbytes
+
+
+def test_the_gradient_keeps_the_inputs_alone():
+    function = ir.record(lambda *x: np.sum(ir.apply("linear_attention", *x, chunk=2, delta=True, unit=True, scale=1.0)),
+                         *(ir.TensorType("f64", x.shape) for x in arrays_of(1, 4, 1, 2, 3, 2)))
+    (op,) = [op for op in ir.gradient(function).ops if op.kind == "linear_attention_gradient"]
+    assert_array_equal([value.name for value in op.inputs[1:]], [value.name for value in function.inputs])
+
+
+@pytest.mark.parametrize(("shapes", "how", "message"), [
+    ([(2, 3, 2, 4)] * 2 + [(2, 3, 3, 5)] + [(2, 3, 3)] * 2, {}, "the 3 heads of the values must be a multiple of the 2"),
+    ([(2, 3, 4)] * 2 + [(2, 3, 2, 5)] + [(2, 3, 2)] * 2, {}, "queries, keys and values must have 4 dims, got"),
+    ([(2, 3, 2, 4)] * 2 + [(2, 3, 2, 5)] + [(2, 3, 2)] * 2, {"chunk": 0}, "a chunk must have at least 1 token, got 0"),
+    ([(2, 3, 2, 4)] * 2 + [(2, 3, 2, 5)] + [(2, 3, 2), (2, 2, 2)], {}, "dim t of"),
+])
+def test_what_does_not_fit_is_refused(shapes, how, message):
+    how = {"chunk": 2, "delta": False, "unit": False, "scale": 1.0} | how
+    with pytest.raises(ValueError, match=message):
+        ir.record(lambda *x: ir.apply("linear_attention", *x, **how), *(ir.TensorType("f64", shape) for shape in shapes))
