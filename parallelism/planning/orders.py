@@ -9,10 +9,12 @@ With many microbatches most levels repeat (`Window`), so that only an order of f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import chain
+from math import prod
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -21,6 +23,7 @@ import numpy.typing as npt
 
 from parallelism.pipelining.generators import SCHEDULES, ScheduleKind
 from parallelism.planning.steady_state import Labelled, Levels, Window, levels_of
+from parallelism.side_by_side import copies, first_come
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -178,6 +181,14 @@ class Shape(NamedTuple):
         return SCHEDULES[self.schedule].is_v_shaped
 
 
+Asked = tuple[str, int, int, int, range | None]
+"""``(schedule, ranks, microbatches, chunks, longer)``: what is asked of `order_of`."""
+MOST_KEPT = 2048
+"""So many orders are kept for further searches."""
+_known: dict[Any, tuple[Order, int]] = {}
+"""By `_key`."""
+
+
 def order_of(
     schedule: str, ranks: int, microbatches: int, chunks: int, longer: range | None = NONE_LONGER
 ) -> tuple[Order, int]:
@@ -186,6 +197,50 @@ def order_of(
     It is that of few microbatches if the levels and the states of the orders of few microbatches, and of a period more,
     are the same but for the period.
     """
+    asked = schedule, ranks, microbatches, chunks, longer
+    key = _key(asked)
+    if key not in _known:
+        _keep({asked: _made(*asked)})
+    return _known[key]
+
+
+def make_orders(asked: Iterable[Asked]) -> None:
+    """Makes orders that may be asked for, if this process has copies that help: else `order_of` makes those that are.
+    Those that cannot be made are left to it, too."""
+    if not copies():
+        return
+    alike: dict[Any, list[Asked]] = {}
+    for each in sorted(asked, key=lambda each: -prod(each[1:4])):  # those that take longest first
+        if _key(each) not in _known:
+            schedule, ranks, _, chunks, longer = each
+            alike.setdefault((schedule, ranks, chunks, longer), []).append(each)
+    first_come([partial(_all_made, each) for each in alike.values()], took=lambda _, found: _keep(found))
+
+
+def _all_made(asked: Iterable[Asked]) -> dict[Asked, tuple[Order, int]]:
+    """Orders that may be one order of few microbatches."""
+    found = {}
+    for each in asked:
+        with suppress(ValueError):
+            found[each] = _made(*each)
+    return found
+
+
+def _keep(found: Mapping[Asked, tuple[Order, int]]) -> None:
+    if len(_known) + len(found) > MOST_KEPT:
+        _known.clear()
+    _known.update({_key(asked): made for asked, made in found.items()})
+
+
+def _key(asked: Asked) -> tuple[Any, ...]:
+    """Another schedule may get the name of one that was registered."""
+    return SCHEDULES[asked[0]], *asked[1:]
+
+
+def _made(
+    schedule: str, ranks: int, microbatches: int, chunks: int, longer: range | None
+) -> tuple[Order, int]:
+    """See `order_of`."""
     kind = SCHEDULES[schedule]
     unit = ranks if chunks > 1 and microbatches % ranks == 0 else 1
     for period in (unit, 2 * unit):

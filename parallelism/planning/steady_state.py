@@ -8,8 +8,9 @@ other one; when that is follows from how much later one of the two is, and by ho
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,11 @@ class Levels(NamedTuple):
     taken: tuple[Ints, ...]
     duration: tuple[Ints, ...]
     message: tuple[Ints, ...]
+
+    def __reduce__(self) -> tuple[Callable[..., Levels], tuple[Any, ...]]:
+        """In a pickle they are an array for each column, not thousands of small ones."""
+        edges = np.cumsum([0, *map(len, self.action)])
+        return _levels_between, (edges, *(np.concatenate(column).astype(np.int32) for column in self))
 
     @property
     def depth(self) -> int:
@@ -52,10 +58,16 @@ class Levels(NamedTuple):
 def levels_of(level: Ints, before: Ints, taken: Ints, duration: Ints, message: Ints) -> Levels:
     """The actions by their ``level``."""
     order = np.argsort(level, kind="stable")
-    edges = [0, *(np.flatnonzero(np.diff(level[order])) + 1).tolist(), len(order)]
-    bounds = [*map(slice, edges, edges[1:])]
-    columns = (order, *(of[order] for of in (before, taken, duration, message)))
-    return Levels(*(tuple(map(column.__getitem__, bounds)) for column in columns))
+    edges = np.concatenate([[0], np.flatnonzero(np.diff(level[order])) + 1, [len(order)]])
+    return _levels_between(edges, order, *(of[order] for of in (before, taken, duration, message)))
+
+
+def _levels_between(edges: Ints, *columns: Ints) -> Levels:
+    """The levels in columns in which each ends where the next begins."""
+    bounds = [*map(slice, edges[:-1].tolist(), edges[1:].tolist())]
+    return Levels(
+        *(tuple(map(column.astype(np.int64, copy=False).__getitem__, bounds)) for column in columns)
+    )
 
 
 Labelled = tuple[Levels, Ints, Ints]

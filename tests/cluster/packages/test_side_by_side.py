@@ -14,7 +14,8 @@ import pytest
 
 from parallelism import models, side_by_side as module
 from parallelism.hardware import Hardware
-from parallelism.planning import assembled_steps, batch_pricing, find_plan, search, two_block_steps
+from parallelism.pipelining.generators import ScheduleKind
+from parallelism.planning import assembled_steps, batch_pricing, find_plan, orders, search, two_block_steps
 from parallelism.planning.plan import Task
 from parallelism.planning.space import choices
 from parallelism.planning.trained import TrainedModel
@@ -389,3 +390,41 @@ def test_plans_cost_the_same_with_and_without_copies(count: int, tp: Any, monkey
     none = batch_pricing.price_plans(task, possible, np.zeros(len(possible)), lambda *_: None)
     assert np.array_equal(none.peaks, found.peaks)
     assert np.isinf(none.seconds[together]).all()
+
+
+def test_orders_that_copies_made_are_those_of_this_process(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of one pipeline with other numbers of microbatches are one order, also when they come from a copy."""
+    asked = [("1f1b", ranks, rows, 1, range(0)) for ranks in (2, 3, 4) for rows in (3, 40, 41)]
+    asked += [("interleaved_1f1b", 3, 30, 2, range(2, 3)), ("zero_bubble_v", 2, 24, 2, range(0))]
+    monkeypatch.setattr(orders, "_known", {})
+    alone = [orders.order_of(*each) for each in asked]
+    assert [repeats > 0 for _, repeats in alone] == [False, True, True] * 3 + [True, True]
+    orders._known.clear()
+    orders._order_of.cache_clear()
+    orders._repeating.cache_clear()
+    monkeypatch.setattr(orders, "copies", lambda: 1)    # whether there are any is another question
+    orders.make_orders(asked)
+    monkeypatch.setattr(orders, "_made", None)          # nothing more is made
+    for each, (expected, repeats) in zip(asked, alone, strict=True):
+        order, more = orders.order_of(*each)
+        assert (more, order.messages, order.rank_of) == (repeats, expected.messages, expected.rank_of)
+        for name in ("kept", "begun", "first_state", "key_of", "microbatch_of", "last"):
+            np.testing.assert_array_equal(getattr(order, name), getattr(expected, name), strict=True)
+        for column, wanted in zip(order.levels, expected.levels, strict=True):
+            assert [level.tolist() for level in column] == [level.tolist() for level in wanted]
+            assert column[0].dtype == wanted[0].dtype
+        assert (order.window is None) == (expected.window is None)
+    assert all(orders.order_of("1f1b", n, 40, 1)[0] is orders.order_of("1f1b", n, 41, 1)[0] for n in (2, 3, 4))
+
+
+def test_an_order_that_cannot_be_made_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(rank: int, ranks: int, microbatches: int) -> Any:
+        raise ValueError("no order")
+
+    monkeypatch.setattr(module, "copies", lambda: 0)
+    monkeypatch.setattr(orders, "copies", lambda: 1)
+    monkeypatch.setitem(orders.SCHEDULES.kinds, "wrong", ScheduleKind("wrong", wrong))
+    orders.make_orders([("wrong", 2, 4, 1, range(0)), ("1f1b", 2, 3, 1, range(0))])
+    with pytest.raises(ValueError, match="no order"):
+        orders.order_of("wrong", 2, 4, 1)
+    assert orders.order_of("1f1b", 2, 3, 1)[0].count == 12

@@ -43,8 +43,8 @@ def test_the_collector_looks_after_so_many_objects_and_not_at_once_afterwards(
 
 
 def test_objects_that_a_program_has_frozen_stay_frozen(looks: list[int]) -> None:
+    kept = [[number] for number in range(900)]
     gc.freeze()
-    count = gc.get_freeze_count()
     with rarely_collected():
-        kept = [[]]
-    assert gc.get_freeze_count() == count > 0 and kept
+        kept.append([900])
+    assert gc.get_freeze_count() > 900
