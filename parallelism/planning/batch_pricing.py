@@ -25,6 +25,7 @@ from parallelism.planning.settings import SETTINGS
 from parallelism.planning.space import Choices, Refused
 from parallelism.planning.symbolic_events import Unpriceable
 from parallelism.planning.two_block_steps import ConditionalEvents, Known
+from parallelism.rarely_collected import ALMOST_ALL_LAST, rarely_collected
 from parallelism.shared_results import shared_results
 from parallelism.side_by_side import BothEnds, copies, side_by_side
 from parallelism.transforms import UnusedParameters
@@ -195,6 +196,7 @@ def different_programs(possible: Choices) -> tuple[npt.NDArray[np.int64], npt.ND
     return first, number
 
 
+@rarely_collected(ALMOST_ALL_LAST)
 def _shares(
     table: PlanCosts,
     possible: Choices,
