@@ -127,7 +127,10 @@ class WaitForLoss(NamedTuple):
 
     def run(self, end: StepEnd) -> None:
         """Puts the loss among the sums, as an array without dims, and the metrics behind it."""
-        totals = [total.wait() if hasattr(total, "wait") else total for total in end.sums[""]]
+        totals = list(end.sums[""])
+        for place, total in enumerate(totals):
+            if hasattr(total, "wait"):
+                totals[place] = total.wait()
         totals[0] = np.reshape(totals[0], ())
         end.sums[""] = end.results(totals)
 

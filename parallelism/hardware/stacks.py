@@ -117,15 +117,19 @@ def _replaced(hardware: Hardware, table: Mapping[str, Any], origin: str) -> Hard
     reached = table.get("reached", {})
     if not isinstance(reached, Mapping):
         raise TypeError(f"reached must be a table with the names of links; got {checked.shown(reached)}")
-    links = tuple(
-        replace(link, reached=build(Reached, reached[link.name], origin, f"reached.{link.name}.", parts={}))
-        if link.name in reached
-        else link
-        for link in hardware.links
-    )
+    links = list(hardware.links)
+    for level, link in enumerate(links):
+        if link.name in reached:
+            own = build(Reached, reached[link.name], origin, f"reached.{link.name}.", parts={})
+            links[level] = replace(link, reached=own)
     title = f"{hardware.title}, {table['title']}" if hardware.title else table["title"]
     return replace(
-        hardware, **changed, links=links, stack=name, title=title[:200], sources={**hardware.sources, **told}
+        hardware,
+        **changed,
+        links=tuple(links),
+        stack=name,
+        title=title[:200],
+        sources={**hardware.sources, **told},
     )
 
 

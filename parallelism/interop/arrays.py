@@ -50,9 +50,10 @@ def rounded_once(means: Meaning) -> Meaning:
         dtype = x[0].dtype
         if not is_floating(dtype) or dtype.itemsize > 2:
             return means(reader, node, x)
-        wide = [
-            each if each is None or each.dtype != dtype else convert(each, np.dtype(np.float32)) for each in x
-        ]
+        wide = list(x)
+        for i, each in enumerate(x):
+            if each is not None and each.dtype == dtype:
+                wide[i] = convert(each, np.dtype(np.float32))
         return convert(means(reader, node, wide), dtype)
 
     return computed  # type: ignore[return-value]

@@ -113,8 +113,7 @@ class PricedEngine:
 
     def _known_seconds(self, step: Step, count: int) -> npt.NDArray[np.float64]:
         """The same.  Requests that arrive by themselves meet alike whatever a batch has room for, so rows share stretches."""
-        stops = tuple(tuple(tuple(row.stop for row in rows) for rows in work.rows) for work in step)
-        key = self.prices.settings.page_tokens, stops, count
+        key = self.prices.settings.page_tokens, tuple(work.stops for work in step), count
         if key not in self.prices.stretches:
             self.prices.stretches[key] = self._seconds(step, count)
         return self.prices.stretches[key]

@@ -465,10 +465,8 @@ class Step:
     @cached_property
     def _given_to_update(self) -> dict[str, int]:
         """The places of the inputs of the update, by name."""
-        return {
-            value.name: place
-            for place, value in enumerate(self.parts.update.inputs if self.parts.update else ())
-        }
+        inputs = self.parts.update.inputs if self.parts.update else ()
+        return {value.name: place for place, value in enumerate(inputs)}
 
     @cached_property
     def _gradients(self) -> frozenset[Value]:

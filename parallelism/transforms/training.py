@@ -420,4 +420,7 @@ def _state(optimizer: SGD | Adam, builder: Builder, inputs: Any) -> tuple[Any, l
 def _flat(state: Any) -> list[Any]:
     if state is None:
         return []
-    return [x for part in state for x in (part if isinstance(part, list) else [part])]
+    flat: list[Any] = []
+    for part in state:
+        flat += part if isinstance(part, list) else [part]
+    return flat

@@ -84,9 +84,8 @@ def plural_steps(count: int) -> str:
 def _written(layout: TensorSharding) -> str:
     """The layout as `vcluster.check_kernel` reads it, with letters for dims."""
     names = string.ascii_uppercase.replace("U", "")
-    dims = [
-        f"{name}_{{{','.join(dim.axes)}}}" if dim.axes else name
-        for name, dim in zip(names, layout.dims, strict=False)
-    ]
+    dims = []
+    for name, dim in zip(names, layout.dims, strict=False):
+        dims.append(f"{name}_{{{','.join(dim.axes)}}}" if dim.axes else name)
     partial = f" {{U_{{{','.join(layout.partial)}}}}}" if layout.partial else ""
     return (", ".join(dims) or "()") + partial

@@ -197,16 +197,17 @@ def _cumsum(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     a = flipped(x[0], axis) if node.get("reverse", 0) else x[0]
     n, ndim = a.shape[axis], len(a.shape)
     one = 0 if node.kind == "CumSum" else 1
+
+    def one_dim(pads: int) -> list[int]:
+        return [pads if d == axis else 0 for d in range(ndim)]
+
     if node.get("exclusive", 0):
-        low = [1 if d == axis else 0 for d in range(ndim)]
-        a = padded(a, number(one, a), low, [-k for k in low], [0] * ndim)
+        a = padded(a, number(one, a), one_dim(1), one_dim(-1), [0] * ndim)
     if node.kind == "CumSum":
         own = a.array if isinstance(a, Spread) and a.array.shape[axis] == n else whole(a)
         a = spread(convert(emit("cumsum", own, axis=axis), a.dtype), a.shape)
     else:
-        wide = padded(
-            a, number(1, a), [n - 1 if d == axis else 0 for d in range(ndim)], [0] * ndim, [0] * ndim
-        )
+        wide = padded(a, number(1, a), one_dim(n - 1), [0] * ndim, [0] * ndim)
         a = convert(
             emit("prod", whole(grid(wide, [axis], [n], [1], [1])), axes=(ndim,), keepdims=False), a.dtype
         )

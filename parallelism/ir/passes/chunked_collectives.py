@@ -355,20 +355,18 @@ class _Writer:
         place = letters.b.index(letters.result[found.dim])
         half = len(op.inputs) // 2
         operand, others = op.inputs[half : 2 * half], op.inputs[2 * half :]
-        operands = [
-            self._chunks(value, place, SPLITS, op.region)
-            if value.type.ndim and value.type.shape[place] != 1
-            else []
-            for value in operand
-        ]
-        for each in operands:
-            yield from each
+        chunks: list[list[Op]] = []
+        """Of each array of the operand; none of one that has no columns, or one for all."""
+        for value in operand:
+            is_whole = not value.type.ndim or value.type.shape[place] == 1
+            chunks.append([] if is_whole else self._chunks(value, place, SPLITS, op.region))
+            yield from chunks[-1]
         parts, algorithm = [], str(ChunkOf(SPLITS))
         for number in range(SPLITS):
-            second = [
-                chunks[number].outputs[0] if chunks else value
-                for chunks, value in zip(operands, operand, strict=True)
-            ]
+            second = list(operand)
+            for i, each in enumerate(chunks):
+                if each:
+                    second[i] = each[number].outputs[0]
             y, z = (
                 self._value(value, found.dim, value.type.shape[found.dim] // SPLITS)
                 for value in (op.outputs[0], scatter.outputs[0])

@@ -253,9 +253,10 @@ def _nearest(
 
     def named(values: Floats) -> dict[str, float]:
         told = dict(zip(names, values.tolist(), strict=True))
-        return {
-            name: min(value, 1.0) if name.endswith("efficiency") else value for name, value in told.items()
-        }
+        for name, value in told.items():
+            if name.endswith("efficiency"):
+                told[name] = min(value, 1.0)
+        return told
 
     def predict(values: Floats) -> list[float]:
         there = replace(hardware, **named(values))  # type: ignore[arg-type]

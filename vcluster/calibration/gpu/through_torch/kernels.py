@@ -58,7 +58,8 @@ def _float8_product(clock: Clock, given: Given) -> Callable[[], object]:
     torch, m, n, k = clock.torch, given["m"], given["n"], given["k"]
     left, right = drawn(clock, m, k, dtype="float8"), drawn(clock, n, k, dtype="float8").t()
     by_row = given.get("scaling") == "row"
-    scales = [torch.ones(shape if by_row else (), device=clock.device) for shape in ((m, 1), (1, n))]
+    shapes = ((m, 1), (1, n)) if by_row else ((), ())
+    scales = [torch.ones(shape, device=clock.device) for shape in shapes]
 
     def work() -> object:
         return torch._scaled_mm(
