@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 Item = TypeVar("Item")
 
 MOST_COPIES = 7
-"""So many copies of this process are made at most."""
+"""The most copies of this process that are made."""
 PATIENCE, PATIENCE_SECONDS = 4, 10.0
 """A copy may take so many times as long as this process for its own share, and so many seconds more."""
 HEAD = 8

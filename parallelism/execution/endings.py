@@ -162,7 +162,7 @@ class Endings:
     placement: Sequence[int]
     """The position of each stage."""
     dtypes: Mapping[str, Any]
-    """Those in which the gradients of weights are added up, by name; else it is that of the weight."""
+    """By name of a weight, the dtype in which its gradient is added up; by default that of the weight."""
     updated: bool
     """Whether the step has an update, which sums the gradients over replicas."""
     later: bool = False

@@ -232,7 +232,7 @@ class Update:
 
     localized: Localized
     function: Function
-    """That of this position."""
+    """The update of this position."""
     categories: Mapping[str, str]
     """The category of memory of each value of the step that has one."""
     fused: bool | str = False

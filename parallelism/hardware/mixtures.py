@@ -29,7 +29,7 @@ class Across(NamedTuple):
 
     bytes_per_second: float
     latency_seconds: float = 0.0
-    """Beside that of the outermost links."""
+    """The latency of the link across, in addition to that of the outermost links."""
 
 
 @dataclass(frozen=True, repr=False)

@@ -211,7 +211,7 @@ def put(data: Any, columns: Sequence[Any], updates: Any, op: str, *, from_end: b
 
 
 MOST_TURNS = 16
-"""So many elements of each row are put in one after the other; more go through the flat array."""
+"""The most elements of a row that are put in one after the other; more go through the flat array."""
 
 
 def in_turn(turns: Extent, op: str) -> bool:

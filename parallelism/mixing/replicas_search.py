@@ -20,7 +20,7 @@ from parallelism.planning.space import Choices, choices
 from parallelism.planning.symbolic_events import Unpriceable
 
 MOST_DEALT = 3000
-"""So many ways to deal rows to replicas are timed at most, over all settings."""
+"""The most ways to deal rows to replicas that are timed, over all settings."""
 
 
 class Way(NamedTuple):

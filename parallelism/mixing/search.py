@@ -36,13 +36,13 @@ from parallelism.transforms import SGD, Adam, MixedPrecision
 
 _log = logging.getLogger("parallelism")
 MOST_WAYS = 1024
-"""So many ways to deal blocks to the stages of one plan are timed at most."""
+"""The most ways to deal blocks to the stages of one plan that are timed."""
 KEPT, ALIKE = 64, 8
-"""So many of the best plans are kept, to be simulated; and of those with equal settings."""
+"""The most plans that are kept to be simulated, in all and with equal settings."""
 HOPELESS, PATIENCE = 1.5, 50_000
-"""Of plans over both that take so many times as long as the faster part alone, at most about so many are timed."""
+"""A plan over both that takes `HOPELESS` times as long as the faster part alone is timed only among the first `PATIENCE`."""
 TWICE = 2
-"""So many plans with equal settings are simulated before others are."""
+"""The number of plans with equal settings that are simulated before others are."""
 WORSE = 1.2
 """Plans with replicas in both parts are timed if they may take at most so many times as long as the best pipeline."""
 

@@ -219,7 +219,7 @@ class UnevenStages:
 
     @property
     def crossing_seconds(self) -> float:
-        """The seconds in which all microbatches hold what joins the parts, in one direction."""
+        """How long the messages of all microbatches occupy the link between the parts, in one direction."""
         return self.microbatches * max(self.crossing)
 
     @property

@@ -21,7 +21,7 @@ from parallelism.serving.requests import Request
 from parallelism.serving.served import numbers_of, sampled_rows
 
 MOST_STEPS = 4096
-"""So many steps are priced at once."""
+"""The most steps that are priced at once."""
 
 
 class PricedEngine:

@@ -32,7 +32,7 @@ Numbers = tuple[tuple[str, int], ...]
 """The numbers of the symbols of a work, by name."""
 STATE = "serving"
 MOST_PROGRAMS = 256
-"""So many programs with numbers are kept."""
+"""The most programs with numbers that are kept."""
 WEIGHTS, CACHE = "weights", "cache"
 
 

@@ -55,11 +55,11 @@ class Seen(NamedTuple):
 
     events: Columns
     left_out_seconds: float = 0.0
-    """Of events that were left out."""
+    """The seconds of events that were left out."""
     undeclared_seconds: float = 0.0
-    """Of those that were not."""
+    """The CPU seconds of compute that declared no cost."""
     compute_seconds: float = 0.0
-    """Of all compute."""
+    """The seconds of all compute."""
 
 
 class Prices(NamedTuple):

@@ -377,7 +377,7 @@ class _Crossing(NamedTuple):
     """The messages that cross links which others may cross, too."""
 
     shared: npt.NDArray[np.bool_]
-    """Which of the sends are such."""
+    """True for each send whose link others use, too."""
     route: Places
     """The number of the route of each send among ``routes``."""
     routes: Sequence[tuple[Route | None, float]]

@@ -60,7 +60,7 @@ _OF_FSDP = ("data_parallel_sharding_strategy", "outer_dp_sharding_strategy")
 """The flags that have a meaning with ``--use-megatron-fsdp`` only."""
 ATTENTION_CORE = "block.*.attention.core"
 SGD_MOMENTUM = 0.9
-"""That of Megatron-LM."""
+"""The momentum of Megatron-LM."""
 
 
 def overlap_of(replicas: int, ahead: int = 1) -> Overlap:

@@ -38,7 +38,7 @@ REPLICAS = "dp"
 
 
 NAMED = 3
-"""So many parameters that are not used are named."""
+"""The most unused parameters that are named."""
 
 
 class UnusedParameters(UserWarning):

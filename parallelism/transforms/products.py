@@ -33,7 +33,7 @@ class Product(NamedTuple):
     operand: Value
     """What the op reads: the weight, or the view of it."""
     letters: Letters
-    """Those of the weight's dims, through the views."""
+    """The letters of the weight's dims, through the views."""
     contracted: tuple[str, ...]
     """Letters of the weight that are summed over."""
     free: tuple[str, ...]

@@ -36,7 +36,7 @@ class ProductWeight:
     weight: str
     """The name of the weight."""
     layout: TensorSharding | None
-    """That of the weight, at rest."""
+    """The layout of the weight at rest."""
     split: str | None
     """How the axis of tensor or expert parallelism splits the weight for this product: columns, rows, table or experts.
     None if the product reads it whole."""
@@ -79,7 +79,7 @@ class WeightReport:
     """The tensor parallelism of the strategy."""
     rows: tuple[ProductWeight, ...]
     asked: tuple[ProductWeight, ...]
-    """Those in the regions of the tensor parallelism."""
+    """The rows in the regions of the tensor parallelism."""
 
     @cached_property
     def whole(self) -> tuple[ProductWeight, ...]:

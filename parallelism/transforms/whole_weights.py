@@ -15,7 +15,7 @@ from parallelism.transforms.splits import Splits, followed
 FEW = 4
 """If fewer than one weight in so many is split, nearly all stay whole."""
 NAMED = 3
-"""So many weights that stay whole are named."""
+"""The most whole weights that are named."""
 
 
 class Reading(NamedTuple):
@@ -84,7 +84,7 @@ class Whole(NamedTuple):
 
     why: str
     line: Line | None
-    """That of the first product that reads it."""
+    """The line of the first product that reads it."""
 
 
 def sentence(program: str, axes: Sequence[str], whole: Mapping[str, Whole], split: int) -> str:

@@ -58,7 +58,7 @@ class Asked:
     rows: str = ROWS
     """The symbol for the rows of the batch, of a program in a file."""
     sizes: Mapping[str, int] = field(default_factory=dict)
-    """Those of its other symbols."""
+    """The numbers of its other symbols."""
     frozen: str = ""
     """The weights of a program in a file that are not trained, as words."""
     faults: Sequence[str] = ()

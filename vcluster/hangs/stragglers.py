@@ -27,7 +27,7 @@ class Straggler(NamedTuple):
     rank: int
     times: int
     of: int
-    """To so many of so many collectives it came last."""
+    """How many collectives were looked at; to `times` of them it came last."""
     late_seconds: float
     """The median of how long after the median of the members it came."""
     clocks: dict[int, float]

@@ -264,7 +264,7 @@ class PreparedByPosts(PreparedCall):
         group, call = self._group, self._call
         self._post, room = self._endpoint.new_post(group.key, head_of_call(call), call.nbytes)
         self._others: list[tuple[int, int, int, NDArray[np.uint8] | None]] = []
-        """Of each other member its rank, the signature of its call, where its array begins, and where that goes."""
+        """For each other member: its rank, the signature of its call, where its array begins, and where that goes."""
         arrays: list[Array | None] = []
         for position, (rank, each) in enumerate(zip(group.ranks, calls, strict=True)):
             array: Array | None = None

@@ -105,8 +105,9 @@ def _check_sizes(model: Model, graph: Graph) -> None:
 def imported(
     model: Model, weights: Collection[str], prefix: str, name: str, still: Collection[str] = ()
 ) -> Imported:
-    """The program of a model whose weights are told: those tensors, by names that begin with ``prefix``, which goes.
+    """The program of a model, where the caller says which tensors are ``weights``.
 
+    ``prefix`` is removed from their names.
     Other tensors are constants, or inputs by their own names if they are too large.  Of the weights those that are
     ``still`` are frozen.
     """

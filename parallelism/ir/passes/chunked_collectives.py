@@ -58,7 +58,7 @@ class Gathered(NamedTuple):
     """Products of what is gathered: the numbers of their ops, each with that of the bias that is added to it."""
 
     gathers: tuple[int, ...]
-    """Those that are cut: of the operand, and of its scales."""
+    """The gathers that are cut: of the operand, and of its scales."""
     products: tuple[tuple[int, int | None], ...]
     group: int
 

@@ -9,7 +9,7 @@ from parallelism.ir.recording.numpy_shapes import stands_for
 from parallelism.ir.tracing import lift, refuse
 
 MOST_ROWS = 64
-"""Of a matrix whose elimination is unrolled."""
+"""The most rows of a matrix whose elimination is unrolled."""
 
 
 def _square(a: Any, name: str) -> Any:

@@ -43,10 +43,10 @@ CALLS: dict[Any, Callable[..., Any]] = {}
 ACCUMULATIONS: dict[Any, Callable[..., Any]] = {}
 """How the methods ``accumulate`` of ufuncs are recorded."""
 VIEWS: dict[Any, Callable[..., int | None]] = {}
-"""Those of the functions whose results share the memory of an argument: each returns the argument's place, or None if
+"""The functions whose results share the memory of an argument: each returns the argument's place, or None if
 these arguments give a copy."""
 PASSING: set[Any] = set()
-"""Those of the functions whose results are known to be views or not, because other functions have made them."""
+"""The functions whose results are known to be views or not, because other functions have made them."""
 
 
 class Traced(Writable, np.lib.mixins.NDArrayOperatorsMixin):
