@@ -183,7 +183,11 @@ def _weight(chunks: tuple[int, ...], chunk_nbytes: Sequence[int]) -> int:
 @lru_cache(maxsize=1024)
 def records_of(kind: str, size: int) -> tuple[CollectiveAlgorithm, ...]:
     """The algorithms of a kind that apply to a size, in the order in which they were added."""
-    added = [record for (of, _), record in ALGORITHMS.records.items() if of == kind and record.fits(size)]
+    added = [
+        record
+        for (own_kind, _), record in ALGORITHMS.records.items()
+        if own_kind == kind and record.fits(size)
+    ]
     return tuple(added if (kind, "direct") in ALGORITHMS.records else [direct_of(kind_of(kind)), *added])
 
 

@@ -374,8 +374,8 @@ def _add_kept(model: _Model, value: Any, copies: dict[_Copy, int]) -> dict[tuple
     for phase, a, b in list(copies):
         if phase == 0 and (1, a, b) in copies:
             (kept[a, b],) = model.binaries([-len(value.names) * float(value.second[a, b]) * _SCALE])
-            for of in (0, 1):
-                model.row([(copies[of, a, b], 1.0), (kept[a, b], -1.0)], 0.0, np.inf)
+            for each_phase in (0, 1):
+                model.row([(copies[each_phase, a, b], 1.0), (kept[a, b], -1.0)], 0.0, np.inf)
     return kept
 
 

@@ -337,7 +337,7 @@ class Moved:
     @cached_property
     def even(self) -> bool:
         """Whether all positions move the same."""
-        return all((of == of[0]).all() for of in (self.sent, self.received, self.messages))
+        return all((amounts == amounts[0]).all() for amounts in (self.sent, self.received, self.messages))
 
     def sources(self, position: int) -> tuple[tuple[int, int], ...]:
         """(position or rank, bytes) of each other member that gives it any bytes."""

@@ -414,8 +414,8 @@ class Costs:
             return [(nbytes * tokens.share(units * len(groups[0])), groups)]
         inside, across = halves
         units *= len(across[0])
-        there = (nbytes * tokens.share(units), across)
-        return [there, *self._deduplicated(tokens, nbytes, inside, units)]
+        outer = (nbytes * tokens.share(units), across)
+        return [outer, *self._deduplicated(tokens, nbytes, inside, units)]
 
     @memoized
     def _terms(

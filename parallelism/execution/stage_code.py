@@ -272,13 +272,13 @@ class StagePrograms:
         }
         for source in _SOURCES[kind]:
             function, own = self.function(source, part), self.local_function(source, part)[0]
-            there = {}
+            of_inputs = {}
             for value, local in zip(function.inputs, own.inputs, strict=True):
                 taken = (source, local.name), whole_number(local.type.nbytes)
-                there[local.name] = memory.setdefault(value.name, taken)
+                of_inputs[local.name] = memory.setdefault(value.name, taken)
             for value, local in zip(function.outputs, own.outputs, strict=True):
                 computed = (source, local.name), whole_number(local.type.nbytes)
-                memory.setdefault(value.name, there.get(local.name, computed))
+                memory.setdefault(value.name, of_inputs.get(local.name, computed))
         return memory
 
     @cached

@@ -197,15 +197,15 @@ class _Search:
 
     def time(self, possible: Choices, usable: list[npt.NDArray[np.float64]]) -> None:
         """Times all plans, the most promising settings first."""
-        here = self.hardware
+        both = self.hardware
         parts = [
-            PartOfPlans.of(part_task(self.task, here, part), possible, usable[part]) for part in range(2)
+            PartOfPlans.of(part_task(self.task, both, part), possible, usable[part]) for part in range(2)
         ]
-        turned = mixed(*here.parts[::-1], across=here.across)
+        turned = mixed(*both.parts[::-1], across=both.across)
         waiting: list[tuple[float, int, UnevenStages]] = []
         for row in range(len(possible)):
             self.told("prepared", row, len(possible))
-            for hardware, in_order in ((here, parts), (turned, parts[::-1])):
+            for hardware, in_order in ((both, parts), (turned, parts[::-1])):
                 stages = UnevenStages(hardware, in_order, row, possible.settings(row))
                 if (least := self._least(stages, row)) is not None:
                     waiting.append((least, len(waiting), stages))

@@ -327,10 +327,13 @@ class StepPrices:
         """The seconds of ``count`` steps that have the same tokens in each work: ``moving`` says by step what differs."""
         nothing = np.zeros(count, np.int64)
 
-        def numbers_in(of: Mapping[str, npt.NDArray[np.int64]]) -> Callable[[str], npt.NDArray[Any]]:
-            return lambda name: of.get(name, nothing)
+        def numbers_in(changing: Mapping[str, npt.NDArray[np.int64]]) -> Callable[[str], npt.NDArray[Any]]:
+            return lambda name: changing.get(name, nothing)
 
-        each = [self._of_works(given, count, numbers_in(of)) for given, of in zip(fixed, moving, strict=True)]
+        each = [
+            self._of_works(given, count, numbers_in(changing))
+            for given, changing in zip(fixed, moving, strict=True)
+        ]
         if len(self.stages) == 1:
             alone: Floats = np.sum([seconds[0] for seconds in each], axis=0)
             return alone

@@ -142,10 +142,10 @@ def _bars(
         lows, highs = np.full(len(counts), np.inf), np.full(len(counts), -np.inf)
         np.minimum.at(lows, inverse.ravel(), first[short] - begin)
         np.maximum.at(highs, inverse.ravel(), last[short] - begin)
-        for (of, which, _), low, high, count in zip(
+        for (own_rank, which, _), low, high, count in zip(
             keys.T.tolist(), lows.tolist(), highs.tolist(), counts.tolist(), strict=True
         ):
-            bars[of].append((low, high, which, plural(count, "short event")))
+            bars[own_rank].append((low, high, which, plural(count, "short event")))
     return bars
 
 

@@ -116,12 +116,12 @@ class LocalLayers:
         places: list[int | None] = []
         """For each dim of the prediction the dim of the result that is the same; None: the head makes it."""
         for dim in range(loss.prediction.type.ndim):
-            of = classes.of(loss.prediction, dim)
+            dim_class = classes.of(loss.prediction, dim)
             same = next(
                 (
                     other
                     for other in left
-                    if classes.of(result, other) == of
+                    if classes.of(result, other) == dim_class
                     and result.type.shape[other] == loss.prediction.type.shape[dim]
                 ),
                 None,

@@ -175,14 +175,14 @@ class Attention(PlannedOperation[AttentionSharding, AttentionPlan]):
     def _planned(self, shapes: tuple[Shape, ...], mesh: Mesh, dtype: DType) -> AttentionPlan:
         if len(shapes) != len(NAMES):
             raise ValueError(f"a plan is for the shapes of {', '.join(NAMES)}, got {len(shapes)} shapes")
-        of = AttentionShapes(*shapes)
-        if self.rotary_base is not None and of.head_dim % 2:
+        found = AttentionShapes(*shapes)
+        if self.rotary_base is not None and found.head_dim % 2:
             raise ValueError(
-                f"rotary positions turn pairs of features, got wq of shape {of.wq} with a head_dim of "
-                f"{of.head_dim}"
+                f"rotary positions turn pairs of features, got wq of shape {found.wq} with a head_dim of "
+                f"{found.head_dim}"
             )
-        self._check_shapes({name: getattr(of, name) for name in (*NAMES, "out")}, mesh)
-        return AttentionPlan(self.sharding, self.policy, self.mask, self.zigzag, of, dtype, mesh)
+        self._check_shapes({name: getattr(found, name) for name in (*NAMES, "out")}, mesh)
+        return AttentionPlan(self.sharding, self.policy, self.mask, self.zigzag, found, dtype, mesh)
 
     def _dtype(self, arrays: Sequence[Array]) -> DType:
         """The dtype of the computation: integers become float64."""

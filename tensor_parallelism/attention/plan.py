@@ -193,16 +193,16 @@ class AttentionPlan(Plan):
 
     @cached_property
     def backward_moves(self) -> Moves:
-        of = "gradient of {}".format
+        gradient_of = "gradient of {}".format
         return (
-            *self._named(of("y"), "grad"),
-            *self._named(of("wo"), "wo_grad"),
+            *self._named(gradient_of("y"), "grad"),
+            *self._named(gradient_of("wo"), "wo_grad"),
             *self._inside(backward=True),
             *self._named("x, once more", "x"),
-            *self._named(of("wq"), "wq_grad"),
-            *self._named(of("wk"), "wk_grad"),
-            *self._named(of("wv"), "wv_grad"),
-            *self._named(of("x"), "x_grad"),
+            *self._named(gradient_of("wq"), "wq_grad"),
+            *self._named(gradient_of("wk"), "wk_grad"),
+            *self._named(gradient_of("wv"), "wv_grad"),
+            *self._named(gradient_of("x"), "x_grad"),
         )
 
     def _named(self, what: str, name: str = "x") -> Iterable[Move]:

@@ -58,11 +58,11 @@ class Sharding:
 
     def __post_init__(self) -> None:
         """``TypeError`` or ``ValueError`` unless the fields are as wanted."""
-        of, (ndims, exactly, waits) = f"of {with_article(type(self))}", self._wanted
+        subject, (ndims, exactly, waits) = f"of {with_article(type(self))}", self._wanted
         for name, ndim in zip((field.name for field in fields(self)), ndims, strict=True):
             layout = getattr(self, name)
             if not isinstance(layout, TensorSharding):
-                raise TypeError(f"{name} {of} is a TensorSharding, got {layout!r}")
+                raise TypeError(f"{name} {subject} is a TensorSharding, got {layout!r}")
             given, open_ended = len(layout.dims), layout.ellipsis is not None
             if given < ndim:
                 fits = open_ended
@@ -70,13 +70,15 @@ class Sharding:
                 fits = given == ndim or not exactly
             if not fits:
                 least = "" if exactly else "at least "
-                raise ValueError(f"{name} {of} is of {least}{ndim} dim{'s' * (ndim > 1)}, got {layout!r}")
+                raise ValueError(
+                    f"{name} {subject} is of {least}{ndim} dim{'s' * (ndim > 1)}, got {layout!r}"
+                )
             if exactly:
                 object.__setattr__(self, name, layout.over(ndim))
             if waits is not None and layout.partial and name not in waits:
-                raise ValueError(f"{name} {of} cannot be partial, got {layout!r}")
+                raise ValueError(f"{name} {subject} cannot be partial, got {layout!r}")
             if waits is not None and layout.op != "sum":
-                raise ValueError(f"{name} {of} may wait for a sum, got {layout!r}")
+                raise ValueError(f"{name} {subject} may wait for a sum, got {layout!r}")
 
 
 class PlannedOperation(ShardedOperation, Generic[Layouts, Planned]):

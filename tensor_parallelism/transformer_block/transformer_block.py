@@ -72,10 +72,10 @@ class TransformerBlockPlan(Plan):
         )
 
     def __str__(self) -> str:
-        of = self.attention.shapes
+        shapes = self.attention.shapes
         return "\n".join(
             [
-                f"a block of x{list(of.x)}, {of.heads} heads on {self.mesh!r}: {self.attention.policy.value}",
+                f"a block of x{list(shapes.x)}, {shapes.heads} heads on {self.mesh!r}: {self.attention.policy.value}",
                 *self.table(),
                 f"  in all {self.totals()}",
             ]

@@ -178,8 +178,8 @@ def _read(
             results.append(recorded(whole(x)).value)
     plain = re.sub(r"[^A-Za-z0-9_.]+", "_", called).strip("_") or "model"
     program = builder.function(plain, results, prune=True)
-    there = {value.name for value in program.inputs}
-    held = [name for each in still if each in weights and (name := names[weights[each]]) in there]
+    input_names = {value.name for value in program.inputs}
+    held = [name for each in still if each in weights and (name := names[weights[each]]) in input_names]
     return Imported(frozen(program, held), arrays)
 
 

@@ -84,10 +84,10 @@ def _mean(
 ) -> Any:
     x = lift(x)
     if where is not None:
-        there: Any = np.broadcast_to(lift(where), x.shape)
+        counted: Any = np.broadcast_to(lift(where), x.shape)
         given = np.mean(np.zeros(1, x.dtype), dtype=dtype).dtype
-        total = np.sum(x, axis=axis, dtype=given, keepdims=keepdims, where=there)
-        count: Any = np.sum(there, axis=axis, keepdims=keepdims)
+        total = np.sum(x, axis=axis, dtype=given, keepdims=keepdims, where=counted)
+        count: Any = np.sum(counted, axis=axis, keepdims=keepdims)
         return (total / count).astype(
             given
         )  # as NumPy, which divides in float64 where an integer is asked for

@@ -57,14 +57,14 @@ def placement(
 
     ``carries`` says that a reduction that is pending in the inputs may stay pending in the output.
     """
-    of = relation(kind, types, attributes)
+    rule = relation(kind, types, attributes)
     if carries and (kept := _kept(inputs)):
-        place = _placement(of, types, (kind, attributes), inputs, outputs, devices, kept)
+        place = _placement(rule, types, (kind, attributes), inputs, outputs, devices, kept)
         # A partial input is not resharded: its reduction stays pending only if the input can stay where it is.
         pairs = zip(inputs, place.inputs, strict=True)
         if all(moved_dim(lies, wanted) is None for lies, wanted in pairs if lies.partial):
             return place
-    return _placement(of, types, (kind, attributes), inputs, outputs, devices, ())
+    return _placement(rule, types, (kind, attributes), inputs, outputs, devices, ())
 
 
 def _kept(inputs: Sequence[TensorSharding]) -> Axes:

@@ -91,7 +91,7 @@ class _Propagation:
         self.given = given
         self.relations = [relation(op.kind, op.types, op.attributes) for op in function.ops]
         self.values = [(*op.inputs, *op.outputs) for op in function.ops]
-        self.letters = [(*of.inputs, *of.outputs) for of in self.relations]
+        self.letters = [(*rule.inputs, *rule.outputs) for rule in self.relations]
         self.sides: list[tuple[range, range]] = []
         """By op, the places in `values` of its inputs, and those of its outputs."""
         for op, values in zip(function.ops, self.values, strict=True):
@@ -151,7 +151,7 @@ class _Propagation:
 
     def _take(self, number: int, target: int, sources: Iterable[int]) -> list[Value]:
         """Give axes to the unsplit dims of a value, from dims of other values with the same letters."""
-        values, letters_of, of = self.values[number], self.letters[number], self.relations[number]
+        values, letters_of, rule = self.values[number], self.letters[number], self.relations[number]
         value = values[target]
         if value.name in self.given:
             return []
@@ -175,7 +175,7 @@ class _Propagation:
             counts = Counter(axes for axes, _, _ in asked)
             best, source, place = max(asked, key=lambda ask: (counts[ask[0]], len(ask[0])))
             free = next((i for i, axis in enumerate(best) if axis in used), len(best))
-            axes = of.exact(letter, best[:free], self.devices)
+            axes = rule.exact(letter, best[:free], self.devices)
             if axes:
                 dims[d] = axes
                 used.update(axes)
