@@ -42,6 +42,8 @@ class LinearAttention:
     """The tokens of a chunk of the kernel; None: 256 of ``mamba2``, 64 of ``gated_delta``."""
     layers: tuple[bool, ...] | None = None
     """Whether each layer has linear attention; None: all have it."""
+    least_step: float = 0.0
+    """Steps of ``mamba2`` are at least so large."""
     doubled_rates: bool = False
     """Whether the rates of ``gated_delta`` are up to 2, so that a state may change its sign (Grazzi et al., 2024,
     arXiv:2411.12537)."""
@@ -177,6 +179,8 @@ def _numbers(parts: Parts, numbers: Any, block: str) -> tuple[Any, Any]:
         given = np.split(numbers, 2, axis=3)
     *rates, steps = (each.reshape(heads) for each in given)
     steps = np.logaddexp(steps.astype(wide) + parts.p[f"{block}rate_bias"].astype(wide), 0)
+    if layer.least_step:
+        steps = np.maximum(steps, layer.least_step)
     decays = steps * -np.exp(parts.p[f"{block}decay"].astype(wide))
     if not rates:
         return decays, steps

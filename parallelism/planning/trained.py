@@ -294,7 +294,7 @@ def _split_by_tp(spec: TransformerSpec) -> tuple[tuple[str, int], ...]:
     found += [] if spec.attention is None else [("heads of keys and values", spec.groups)]
     if spec.linear_attention is not None:
         found.append(("the groups of linear attention", spec.linear_attention.groups))
-    if experts is None or not all(experts.at(layer) for layer in layers if spec.has("feed_forward", layer)):
+    if any(spec.has("feed_forward", i) and (experts is None or not experts.at(i)) for i in layers):
         found.append(("the feed-forward width", spec.hidden))
     if experts is not None:
         found.append(("the width of an expert", spec.expert_width))

@@ -192,6 +192,24 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "falcon with a norm": {"model_type": "falcon", "num_hidden_layers": 3, "hidden_size": 96, "num_attention_heads": 6,
                            "num_kv_heads": 2, "new_decoder_architecture": True, "num_ln_in_parallel_attn": 1,
                            "ffn_hidden_size": 88, "bias": True, "tie_word_embeddings": False},
+    "bamba-9b": {"model_type": "bamba", "attn_layer_indices": [9, 18, 27], "mamba_d_state": 128, "vocab_size": 128_256},
+    "granite-4.0-h-small": sized(
+        "granitemoehybrid", 40, 4096, 32, 768, num_key_value_heads=8, vocab_size=100_352, tie_word_embeddings=True,
+        num_local_experts=72, num_experts_per_tok=10, shared_intermediate_size=1536, mamba_d_state=128,
+        layer_types=["attention" if layer % 10 == 5 else "mamba" for layer in range(40)]),
+    "granite-4.0-h-without-experts": sized(
+        "granitemoehybrid", 4, 96, 6, 88, num_local_experts=0, shared_intermediate_size=72, mamba_n_heads=8, vocab_size=101),
+    "nemotron-3-nano-30b-a3b": {
+        "model_type": "nemotron_h", "hidden_size": 2688, "num_key_value_heads": 2, "mamba_num_heads": 64,
+        "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME", "n_routed_experts": 128,
+        "num_experts_per_tok": 6, "moe_intermediate_size": 1856, "moe_shared_expert_intermediate_size": 3712,
+        "routed_scaling_factor": 2.5, "max_position_embeddings": 262_144},
+    "nemotron-h-default": {"model_type": "nemotron_h", "use_bias": True, "mlp_bias": True},
+    "mamba2-2.7b": {"model_type": "mamba2", "hidden_size": 2560, "num_heads": 80, "n_groups": 1, "vocab_size": 50_288,
+                    "tie_word_embeddings": True},
+    "qwen3-next-80b-a3b": {"model_type": "qwen3_next"},
+    "qwen3.5-default": {"model_type": "qwen3_5_text"},
+    "qwen3.5-35b-a3b": {"model_type": "qwen3_5_moe_text"},
 }
 
 COUNTS: dict[str, int] = {
@@ -246,6 +264,15 @@ COUNTS: dict[str, int] = {
     "qwen2-vl-72b text": 72_706_203_648, "qwen2.5-vl-7b text": 7_615_616_512, "qwen3-vl-8b text": 8_190_735_360,
     "qwen3_vl_moe of its class": 13_173_956_608, "glm4v of its class": 9_400_279_040,
     "glm4v_moe of its class": 104_342_673_408,
+    "bamba-9b": 9_780_235_392,
+    "granite-4.0-h-small": 32_207_337_984,
+    "granite-4.0-h-without-experts": 539_008,
+    "nemotron-3-nano-30b-a3b": 31_577_937_344,
+    "nemotron-h-default": 1_968_415_752,
+    "mamba2-2.7b": 2_702_599_680,
+    "qwen3-next-80b-a3b": 79_674_391_296,
+    "qwen3.5-default": 8_953_803_264,
+    "qwen3.5-35b-a3b": 34_660_610_688,
 }
 """Parameters, as VERSION of transformers counts them: of CONFIGS, and of the models that are read by name."""
 

@@ -42,6 +42,10 @@ _OF_IMAGES = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1,
 _WINDOWS = {"sliding_window": 4}
 _EVEN_WINDOWS = {"layer_types": ["sliding_attention", "full_attention"] * 2}
 _GEMMA = _WIDE | _WINDOWS | {"query_pre_attn_scalar": 10}
+_MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 6, "mamba_n_groups": 2, "mamba_d_state": 5, "mamba_chunk_size": 6}
+_DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 6, "linear_value_head_dim": 5,
+          "head_dim": 16, "num_key_value_heads": 2, "hidden_size": 24, "full_attention_interval": 2}
+_OF_DELTA = _SIZES | _DELTA | _FOUR_OF_QWEN | {"shared_expert_intermediate_size": 20}
 
 CASES: dict[str, dict[str, Any]] = {
     "llama": _WIDE | {"attention_bias": True, "mlp_bias": True, "rope_parameters": _LLAMA_3},
@@ -125,6 +129,19 @@ CASES: dict[str, dict[str, Any]] = {
     "glm4v_moe_text": _WIDE | _ROUTED | {"rope_parameters": _OF_IMAGES | {"mrope_section": [1, 1, 0]}},
     "ernie4_5_moe": _GROUPED | {"moe_num_experts": 4, "moe_k": 2, "moe_num_shared_experts": 2, "moe_intermediate_size": 12,
                                 "moe_layer_start_index": 1, "moe_layer_end_index": 2},
+    "bamba": _WIDE | _MAMBA | {"attn_layer_indices": [1], "attention_bias": True, "mamba_proj_bias": True},
+    "granitemoehybrid": _WIDE | _MAMBA | _FOUR | _GRANITE | {
+        "layer_types": ["mamba", "attention", "mamba", "attention"], "shared_intermediate_size": 20,
+        "time_step_limit": [0.7, float("inf")]},
+    "nemotron_h": _WIDE | _ROUTED | {
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp", "linear_attention"], "mamba_num_heads": 8,
+        "mamba_head_dim": 6, "n_groups": 2, "ssm_state_size": 5, "chunk_size": 6, "time_step_min": 0.6,
+        "moe_shared_expert_intermediate_size": 20, "mlp_bias": True},
+    "mamba2": {"num_heads": 8, "head_dim": 6, "n_groups": 2, "state_size": 5, "chunk_size": 6, "hidden_size": 24,
+               "num_hidden_layers": 3, "vocab_size": VOCABULARY, "max_position_embeddings": TOKENS},
+    "qwen3_next": _OF_DELTA | {"mlp_only_layers": [1], "attention_bias": True},
+    "qwen3_5_text": _SIZES | _DELTA | {"layer_types": ["linear_attention", "full_attention"] * 2},
+    "qwen3_5_moe_text": _OF_DELTA,
 }
 """The fields of a small model of each architecture, by its ``model_type``."""
 
@@ -144,7 +161,9 @@ LOSSES: dict[str, float] = {
     "glm4_moe_lite": 3.601613, "sarvam_mla": 3.930096, "sarvam_moe": 4.193436, "solar_open": 4.257577, "dots1": 3.955229,
     "exaone_moe": 3.747813, "minimax_m2": 3.757788, "aria_text": 3.806031, "qwen2_vl_text": 4.048041,
     "qwen2_5_vl_text": 4.048041, "qwen3_vl_text": 3.901966, "qwen3_vl_moe_text": 4.246244, "glm4v_text": 4.048000,
-    "glm4v_moe_text": 4.068328, "ernie4_5_moe": 3.957923,
+    "glm4v_moe_text": 4.068328, "ernie4_5_moe": 3.957923, "bamba": 4.514187, "granitemoehybrid": 3.564876,
+    "nemotron_h": 3.979701, "mamba2": 4.213761, "qwen3_next": 4.189803, "qwen3_5_text": 3.726813,
+    "qwen3_5_moe_text": 4.176552,
 }
 """What transformers computes of them."""
 
@@ -181,14 +200,19 @@ def loss_of(kind: str) -> float:
 NEIGHBOURS = {"glm", "glm4", "glm4v_text", "cohere", "cohere2", "gptj", "codegen", "ernie4_5", "ernie4_5_moe", "helium",
               "llama4_text", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu", "sarvam_mla"}
 """Architectures that rotate pairs of neighbours, as a `TransformerSpec` does; others rotate two halves of a head."""
-LESS_1 = {"gemma", "gemma2", "gemma3_text", "vaultgemma", "nemotron"}
+LESS_1 = {"gemma", "gemma2", "gemma3_text", "vaultgemma", "nemotron", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"}
 """Those that store the weight of a norm less 1."""
 _LAYER = r"(?:layers|h|blocks)\.(\d+)\."
 _PLACES = {
-    "tokens": "embed_tokens|wte|word_embeddings|embed_in",
+    "tokens": "embed_tokens|wte|word_embeddings|embed_in|model.embeddings|backbone.embeddings",
     "positions": "wpe|embed_positions",
     "head": "lm_head|embed_out",
-    "norm": "model.norm|language_model.norm|ln_f|norm_f|final_layer_norm|final_layernorm",
+    "norm": "model.norm|language_model.norm|ln_f|norm_f|final_layer_norm|final_layernorm|model.final_layernorm",
+    "state_norm": "mamba.norm|linear_attn.norm|mixer.norm",
+    "state_out": "mamba.out_proj|linear_attn.out_proj|mixer.out_proj",
+    "rate_bias": "dt_bias",
+    "decay": "A_log",
+    "skip": "D",
     "embedding_norm": "word_embeddings_layernorm",
     "out": "o_proj|self_attn.dense|attention.dense|attn.c_proj|out_proj|self_attention.dense",
     "down": "down_proj|fc2|dense_4h_to_h|mlp.c_proj|fc_out",
@@ -232,10 +256,14 @@ class Stored:
         """The places of the parameter that a `TransformerSpec` calls so, in its shape."""
         number, _, inside = name.rpartition(".")
         layer = int(number) if number else None
-        what = "bias" if inside.endswith("_bias") else "weight"
-        inside = inside.removesuffix("_bias")
+        what = "bias" if inside.endswith("_bias") and inside != "rate_bias" else "weight"
+        inside = inside if inside == "rate_bias" else inside.removesuffix("_bias")
         if inside == "qkv":
             return self._qkv(layer, what)
+        if inside in ("rate_bias", "decay", "skip"):
+            return self.need(_PLACES[inside], layer, "")
+        if inside in ("state_in", "convolution"):
+            return self._of_state(inside, layer, what)
         if inside in ("gate", "up", "shared_gate", "shared_up"):
             return self._first_product(inside, layer, what)
         if inside.startswith("expert_"):
@@ -243,7 +271,7 @@ class Stored:
         if inside == "sinks":
             return self.need("sinks", layer, "")
         if re.fullmatch("norm[12](_after)?", inside):
-            return self.need(self._norm(inside), layer, what)
+            return self.need(self._norm(inside, layer), layer, what)
         array = self.need(_PLACES[inside], layer, what)
         if inside == "positions":
             return array[-TOKENS:]
@@ -295,13 +323,54 @@ class Stored:
             joined = self.need("query_key_value", layer, what)
             parts = joined.reshape(groups, heads // groups + 2, width, *joined.shape[1:])
             q, k, v = parts[:, :-2], parts[:, -2], parts[:, -1]
+        gates: list[np.ndarray] = []
+        if spec.attention_gate:     # behind the features of each head of queries
+            rest = q.shape[1:]
+            q, gate = q.reshape(heads, 2, width, *rest).swapaxes(0, 1)
+            q, gates = q.reshape(-1, *rest), [gate.reshape(groups, -1, width, *rest)]
         order, rest = self._order(width, spec.rotated), joined.shape[1:] if q.ndim > 2 else q.shape[1:]
         parts = [
             q.reshape(heads, width, *rest)[:, order].reshape(groups, -1, width, *rest),
             k.reshape(groups, 1, width, *rest)[:, :, order],
             v.reshape(groups, 1, width, *rest),
+            *gates,
         ]
         return np.concatenate(parts, axis=1).reshape(-1, *rest).T
+
+    def _of_state(self, inside: str, layer: int | None, what: str) -> np.ndarray:
+        """The product before a state, or the convolution: columns of a group follow each other, of what gates, of values,
+        keys, queries and numbers."""
+        linear = self.spec.linear_attention
+        groups, count = linear.groups, linear.heads // linear.groups
+        sizes = dict(zip("zvkqn", linear.parts, strict=True))
+
+        def parts_of(array: np.ndarray, order: str) -> dict[str, np.ndarray]:
+            """The rows of each part, by group; all of a part follow each other."""
+            ends = np.cumsum([groups * sizes[part] for part in order])[:-1]
+            split = np.split(array, ends)
+            return {part: rows.reshape(groups, sizes[part], -1) for part, rows in zip(order, split, strict=True)}
+
+        if inside == "convolution":
+            array = self.need("conv1d", layer, what)
+            found = parts_of(array, "qkv" if linear.is_delta else "vkq")
+            joined = np.concatenate([found[part] for part in "vkq"], axis=1).reshape(len(array), -1)
+            return joined[:, 0] if what == "bias" else joined.T
+        if not linear.is_delta:
+            found = parts_of(self.need("in_proj", layer, what), "zvkqn")
+        elif (joined := self.find("in_proj_qkvz", layer, what)) is not None:        # by groups already
+            rows = joined.reshape(groups, -1, joined.shape[-1])
+            ends = np.cumsum([sizes[part] for part in "qkv"])
+            found = dict(zip("qkvz", np.split(rows, ends, axis=1), strict=True))
+            found["n"] = self.need("in_proj_ba", layer, what).reshape(groups, 2 * count, -1)
+        else:
+            found = parts_of(self.need("in_proj_qkv", layer, what), "qkv")
+            names = (("z", "in_proj_z"), ("b", "in_proj_b"), ("a", "in_proj_a"))
+            found |= {part: self.need(name, layer, what) for part, name in names}
+            found |= {part: found[part].reshape(groups, -1, found[part].shape[-1]) for part in "zba"}
+            found["n"] = np.concatenate([found["b"], found["a"]], axis=1)
+        joined = np.concatenate([found[part] for part in "zvkqn"], axis=1)
+        joined = joined.reshape(-1, joined.shape[-1])
+        return joined[:, 0] if what == "bias" else joined.T
 
     def _first_product(self, inside: str, layer: int | None, what: str) -> np.ndarray:
         """Of a feed-forward, dense or shared; both products may be stored as one."""
@@ -310,7 +379,7 @@ class Stored:
         if shared:
             modules = f"shared_experts.{part}_proj|shared_expert.{part}_proj"
         elif part == "up":
-            modules += "|fc1|dense_h_to_4h|c_fc|fc_in"
+            modules += "|fc1|dense_h_to_4h|c_fc|fc_in|mixer.up_proj"
         array = self.find(modules, layer, what)
         if array is None:
             joined = self.need("shared_mlp.input_linear" if shared else "gate_up_proj", layer, what)
@@ -323,6 +392,8 @@ class Stored:
         if part == "down":
             array = self.need(f"experts.down_proj{suffix}|experts.fc2|block_sparse_moe.output_linear", layer)
             return array if ours else array.swapaxes(1, 2)
+        if (array := self.find("experts.up_proj", layer)) is not None:     # without a gate
+            return array.swapaxes(1, 2)
         joined = self.need(f"experts.gate_up_proj{suffix}|experts.fc1|block_sparse_moe.input_linear", layer)
         joined = joined if ours else joined.swapaxes(1, 2)
         if self.kind == "gpt_oss":
@@ -330,13 +401,13 @@ class Stored:
         half = joined.shape[-1] // 2
         return joined[..., :half] if part == "gate" else joined[..., half:]
 
-    def _norm(self, inside: str) -> str:
+    def _norm(self, inside: str, layer: int | None) -> str:
         """The modules of a norm of a block; norms behind attention and feed-forward may stand alone."""
         after_first = self.kind in ("gemma2", "gemma3_text")  # with both, their second norm is behind attention
-        second = "pre_feedforward_layernorm" + ("" if after_first else "|post_attention_layernorm")
+        second = "pre_feedforward_layernorm|pre_ff_layernorm" + ("" if after_first else "|post_attention_layernorm")
         return {
-            "norm1": "input_layernorm|ln_1|norm_1|self_attn_layer_norm",
-            "norm2": f"{second}|ln_2|norm_2|final_layer_norm",
+            "norm1": f"input_layernorm|ln_1|norm_1|self_attn_layer_norm|layers.{layer}.norm",
+            "norm2": f"{second}|ln_2|norm_2|final_layer_norm|layers.{layer}.norm",
             "norm1_after": "post_self_attn_layernorm|post_norm1|post_attention_layernorm",
             "norm2_after": "post_mlp_layernorm|post_norm2|post_feedforward_layernorm",
         }[inside]
@@ -358,7 +429,8 @@ def loss_of_transformers(kind: str) -> float:
         shape = tuple(map(int, shape))
         places = stored.of(name)
         assert places.shape == shape, (kind, name, places.shape, shape)
-        less = 1 if kind in LESS_1 and "norm" in name and "bias" not in name else 0
+        is_less = kind in LESS_1 and "norm" in name and "bias" not in name and "state" not in name
+        less = 1 if is_less else 0
         flat[places] = weight_of(name, shape) - less
     tokens, targets = map(torch.tensor, tokens_and_targets())
     with torch.no_grad():

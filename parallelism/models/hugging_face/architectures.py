@@ -11,6 +11,8 @@ from parallelism.models.hugging_face import (
     dense,
     expert_defaults,
     gpt_like,
+    hybrid,
+    hybrid_defaults,
     with_experts,
 )
 from parallelism.models.hugging_face.config import Config
@@ -24,11 +26,22 @@ class Architecture:
     defaults: Mapping[str, Any]
     others: Mapping[str, str] = field(default_factory=dict)
     """Further names of fields, in old files."""
+    kinds: tuple[str, ...] = ()
+    """Kinds of layers that it reads beside full attention and attention with a window."""
 
 
 _EXPERTS = {"num_experts": "num_local_experts", "num_local_experts": "num_experts"}
 _DEEPSEEK = {"n_routed_experts": "num_local_experts"}
 _SHARED_AND_ROUTED = {"n_routed_experts": "num_experts", "n_shared_experts": "num_shared_experts"}
+
+_STATES = (hybrid.LINEAR, *hybrid.OLDER_KINDS)
+_NEMOTRON_H_NAMES = {
+    "n_groups": "mamba_n_groups",
+    "conv_kernel": "mamba_d_conv",
+    "chunk_size": "mamba_chunk_size",
+    "use_conv_bias": "mamba_conv_bias",
+    "time_step_min": "mamba_dt_min",
+}
 
 _GPT_2_NAMES = {
     "n_embd": "hidden_size",
@@ -113,7 +126,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "deepseek_v3": Architecture(with_experts.deepseek_v3, expert_defaults.DEEPSEEK_3, _DEEPSEEK),
     "gpt_oss": Architecture(with_experts.gpt_oss, expert_defaults.GPT_OSS, _EXPERTS),
     "smollm3": Architecture(dense.smollm3, defaults.SMOLLM_3),
-    "llama4_text": Architecture(with_experts.llama4, expert_defaults.LLAMA_4),
+    "llama4_text": Architecture(with_experts.llama4, expert_defaults.LLAMA_4, kinds=("chunked_attention",)),
     "grok1": Architecture(with_experts.grok1, expert_defaults.GROK),
     "glm": Architecture(dense.glm, defaults.GLM),
     "glm4": Architecture(dense.glm4, defaults.GLM),
@@ -172,6 +185,18 @@ ARCHITECTURES: dict[str, Architecture] = {
         expert_defaults.SARVAM_MOE,
         _SHARED_AND_ROUTED | {"attention_bias": "use_qkv_bias"},
     ),
+    "bamba": Architecture(hybrid.bamba, hybrid_defaults.BAMBA),
+    "granitemoehybrid": Architecture(hybrid.granite_hybrid, hybrid_defaults.GRANITE_HYBRID, kinds=_STATES),
+    "nemotron_h": Architecture(
+        hybrid.nemotron_h,
+        hybrid_defaults.NEMOTRON_H,
+        _NEMOTRON_H_NAMES,
+        (*_STATES, hybrid.EXPERTS, hybrid.DENSE),
+    ),
+    "mamba2": Architecture(hybrid.mamba2, hybrid_defaults.MAMBA_2),
+    "qwen3_next": Architecture(hybrid.qwen3_next, hybrid_defaults.QWEN_3_NEXT, _EXPERTS, _STATES),
+    "qwen3_5_text": Architecture(hybrid.qwen3_5, hybrid_defaults.QWEN_3_5, kinds=_STATES),
+    "qwen3_5_moe_text": Architecture(hybrid.qwen3_5_moe, hybrid_defaults.QWEN_3_5_MOE, _EXPERTS, _STATES),
 }
 """By ``model_type``."""
 
@@ -185,6 +210,8 @@ TYPES = {
     "RefinedWeb": "falcon",
     "RefinedWebModel": "falcon",
     "kimi_k2": "deepseek_v3",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
 }
 """Other words for them."""
 CLASSES = {
@@ -199,5 +226,7 @@ CLASSES = {
     "glm4moe": "glm4_moe",
     "minimaxm2": "minimax_m2",
     "seedoss": "seed_oss",
+    "nemotronh": "nemotron_h",
+    "qwen3next": "qwen3_next",
 }
 """The architectures whose class is named otherwise, in lower case and without what a head is called."""

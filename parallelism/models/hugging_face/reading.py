@@ -20,7 +20,7 @@ MOST_BYTES = 1 << 20
 """A config has a few thousand bytes."""
 _HEAD = re.compile(r"(?:ForCausalLM|LMHeadModel|ForConditionalGeneration|Model)$")
 """How classes end that can be read."""
-_NEXT_TOKENS = ("num_nextn_predict_layers", "num_mtp_layers")
+_NEXT_TOKENS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
 _SIZES = re.compile(r"(?:num|n)_(?:hidden_)?layers?|hidden_size|n_embd|d_model|vocab_size")
 """Fields that a file of a model has."""
 
@@ -50,7 +50,7 @@ def from_config(
     if sequence is not None:
         values = {**values, _sequence_field(architecture): sequence}
     config = Config(name, values, architecture.defaults, architecture.others)
-    _check_common(config, kind)
+    _check_common(config, kind, architecture)
     figures = architecture.read(config)
     missing = [
         each
@@ -73,19 +73,14 @@ def from_config(
         raise ValueError(f"{name}: {error}") from None
 
 
-def _check_common(config: Config, kind: str) -> None:
+def _check_common(config: Config, kind: str, architecture: Architecture) -> None:
     """Refuses what no architecture may have, or only another one."""
     config.must("is_encoder_decoder", None, False)
     if kind != "llama4_text":
         config.must("attention_chunk_size", None)
     types = config.get("layer_types")
     for each in types if isinstance(types, list | tuple) else ():
-        known = (
-            "full_attention",
-            "sliding_attention",
-            *(("chunked_attention",) if kind == "llama4_text" else ()),
-        )
-        if each not in known:
+        if each not in ("full_attention", "sliding_attention", *architecture.kinds):
             raise ValueError(f"{config.name}: layer_types has {shortened(each, 40)}, which is not modelled")
 
 

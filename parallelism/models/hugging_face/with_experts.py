@@ -40,7 +40,7 @@ def qwen2_moe(config: Config) -> Figures:
         **found,
         **windows(config, layers, full),
         "biases": ("qkv",) if config.switch("qkv_bias") else (),
-        "experts": _qwen_experts(config, layers, shared),
+        "experts": qwen_experts(config, layers, shared),
     }
 
 
@@ -49,10 +49,11 @@ def qwen3_moe(config: Config) -> Figures:
     layers = found["layers"]
     if config.switch("use_sliding_window"):
         found |= windows(config, layers, [False] * layers)
-    return found | {"experts": _qwen_experts(config, layers, {})}
+    return found | {"experts": qwen_experts(config, layers, {})}
 
 
-def _qwen_experts(config: Config, layers: int, shared: dict[str, Any]) -> Experts | None:
+def qwen_experts(config: Config, layers: int, shared: dict[str, Any]) -> Experts | None:
+    """The experts of Qwen's models, with what shared ones they have; None without experts."""
     if config.get("num_experts") == 0:
         return None
     step, dense = config.whole("decoder_sparse_step"), config.numbers("mlp_only_layers")
@@ -151,7 +152,7 @@ def exaone_moe(config: Config) -> Figures:
     plain = exaone4(config)
     return plain | {
         "norm_places": "before",
-        "experts": _routed(config, plain["layers"], _balanced_router(config)),
+        "experts": _routed(config, plain["layers"], balanced_router(config)),
     }
 
 
@@ -170,10 +171,10 @@ def deepseek_v2(config: Config) -> Figures:
 
 
 def deepseek_v3(config: Config) -> Figures:
-    return _deepseek(config, _balanced_router(config))
+    return _deepseek(config, balanced_router(config))
 
 
-def _balanced_router(config: Config) -> dict[str, Any]:
+def balanced_router(config: Config) -> dict[str, Any]:
     """The router of DeepSeek-V3: sigmoids, groups, and a bias for each expert that balances their loads."""
     config.must("scoring_func", None, "sigmoid")
     config.must("topk_method", None, "noaux_tc")
@@ -195,7 +196,7 @@ def glm4_moe(config: Config) -> Figures:
         **found,
         "biases": ("qkv",) if config.switch("attention_bias") else (),
         "query_key_norm": "head" if config.switch("use_qk_norm") else False,
-        "experts": _routed(config, found["layers"], _balanced_router(config)),
+        "experts": _routed(config, found["layers"], balanced_router(config)),
     }
 
 
@@ -204,7 +205,7 @@ def dots1(config: Config) -> Figures:
     found = llama_like(config) | {"query_key_norm": "head"}
     layers, first = found["layers"], config.whole("max_window_layers", 0)
     found |= windows(config, layers, [layer < first for layer in range(layers)])
-    return found | {"experts": _routed(config, layers, _balanced_router(config))}
+    return found | {"experts": _routed(config, layers, balanced_router(config))}
 
 
 def minimax_m2(config: Config) -> Figures:
