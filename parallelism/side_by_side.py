@@ -71,7 +71,8 @@ def first_come(
     As `side_by_side` with ``took``, but each process begins the next work as soon as it has done one, so the longest should
     come first; and the patience with copies is that of short works.  This process does the first.
     """
-    turns, found = _Turns(range(1, len(works))), dict[int, Result]()
+    turns = _Turns(range(1, len(works)))
+    found = dict[int, Result]()
 
     def following() -> tuple[int, Result] | None:
         place = next(turns, None)

@@ -151,7 +151,8 @@ def best_asynchronous_interval(
     high = max(2 * low, 4 * between_seconds)
     part = (sqrt(5) - 1) / 2
     for _ in range(HALVINGS):
-        left, right = high - part * (high - low), low + part * (high - low)
+        left = high - part * (high - low)
+        right = low + part * (high - low)
         if found(left) >= found(right):
             high = right
         else:

@@ -120,7 +120,8 @@ def arranged(
     takes.  ``fused`` may be `ELEMENTWISE` or `EPILOGUES`."""
     if order is not None:
         function = order.of(function)
-    calls, chains = order.calls if order else (), tuple[int, ...]()
+    calls = order.calls if order else ()
+    chains = tuple[int, ...]()
     if fused:
         before = function.ops
         rows = fused not in (ELEMENTWISE, EPILOGUES)

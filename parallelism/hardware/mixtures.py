@@ -151,7 +151,8 @@ class MixedHardware(Hardware):
         links have no ports."""
         number = self.number_of_part(rank)
         part, place = self.parts[number], self.place(rank)
-        link, inside = part.links[-1], part.inside(len(part.links) - 1)
+        link = part.links[-1]
+        inside = part.inside(len(part.links) - 1)
         if link.shape != "switch":
             return []
         ports = link.ports or inside

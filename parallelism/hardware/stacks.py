@@ -102,7 +102,8 @@ def _replaced(hardware: Hardware, table: Mapping[str, Any], origin: str) -> Hard
     for field in changed:
         if field not in known:
             raise ValueError(f"{checked.shown(field)} is no field of a stack{did_you_mean(field, known)}")
-    name, sources = table["name"], checked.texts("sources", table["sources"], 500)
+    name = table["name"]
+    sources = checked.texts("sources", table["sources"], 500)
     told = {_in_hardware(field): f"{name}, {source}"[:500] for field, source in sources.items()}
     described: dict[str, type[Any]] = {"products": Products, "host": HostLink}
     for field, kind in described.items():

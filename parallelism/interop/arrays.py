@@ -109,7 +109,8 @@ def reshaped(x: Any, shape: Sequence[Extent]) -> Any:
 
 def _unit_dims_changed(x: Spread, shape: Sequence[Extent]) -> Any:
     """The array if a reshape only adds or removes dims of extent 1; None if it does more."""
-    old, new = [n for n in x.shape if n != 1], [n for n in shape if n != 1]
+    old = [n for n in x.shape if n != 1]
+    new = [n for n in shape if n != 1]
     if old != new:
         return None
     kept = iter([own for own, n in zip(x.array.shape, x.shape, strict=True) if n != 1])

@@ -98,7 +98,8 @@ class PricedEngine:
             count = min(count, int(np.searchsorted(ends, until)) + 1)
         else:
             ends = self.now + np.cumsum(self._seconds(step, count))
-        self.now, self.steps = float(ends[count - 1]), self.steps + count
+        self.now = float(ends[count - 1])
+        self.steps = self.steps + count
         for each in self.engine.running.values():
             each.done += count - 1
             each.answer.extend([0] * (count - 1))

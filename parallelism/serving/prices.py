@@ -278,7 +278,8 @@ class StepPrices:
         if not (kind.name or "").startswith(tuple(PRODUCTS)):
             return event
         kept = [number for number, other in enumerate(kind.others) if other != weights]
-        more, shape = extents[2 : 2 + len(kind.others)], extents[2 + len(kind.others) :]
+        more = extents[2 : 2 + len(kind.others)]
+        shape = extents[2 + len(kind.others) :]
         changed = kind._replace(
             others=tuple(kind.others[number] for number in kept), dtype=self.precision.products or kind.dtype
         )

@@ -92,13 +92,11 @@ class ServedModel(Operation):
 
         ``quantized``: weights lie on devices in few bits, and are dequantized where products read them.
         """
-        self.placement, self.settings, self.mesh, self.room, self.fused = (
-            placement,
-            settings,
-            placement.mesh,
-            room,
-            fused,
-        )
+        self.placement = placement
+        self.settings = settings
+        self.mesh = placement.mesh
+        self.room = room
+        self.fused = fused
         self.quantized = quantized
         self.stages: tuple[Localized, ...] = tuple(
             placement.localized(part, settings, cache_dtype, quantized=quantized) for part in placement.parts

@@ -188,7 +188,8 @@ class Pricing:
         gone = (nameless_compute(events) & (unpriced | events.isin("seconds", (0.0,)))) | (
             computes & (events.numbers("part") > 0)
         )
-        left_out, undeclared = float(seconds[unpriced & gone].sum()), float(seconds[unpriced & ~gone].sum())
+        left_out = float(seconds[unpriced & gone].sum())
+        undeclared = float(seconds[unpriced & ~gone].sum())
         return Seen(_without(events, gone), left_out, undeclared, float(seconds.sum()))
 
     # -- prices --------------------------------------------------------------------------------------------------------

@@ -355,7 +355,8 @@ class Trace(Sequence[Event]):
         """
         computes = self.columns.take(outermost(self.columns, {"compute"}))
         starts, ranks = computes.numbers("start_seconds"), computes.numbers("rank")
-        first, last = np.full(self.size, np.inf), np.full(self.size, -np.inf)
+        first = np.full(self.size, np.inf)
+        last = np.full(self.size, -np.inf)
         np.minimum.at(first, ranks, starts)
         np.maximum.at(last, ranks, starts + computes.numbers("duration_seconds"))
         span, minus_busy = max(

@@ -204,10 +204,8 @@ class MegatronFlags(ModelFlags):
         be.  ``ValueError`` for flags that exclude each other, and for too few layers.
         """
         ends = [self.decoder_first_pipeline_num_layers, self.decoder_last_pipeline_num_layers]
-        embedding, loss = (
-            bool(self.account_for_embedding_in_pipeline_split),
-            bool(self.account_for_loss_in_pipeline_split),
-        )
+        embedding = bool(self.account_for_embedding_in_pipeline_split)
+        loss = bool(self.account_for_loss_in_pipeline_split)
         if pp == 1:
             return 1, (spec.layers,)
         if len(self._cut_flags) > 1:

@@ -184,7 +184,8 @@ class Pipeline:
 
     def _on_own(self, mesh: Mesh) -> Scheduled:
         """`on` if the stages have meshes of their own, which together have as many devices as ``mesh``."""
-        stages, size = len(self.meshes) * self.chunks, sum(each.size for each in self.meshes)
+        stages = len(self.meshes) * self.chunks
+        size = sum(each.size for each in self.meshes)
         if mesh.size != size:
             raise ValueError(
                 f"{self} needs {size} devices, {' + '.join(str(each.size) for each in self.meshes)}; "

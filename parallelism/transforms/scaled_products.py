@@ -159,7 +159,8 @@ def names_of(weight: str, recipe: str, copy: str = "") -> tuple[str, ...]:
 
 def frozen_in_float8(parts: Parts) -> dict[str, Attributes]:
     """How each frozen weight that is there in few bits alone is quantized, by its name."""
-    frozen, found = {value.name for value in parts.frozen}, dict[str, Attributes]()
+    frozen = {value.name for value in parts.frozen}
+    found = dict[str, Attributes]()
     for op in parts.forward.ops if parts.frozen else ():
         if op.kind != "scaled_einsum":
             continue

@@ -266,7 +266,8 @@ def _with_frozen(loss: Function, trained: Sequence[Value]) -> Attributes:
 
 def _scaled(loss: Function, scale: float) -> Function:
     """The function with the same loss, whose gradients are ``scale`` times as large."""
-    output, taken = loss.outputs[0], {value.name for value in loss.values}
+    output = loss.outputs[0]
+    taken = {value.name for value in loss.values}
     region = next((op.region for op in loss.ops if output in op.outputs), None)
     ops = list(loss.ops)
 

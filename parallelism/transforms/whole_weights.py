@@ -140,7 +140,8 @@ def _without(product: Product, letter: str, views: Views, op: Op) -> Op:
         through = relation.outputs[view.outputs.index(value)][dim]
         if through is None or through not in relation.inputs[0]:
             return view
-        value, dim = view.inputs[0], relation.inputs[0].index(through)
+        value = view.inputs[0]
+        dim = relation.inputs[0].index(through)
     return first
 
 

@@ -63,7 +63,8 @@ class Sharding:
             layout = getattr(self, name)
             if not isinstance(layout, TensorSharding):
                 raise TypeError(f"{name} {subject} is a TensorSharding, got {layout!r}")
-            given, open_ended = len(layout.dims), layout.ellipsis is not None
+            given = len(layout.dims)
+            open_ended = layout.ellipsis is not None
             if given < ndim:
                 fits = open_ended
             else:
@@ -245,7 +246,8 @@ def check_shard(
     device: Device, shard: Any, layout: TensorSharding, shape: Shape, what: str = "the gradient of y"
 ) -> Array:
     """A shard as an array; ``ValueError`` if it is not that of a tensor of this shape on this device."""
-    array, expected = plain_array(what, shard), _local_shape(layout, shape, device.mesh, device.rank)
+    array = plain_array(what, shard)
+    expected = _local_shape(layout, shape, device.mesh, device.rank)
     if array.shape != expected:
         raise ValueError(
             f"{what} must have the shape of its shard, {expected} on rank {device.rank}, got {array.shape}"

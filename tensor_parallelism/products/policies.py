@@ -69,7 +69,9 @@ class MatMulSharding(Sharding, ndims=(2, 2, 2)):
     @property
     def policy(self) -> MatMulShardingPolicy:
         """The named policy of the operands' layouts; GENERAL if they have none."""
-        policies, lhs, rhs = MatMulShardingPolicy, _sides(self.lhs), _sides(self.rhs)
+        policies = MatMulShardingPolicy
+        lhs = _sides(self.lhs)
+        rhs = _sides(self.rhs)
         if lhs is None or rhs is None:
             return policies.GENERAL
         (m, k), (k_of_b, n) = lhs, rhs

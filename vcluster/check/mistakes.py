@@ -135,7 +135,8 @@ def _other_shape(results: Results) -> str:
     if first is None:
         return ""
     shape, wanted, given = arrays[first].shape, case.expected[first].shape, case.inputs[first]
-    own, same_dims = given is not None and shape == given.shape, len(shape) == len(wanted)
+    own = given is not None and shape == given.shape
+    same_dims = len(shape) == len(wanted)
     if case.kind.joins and not case.kind.cuts and own:
         return (
             "only one piece is returned: the pieces of all ranks are not joined, or what arrives takes the place "

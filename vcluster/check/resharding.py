@@ -49,7 +49,8 @@ def check_resharding(
     assert run is not None
     array = case.arguments[0][0]
     plan = plan_resharding(source, target, array.shape, array.dtype, case.cluster.mesh)
-    mine_bytes, least = run.trace.bytes_received(), sum(plan.bytes_received)
+    mine_bytes = run.trace.bytes_received()
+    least = sum(plan.bytes_received)
     figures = (
         ("", "bytes received, all ranks", "operations"),
         ("yours", str(mine_bytes), calls(run.trace)),

@@ -40,7 +40,8 @@ def _matmul(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
 
 @meaning("Gemm")
 def _gemm(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
-    left, right = ("ki" if node.get("transA", 0) else "ik"), ("jk" if node.get("transB", 0) else "kj")
+    left = "ki" if node.get("transA", 0) else "ik"
+    right = "jk" if node.get("transB", 0) else "kj"
     result = emit("einsum", whole(x[0]), whole(x[1]), equation=f"{left},{right}->ij")
     if node.get("alpha", 1.0) != 1:
         result = ew("multiply", result, number(node.get("alpha"), result))
@@ -181,7 +182,8 @@ def _of_no_elements(a: Any, kind: str, along: Sequence[int], kept: bool) -> Any:
 
 @meaning("ArgMax", "ArgMin")
 def _argument(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
-    axis, kind = axis_of(node, len(x[0].shape)), node.kind.lower()
+    axis = axis_of(node, len(x[0].shape))
+    kind = node.kind.lower()
     a = whole(x[0])
     if node.get("select_last_index", 0):
         place = ew("subtract", np.asarray(a.shape[axis] - 1), emit(kind, whole(flipped(a, axis)), axis=axis))
@@ -216,7 +218,8 @@ def _cumsum(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
 
 @meaning("TopK")
 def _top_k(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
-    k, axis = int(reader.ints(node, x[1], "k")[0]), axis_of(node, len(x[0].shape), -1)
+    k = int(reader.ints(node, x[1], "k")[0])
+    axis = axis_of(node, len(x[0].shape), -1)
     a = whole(x[0])
     if node.get("largest", 1):
         last = np.asarray(a.shape[axis] - 1)

@@ -106,13 +106,15 @@ def in_chunks(program: Function, axis: str, chosen: Collection[int]) -> Function
 
 def side_by_side(ops: Iterable[Op]) -> dict[Value, tuple[Extent, ...]]:
     """By the result of each product of a chunk: the shape of the products of all the chunks that are computed at once."""
-    made, found = dict[Value, Op](), dict[Value, tuple[Extent, ...]]()
+    made = dict[Value, Op]()
+    found = dict[Value, tuple[Extent, ...]]()
     for op in ops:
         made.update(dict.fromkeys(op.outputs, op))
         shape = product_shape(op)
         if shape is None:
             continue
-        gather, second = made.get(op.inputs[0]), made.get(op.inputs[len(op.inputs) // 2])
+        gather = made.get(op.inputs[0])
+        second = made.get(op.inputs[len(op.inputs) // 2])
         rows = made.get(gather.inputs[0]) if gather is not None and gather.kind == "all_gather" else None
         for place, chunk in ((1, rows), (2, second)):
             if chunk is not None and chunk.kind == "chunk":
@@ -354,7 +356,8 @@ class _Writer:
         assert letters is not None
         place = letters.b.index(letters.result[found.dim])
         half = len(op.inputs) // 2
-        operand, others = op.inputs[half : 2 * half], op.inputs[2 * half :]
+        operand = op.inputs[half : 2 * half]
+        others = op.inputs[2 * half :]
         chunks: list[list[Op]] = []
         """Of each array of the operand; none of one that has no columns, or one for all."""
         for value in operand:

@@ -170,7 +170,8 @@ def _diff(x: Any, n: int = 1, axis: int = -1) -> Any:
     if not n:
         refuse("numpy.diff of order 0", "it returns the array itself")
     for _ in range(n):
-        later, earlier = part(x, axis, 1, x.shape[axis]), part(x, axis, 0, x.shape[axis] - 1)
+        later = part(x, axis, 1, x.shape[axis])
+        earlier = part(x, axis, 0, x.shape[axis] - 1)
         x = later ^ earlier if x.dtype == bool else later - earlier
     return x
 

@@ -80,7 +80,8 @@ def _without_bools(key: Any) -> Sequence[Any]:
 def _scattered(x: Any, axes: list[int], arrays: list[Any], value: Any, op: str) -> Any:
     """``x`` with ``value`` at the indices ``arrays`` of the dims ``axes``, the other dims whole."""
     shape = common_shape([k.shape for k in arrays])
-    first, rest = axes[0], [d for d in range(x.ndim) if d not in axes]
+    first = axes[0]
+    rest = [d for d in range(x.ndim) if d not in axes]
     together = axes == list(range(first, first + len(axes)))
     at = first if together else 0  # as in NumPy, where the dims of the indices stand in the result
     order = [*rest[:at], *axes, *rest[at:]]

@@ -109,7 +109,8 @@ class Paths:
         """
         rule = relation(op.kind, op.types, op.attributes)
         place = op.inputs.index(value)
-        letter, axes = rule.inputs[place][dim], dims_of(placed.inputs[place])[dim]
+        letter = rule.inputs[place][dim]
+        axes = dims_of(placed.inputs[place])[dim]
         lost = set(dims_of(layouts[value.name])[dim]) - set(axes)
         sides = [
             *zip(op.inputs, rule.inputs, placed.inputs, strict=True),

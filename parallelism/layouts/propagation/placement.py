@@ -108,7 +108,8 @@ def dealt(op: Op, lies: TensorSharding, devices: Devices) -> Placement:
     moved = tuple(axis for axis in op["axes"] if axis in dims[op["before"]])
     dims[op["before"]] = tuple(axis for axis in dims[op["before"]] if axis not in moved)
     dims[op["after"]] = (*dims[op["after"]], *moved)
-    extent, count = op.outputs[0].type.shape[op["after"]], devices.along(dims[op["after"]])
+    extent = op.outputs[0].type.shape[op["after"]]
+    count = devices.along(dims[op["after"]])
     if isinstance(extent, int) and isinstance(count, int) and extent % count:
         raise ValueError(
             f"an all_to_all over {', '.join(moved)} deals a dim of {extent}, such as heads, to {count} devices, which must "

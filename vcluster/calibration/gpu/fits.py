@@ -169,7 +169,8 @@ def _products(tables: Tables, found: Fit) -> None:
     ]
     if not dtypes:
         return
-    rows, units = fitted_products(tables, dtypes[0]), tables.machine.get("multiprocessors")
+    rows = fitted_products(tables, dtypes[0])
+    units = tables.machine.get("multiprocessors")
     if not units or len(rows) < 4:
         values, error = _nearest(found.hardware, ("flops_efficiency",), rows, product_seconds, (0.5,))
         found.set(
