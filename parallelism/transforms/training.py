@@ -159,12 +159,10 @@ def _first_copies(parts: Parts, first: Mapping[str, Array]) -> dict[str, Array]:
             continue
         made = op.operator.run([known[each.name] for each in op.inputs], op.attributes)
         arrays = made if isinstance(made, tuple) else (made,)
-        known |= {each.name: array for each, array in zip(op.outputs, arrays, strict=True)}
-        found |= {
-            each.name.removeprefix(NEXT): known[each.name]
-            for each in op.outputs
-            if each.name.startswith(NEXT)
-        }
+        for each, array in zip(op.outputs, arrays, strict=True):
+            known[each.name] = array
+            if each.name.startswith(NEXT):
+                found[each.name.removeprefix(NEXT)] = array
     return found
 
 
