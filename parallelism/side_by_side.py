@@ -28,6 +28,8 @@ HEAD = 8
 """The bytes of the length of a result."""
 PLACE = 2
 """The bytes of the place of a work: so a pipe holds those of 32,768."""
+ROOM = 1 << 20
+"""The bytes of results that a copy may have sent before this process reads them: until then it goes on working."""
 UNSAFE = "jax", "mpi4py.MPI", "torch"
 """Libraries with threads or connections of their own: a process that has loaded one of them is not copied."""
 
@@ -250,7 +252,7 @@ class _Copy:
 
     def __init__(self, works: Sequence[Callable[[], Any]], places: Sequence[int], *, at_once: bool) -> None:
         self.places, self.taken, self.data = places, 0, bytearray()
-        self.receiving, sending = os.pipe()
+        self.receiving, sending = _wide_pipe()
         life, self.life = os.pipe()
         with warnings.catch_warnings():
             # Python 3.12 warns of threads: those here are daemons, and a copy that waits for one is ended.
@@ -302,6 +304,16 @@ class _Copy:
             os.kill(self.pid, signal.SIGKILL)
         with suppress(ChildProcessError):  # nobody is told of children where SIGCHLD is ignored
             os.waitpid(self.pid, 0)
+
+
+def _wide_pipe() -> tuple[int, int]:
+    """The ends of a pipe that holds `ROOM`, or less where the system allows no more."""
+    import fcntl  # copies are made on Linux alone
+
+    receiving, sending = os.pipe()
+    with suppress(OSError):
+        fcntl.fcntl(sending, fcntl.F_SETPIPE_SZ, ROOM)
+    return receiving, sending
 
 
 def _milliseconds(seconds: float) -> float | None:

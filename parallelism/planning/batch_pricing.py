@@ -18,7 +18,7 @@ import numpy.typing as npt
 from parallelism.arrays import distinct
 from parallelism.events.columns import combined
 from parallelism.models import TransformerSpec
-from parallelism.planning.orders import Shape
+from parallelism.planning.orders import Asked, Shape, make_orders
 from parallelism.planning.plan import Task
 from parallelism.planning.plan_costs import PlanCosts
 from parallelism.planning.settings import SETTINGS
@@ -119,6 +119,7 @@ def _price(task: Task, possible: Choices, limits: npt.NDArray[np.float64], told:
     except Unpriceable as error:
         table, left = None, dict.fromkeys(one_of.tolist(), str(error))
     if table is not None:
+        make_orders(_pipelines(table, one_of))
         shares = _shares(table, possible, one_of, limits, told)
         for share in shares:
             table.steps.learn(share.known)
@@ -221,6 +222,21 @@ def _shares(
     left = np.setdiff1d(rows, np.concatenate([share.rows for share in found]))
     if len(left):  # what a copy had taken that failed
         found.append(_share(table, possible, [left], limits, told))
+    return found
+
+
+def _pipelines(table: PlanCosts, rows: npt.NDArray[np.int64]) -> set[Asked]:
+    """The different pipelines of plans."""
+    columns = table.possible.columns
+    settings = (columns[name][rows] for name in ("schedule", "pp", "chunks", "balanced"))
+    keys = combined(_microbatches(table)[rows], *settings)
+    return {table.shape(row)[:5] for row in rows[np.unique(keys, return_index=True)[1]].tolist()}
+
+
+def _microbatches(table: PlanCosts) -> npt.NDArray[np.int64]:
+    """By row, the microbatches of a replica."""
+    columns = table.possible.columns
+    found: npt.NDArray[np.int64] = table.task.batch // (columns["dp"] * columns["ep"] * columns["microbatch"])
     return found
 
 
@@ -354,10 +370,7 @@ class _Larger:
 
     def __init__(self, table: PlanCosts, rows: npt.NDArray[np.int64]) -> None:
         self.table, columns = table, table.possible.columns
-        self.count: npt.NDArray[np.int64] = table.task.batch // (
-            columns["dp"] * columns["ep"] * columns["microbatch"]
-        )
-        """By row, the microbatches of a replica."""
+        self.count = _microbatches(table)
         names = [name for name in SETTINGS if name != "microbatch"]
         self.others = np.zeros(len(self.count), np.int64)
         """By row, a number for all other settings."""
