@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 Item = TypeVar("Item")
 
 MOST_COPIES = 7
-"""So many copies of this process are made at most."""
+"""The most copies of this process that are made."""
 PATIENCE, PATIENCE_SECONDS = 4, 10.0
 """A copy may take so many times as long as this process for its own share, and so many seconds more."""
 HEAD = 8
@@ -73,7 +73,8 @@ def first_come(
     As `side_by_side` with ``took``, but each process begins the next work as soon as it has done one, so the longest should
     come first; and the patience with copies is that of short works.  This process does the first.
     """
-    turns, found = _Turns(range(1, len(works))), dict[int, Result]()
+    turns = _Turns(range(1, len(works)))
+    found = dict[int, Result]()
 
     def following() -> tuple[int, Result] | None:
         place = next(turns, None)

@@ -82,9 +82,9 @@ def main(words: Sequence[str]) -> int:
         return 0
     if words[0] not in COMMANDS:
         if words[0] == "help":
-            of = words[1] if len(words) > 1 and words[1] in COMMANDS else ""
+            named = words[1] if len(words) > 1 and words[1] in COMMANDS else ""
             raise WrongWords(
-                f"there is no command 'help'; write {PROGRAM} {f'{of} --help' if of else '--help'}"
+                f"there is no command 'help'; write {PROGRAM} {f'{named} --help' if named else '--help'}"
             )
         hint = nearest(words[0], ("--version", "--help", *COMMANDS))
         raise WrongWords(f"there is no command {words[0]!r}{hint}")

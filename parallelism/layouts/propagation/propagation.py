@@ -91,7 +91,7 @@ class _Propagation:
         self.given = given
         self.relations = [relation(op.kind, op.types, op.attributes) for op in function.ops]
         self.values = [(*op.inputs, *op.outputs) for op in function.ops]
-        self.letters = [(*of.inputs, *of.outputs) for of in self.relations]
+        self.letters = [(*rule.inputs, *rule.outputs) for rule in self.relations]
         self.sides: list[tuple[range, range]] = []
         """By op, the places in `values` of its inputs, and those of its outputs."""
         for op, values in zip(function.ops, self.values, strict=True):
@@ -163,7 +163,7 @@ class _Propagation:
         open_dims = [d for d, letter in enumerate(letters_of[target]) if letter and not dims[d]]
         if not open_dims:
             return []
-        values, of, used = self.values[number], self.relations[number], used_of[target]
+        values, rule, used = self.values[number], self.relations[number], used_of[target]
         dims_of = self.dims_of[number]
         sides = [(values[source], letters_of[source], dims_of[source]) for source in sources]
         changed = []
@@ -181,7 +181,7 @@ class _Propagation:
             counts = Counter(axes for axes, _, _ in asked)
             best, source, place = max(asked, key=lambda ask: (counts[ask[0]], len(ask[0])))
             free = next((i for i, axis in enumerate(best) if axis in used), len(best))
-            axes = of.exact(letter, best[:free], self.devices)
+            axes = rule.exact(letter, best[:free], self.devices)
             if axes:
                 dims[d] = axes
                 used.update(axes)
