@@ -109,7 +109,7 @@ for _name, (_, _fields) in RELEASED.items():
     TRANSFORMERS[_name] = replace(from_config(_fields, sequence=SEQUENCES.get(_name)), remarks=())
 
 
-_AFFIXES = re.compile(r"-(?:instruct|base|chat|it|pt|hf|v\d+\.\d+|\d+k|1124|0325)(?=-|$)")
+_AFFIXES = re.compile(r"-(?:instruct|base|chat|it|pt|hf|v\d+\.\d+|\d+k|\d{4})(?=-|$)")
 """Parts of the name of a repository that say nothing of the figures."""
 
 

@@ -221,7 +221,9 @@ def _promising(
     best = np.lexsort((seconds, beyond))[:MOST_PROMISING]
     is_promising = np.isin(number, best)
     others = np.flatnonzero(~is_promising)
-    reason = f"{MOST_PROMISING} are more promising, by models with layers of one kind; fix settings for others"
+    reason = (
+        f"{MOST_PROMISING} are more promising, by models with layers of one kind; fix settings for others"
+    )
     refused = {reason: Refused(len(others), possible.settings(int(others[0])))}
     return np.flatnonzero(is_promising), refused
 

@@ -167,6 +167,12 @@ def _split(
         table.refuse(f"tp does not divide {what}", size % table["tp"] != 0)
     if model.key_value_heads is not None:
         _deal_heads(table, model.key_value_heads, copied=copied, fixed="tp" in given)
+    if model.rows_of_expert and model.sequence and "tp" not in given and any(given.get("sp") or [1]):
+        splits = model.sequence % table["tp"] == 0  # so that there is sequence parallelism
+        table.refuse(
+            "tp does not divide the rows of an expert, and such plans are searched where tp is fixed",
+            splits & (model.rows_of_expert % table["tp"] != 0),
+        )
     table.cross(cp=given.get("cp") or [1])
     if model.sequence is not None:
         table.refuse("cp does not divide the sequence", model.sequence % table["cp"] != 0)

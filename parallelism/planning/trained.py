@@ -15,6 +15,7 @@ from parallelism.dtypes import is_floating
 from parallelism.ir import Function, symbols
 from parallelism.ir.core import checked_dtype
 from parallelism.models import TransformerSpec, transformer
+from parallelism.models.expert_feed_forward import slots_of
 from parallelism.models.figures import kind_of_layer, spec_like_layer
 from parallelism.planning.program_blocks import Blocks, with_regions
 from parallelism.training.stage_layers import balanced_ends, begins_of, even, head_layers
@@ -152,6 +153,15 @@ class TrainedModel:
         if isinstance(self.model, Function):
             return _dealt_experts(self.model)
         return None if self.model.experts is None else self.model.experts.count
+
+    @property
+    def rows_of_expert(self) -> int | None:
+        """The rows of a sequence that an expert takes, which sequence parallelism splits; None: there are no experts."""
+        spec = self.model
+        if isinstance(spec, Function) or spec.experts is None:
+            return None
+        rows: Any = slots_of(spec.experts, spec.sequence).rows
+        return int(rows)
 
     @cached_property
     def first_alike(self) -> int:

@@ -3,8 +3,9 @@
 ``SEQUENCES`` has the tokens of a sequence of pretraining where they were published, and differ from the longest
 sequence: DeepSeek-V2 (arXiv:2405.04434, section 3.1.2), DeepSeek-V3 (arXiv:2412.19437, section 4.2), Llama 3.1
 (arXiv:2407.21783, section 3.4.1; 3.2 began from its weights), Qwen2.5 (arXiv:2412.15115, section 3.3), Qwen3
-(arXiv:2505.09388, section 3.2), Gemma 3 (arXiv:2503.19786, section 2.1), gpt-oss (``initial_context_length``).  Mistral
-AI has not published those of Mixtral: they are those of NVIDIA's published runs (NeMo's performance summary).
+(arXiv:2505.09388, section 3.2), Gemma 3 (arXiv:2503.19786, section 2.1), Kimi K2 (arXiv:2507.20534, section 2), GLM-4.5
+(arXiv:2508.06471, section 2), Phi-4 (arXiv:2412.08905, section 3), gpt-oss (``initial_context_length``).  Mistral AI has not
+published those of Mixtral: they are those of NVIDIA's published runs (NeMo's performance summary).
 """
 
 from __future__ import annotations
@@ -48,6 +49,12 @@ _DEEPSEEK_ROPE = {
 }
 _QWEN = {"num_key_value_heads": 8, "rms_norm_eps": 1e-6, "rope_theta": 1_000_000.0}
 _QWEN_2 = _QWEN | {"model_type": "qwen2", "vocab_size": 152_064, "max_position_embeddings": 131_072}
+_QWEN_2_SMALL = _QWEN | {
+    "model_type": "qwen2",
+    "vocab_size": 151_936,
+    "max_position_embeddings": 32_768,
+    "tie_word_embeddings": True,
+}
 _QWEN_3 = _QWEN | {"vocab_size": 151_936, "head_dim": 128, "max_position_embeddings": 40_960}
 _QWEN_3_MOE = _QWEN_3 | {
     "model_type": "qwen3_moe",
@@ -55,6 +62,28 @@ _QWEN_3_MOE = _QWEN_3 | {
     "num_experts": 128,
     "num_experts_per_tok": 8,
     "norm_topk_prob": True,
+}
+_MISTRAL = {
+    "model_type": "mistral",
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "sliding_window": None,
+    "vocab_size": 131_072,
+}
+_GEMMA_3 = {"model_type": "gemma3_text", "head_dim": 256, "sliding_window": 1024}
+_GEMMA_3_ROPE = {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+_GLM_4_5 = {
+    "model_type": "glm4_moe",
+    "vocab_size": 151_552,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "attention_bias": True,
+    "partial_rotary_factor": 0.5,
+    "num_experts_per_tok": 8,
+    "n_shared_experts": 1,
+    "max_position_embeddings": 131_072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1_000_000.0,
 }
 _GPT_OSS = {
     "model_type": "gpt_oss",
@@ -160,12 +189,48 @@ RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
         | {"first_k_dense_replace": 3, "routed_scaling_factor": 2.5, "norm_topk_prob": True}
         | {"rope_scaling": _DEEPSEEK_ROPE | {"mscale": 1.0, "mscale_all_dim": 1.0}},
     ),
+    "kimi-k2": (
+        "moonshotai/Kimi-K2-Base",
+        _DEEPSEEK
+        | _sized(61, 7168, 64, 18_432, model_type="deepseek_v3", vocab_size=163_840)
+        | {
+            "n_routed_experts": 384,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 8,
+            "n_group": 1,
+            "topk_group": 1,
+        }
+        | {"topk_method": "noaux_tc", "scoring_func": "sigmoid", "moe_intermediate_size": 2048}
+        | {"first_k_dense_replace": 1, "routed_scaling_factor": 2.827, "norm_topk_prob": True}
+        | {"rope_theta": 50_000.0, "max_position_embeddings": 131_072}
+        | {
+            "rope_scaling": _DEEPSEEK_ROPE
+            | {"factor": 32, "beta_fast": 1, "mscale": 1.0, "mscale_all_dim": 1.0}
+        },
+    ),
+    "qwen2.5-0.5b": (
+        "Qwen/Qwen2.5-0.5B",
+        _QWEN_2_SMALL | _sized(24, 896, 14, 4864, num_key_value_heads=2),
+    ),
+    "qwen2.5-1.5b": (
+        "Qwen/Qwen2.5-1.5B",
+        _QWEN_2_SMALL | _sized(28, 1536, 12, 8960, num_key_value_heads=2),
+    ),
+    "qwen2.5-3b": (
+        "Qwen/Qwen2.5-3B",
+        _QWEN_2_SMALL | _sized(36, 2048, 16, 11_008, num_key_value_heads=2),
+    ),
     "qwen2.5-7b": ("Qwen/Qwen2.5-7B", _QWEN_2 | _sized(28, 3584, 28, 18_944, num_key_value_heads=4)),
+    "qwen2.5-14b": ("Qwen/Qwen2.5-14B", _QWEN_2 | _sized(48, 5120, 40, 13_824)),
     "qwen2.5-32b": ("Qwen/Qwen2.5-32B", _QWEN_2 | _sized(64, 5120, 40, 27_648)),
     "qwen2.5-72b": ("Qwen/Qwen2.5-72B", _QWEN_2 | _sized(80, 8192, 64, 29_568)),
     "qwen3-0.6b": (
         "Qwen/Qwen3-0.6B",
         _QWEN_3 | _sized(28, 1024, 16, 3072, model_type="qwen3", tie_word_embeddings=True),
+    ),
+    "qwen3-1.7b": (
+        "Qwen/Qwen3-1.7B",
+        _QWEN_3 | _sized(28, 2048, 16, 6144, model_type="qwen3", tie_word_embeddings=True),
     ),
     "qwen3-4b": (
         "Qwen/Qwen3-4B",
@@ -182,6 +247,47 @@ RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen/Qwen3-235B-A22B",
         _QWEN_3_MOE | _sized(94, 4096, 64, 12_288, moe_intermediate_size=1536),
     ),
+    "qwen3-coder-480b-a35b": (
+        "Qwen/Qwen3-Coder-480B-A35B-Instruct",
+        _QWEN_3_MOE
+        | _sized(62, 6144, 96, 8192, moe_intermediate_size=2560)
+        | {"num_key_value_heads": 8, "num_experts": 160, "max_position_embeddings": 262_144}
+        | {"rope_theta": 10_000_000.0},
+    ),
+    "glm4.5": (
+        "zai-org/GLM-4.5-Base",
+        _GLM_4_5
+        | _sized(92, 5120, 96, 12_288, moe_intermediate_size=1536, n_routed_experts=160, use_qk_norm=True)
+        | {"first_k_dense_replace": 3, "routed_scaling_factor": 2.5},
+    ),
+    "glm4.5-air": (
+        "zai-org/GLM-4.5-Air-Base",
+        _GLM_4_5
+        | _sized(46, 4096, 96, 10_944, moe_intermediate_size=1408, n_routed_experts=128, use_qk_norm=False)
+        | {"first_k_dense_replace": 1, "routed_scaling_factor": 1.0},
+    ),
+    "minimax-m2": (
+        "MiniMaxAI/MiniMax-M2",
+        _sized(62, 3072, 48, 1536, model_type="minimax_m2", num_key_value_heads=8, head_dim=128)
+        | {"num_local_experts": 256, "num_experts_per_tok": 8, "vocab_size": 200_064, "rotary_dim": 64}
+        | {"rope_theta": 5_000_000.0, "max_position_embeddings": 196_608},
+    ),
+    "mistral-nemo": (
+        "mistralai/Mistral-Nemo-Base-2407",
+        _MISTRAL
+        | _sized(40, 5120, 32, 14_336, max_position_embeddings=131_072)
+        | {"rope_theta": 1_000_000.0},
+    ),
+    "mistral-small-24b": (
+        "mistralai/Mistral-Small-24B-Base-2501",
+        _MISTRAL
+        | _sized(40, 5120, 32, 32_768, max_position_embeddings=32_768)
+        | {"rope_theta": 100_000_000.0},
+    ),
+    "smollm3-3b": (
+        "HuggingFaceTB/SmolLM3-3B-Base",
+        _sized(36, 2048, 16, 11_008, model_type="smollm3", num_key_value_heads=4),
+    ),
     "gemma2-9b": (
         "google/gemma-2-9b",
         _sized(42, 3584, 16, 14_336, model_type="gemma2", num_key_value_heads=8),
@@ -190,6 +296,20 @@ RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
         "google/gemma-2-27b",
         _sized(46, 4608, 32, 36_864, model_type="gemma2", num_key_value_heads=16, head_dim=128)
         | {"query_pre_attn_scalar": 144},
+    ),
+    "gemma3-1b": (
+        "google/gemma-3-1b-pt",
+        _GEMMA_3
+        | _sized(26, 1152, 4, 6912, num_key_value_heads=1, vocab_size=262_144)
+        | {"sliding_window": 512, "max_position_embeddings": 32_768},
+    ),
+    "gemma3-4b": (
+        "google/gemma-3-4b-pt",
+        _GEMMA_3 | _sized(34, 2560, 8, 10_240, num_key_value_heads=4) | _GEMMA_3_ROPE,
+    ),
+    "gemma3-12b": (
+        "google/gemma-3-12b-pt",
+        _GEMMA_3 | _sized(48, 3840, 16, 15_360, num_key_value_heads=8) | _GEMMA_3_ROPE,
     ),
     "gemma3-27b": (
         "google/gemma-3-27b-pt",
@@ -202,6 +322,11 @@ RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3-mini": (
         "microsoft/Phi-3-mini-4k-instruct",
         _sized(32, 3072, 32, 8192, model_type="phi3", sliding_window=2047),
+    ),
+    "phi4": (
+        "microsoft/phi-4",
+        _sized(40, 5120, 40, 17_920, model_type="phi3", num_key_value_heads=10, vocab_size=100_352)
+        | {"sliding_window": None, "rope_theta": 250_000.0, "max_position_embeddings": 16_384},
     ),
     "olmo2-7b": ("allenai/OLMo-2-1124-7B", _OLMO_2 | _sized(32, 4096, 32, 11_008)),
     "olmo2-13b": ("allenai/OLMo-2-1124-13B", _OLMO_2 | _sized(40, 5120, 40, 13_824)),
@@ -240,8 +365,8 @@ RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
 SEQUENCES = {
     **dict.fromkeys(("mixtral-8x7b", "mixtral-8x22b", "gpt-oss-20b", "gpt-oss-120b"), 4096),
     **dict.fromkeys(("deepseek-v2-lite", "deepseek-v2", "deepseek-v3"), 4096),
-    **dict.fromkeys(("qwen2.5-7b", "qwen2.5-32b", "qwen2.5-72b"), 4096),
-    **{name: 4096 for name in RELEASED if name.startswith("qwen3-")},
+    **dict.fromkeys(("kimi-k2", "glm4.5", "glm4.5-air", "phi4"), 4096),
+    **{name: 4096 for name in RELEASED if name.startswith(("qwen2.5-", "qwen3-"))},
     **{name: 8192 for name in RELEASED if name.startswith("llama3.")},
-    "gemma3-27b": 32_768,
+    **{name: 32_768 for name in RELEASED if name.startswith("gemma3-")},
 }

@@ -48,7 +48,7 @@ def test_the_loss_of_every_architecture_is_compared():
 
 @pytest.mark.parametrize(("name", "billions"), [
     ("mixtral-8x7b", 12.9), ("mixtral-8x22b", 39), ("deepseek-v2", 21), ("deepseek-v3", 37), ("qwen3-30b-a3b", 3.3),
-    ("qwen3-235b-a22b", 22), ("grok1-314b", 0.25 * 314),
+    ("qwen3-235b-a22b", 22), ("grok1-314b", 0.25 * 314), ("kimi-k2", 32), ("glm4.5", 32), ("qwen3-coder-480b-a35b", 35),
 ])
 def test_active_parameters_are_those_published(name, billions):
     assert transformer(name).active_parameters == pytest.approx(billions * 1e9, rel=0.07)
@@ -109,7 +109,7 @@ def test_fields_are_read_as_figures():
     assert from_config(CONFIGS["phi-2"]).rotated == 32
     qwen = from_config({"model_type": "qwen2", "num_hidden_layers": 4, "use_sliding_window": True, "max_window_layers": 3})
     assert [qwen.window_of(layer) for layer in range(4)] == [None, None, None, 4096]
-    smollm = from_config(CONFIGS["smollm3-3b"])
+    smollm = transformer("smollm3-3b")
     assert [smollm.is_rotated(layer) for layer in range(5)] == [True, True, True, False, True]
     scout = from_config(CONFIGS["llama4-maverick-text"])
     assert [scout.experts.at(layer) for layer in range(3)] == [False, True, False]

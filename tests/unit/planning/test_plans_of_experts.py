@@ -128,6 +128,20 @@ def test_the_first_plan_is_the_best_of_all_that_are_simulated() -> None:
     assert "the fullest expert has 1 times the mean rows" in str(plans).replace("\n", " ")
 
 
+def test_tp_that_splits_the_rows_of_an_expert_unevenly_is_searched_where_it_is_fixed() -> None:
+    """A sequence of 16 with 2 of 12 experts: 3 rows of each expert, which sequence parallelism splits; 3 and 6
+    devices do not split the sequence."""
+    odd = spec(experts=models.Experts(count=12, chosen=2), width=24, heads=6, vocabulary=96)
+    model = TrainedModel.of(odd, ADAM_W)
+    assert model.rows_of_expert == 3
+    reason = "tp does not divide the rows of an expert, and such plans are searched where tp is fixed"
+    found = choices(model, 6, 6, {})
+    assert {*found["tp"].tolist()} == {1, 3, 6} and found.refused[reason].count == 1
+    for fixed in ({"tp": [2]}, {"sp": [0]}):
+        asked = choices(model, 6, 6, fixed)
+        assert 2 in asked["tp"] and reason not in asked.refused
+
+
 @pytest.mark.slow
 def test_ep_is_told_in_plans_and_strategies_and_of_dense_models_it_is_1() -> None:
     plans = find_plan(spec(**MIXTRAL), hardware="dgx-h100", devices=8, batch=8, ep=4, tp=2, pp=1,
