@@ -21,7 +21,7 @@ from parallelism.models import TransformerSpec
 from parallelism.planning.dealing import EXPERTS_OVER
 from parallelism.planning.orders import Shape
 from parallelism.planning.plan import Task
-from parallelism.planning.plan_costs import MOST_OTHERS, PlanCosts
+from parallelism.planning.plan_costs import PlanCosts
 from parallelism.planning.settings import SETTINGS
 from parallelism.planning.space import Choices, Refused
 from parallelism.planning.symbolic_events import Unpriceable
@@ -96,7 +96,7 @@ def price_plans(
 
     Plans whose models differ (`TrainedModel.at`) have pieces of their own.
     """
-    if task.model.of_each_kind and task.model.first_alike > MOST_OTHERS:
+    if task.model.takes_turns:
         rows, refused = _promising(task, possible, limits, told)
         possible, limits = replace(possible.take(rows), refused=possible.refused | refused), limits[rows]
     sizes, number = np.unique(possible["tp"], return_inverse=True)

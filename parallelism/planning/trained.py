@@ -23,6 +23,8 @@ from parallelism.transforms import SGD, Adam, MixedPrecision, train_step
 
 BATCH = "B"
 """The symbol for the rows of the batch."""
+MOST_OTHERS = 8
+"""So many blocks at the beginning of a model may be like no others; they are laid out one by one."""
 CORE = "attention.core"
 """The region of a block that selective recomputation runs again."""
 
@@ -175,6 +177,11 @@ class TrainedModel:
             for layer in range(spec.layers)
         ]
         return max((layer + 1 for layer, kind in enumerate(kinds) if kind != kinds[-1]), default=0)
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether kinds of layers take turns, so that no first few blocks are before equal ones: see `of_each_kind`."""
+        return self.first_alike > MOST_OTHERS and self.of_each_kind != ()
 
     @cached_property
     def of_each_kind(self) -> tuple[tuple[TrainedModel, float], ...]:
