@@ -98,7 +98,7 @@ def price_plans(
     """
     if task.model.takes_turns:
         rows, refused = _promising(task, possible, limits, told)
-        possible, limits = replace(possible.take(rows), refused=possible.refused | refused), limits[rows]
+        possible, limits = replace(possible.take(rows), refused={**possible.refused, **refused}), limits[rows]
     sizes, number = np.unique(possible["tp"], return_inverse=True)
     models = [task.model.at(tp) for tp in sizes.tolist()]
     different = [*dict.fromkeys(models)] or [task.model]
