@@ -126,7 +126,8 @@ class _Chunk:
         q, k, v, state, passed = self.q, self.k, self.v, self.state, self.passed
         scores = q @ k.swapaxes(-1, -2) * self.between
         of_scores = grad @ self.added.swapaxes(-1, -2) * self.between
-        from_state, to_state = grad @ state.swapaxes(-1, -2), self.added @ of_next.swapaxes(-1, -2)
+        from_state = grad @ state.swapaxes(-1, -2)
+        to_state = self.added @ of_next.swapaxes(-1, -2)
         of_q = of_scores @ k + passed[..., None] * from_state
         of_k = of_scores.swapaxes(-1, -2) @ q + self.left[..., None] * to_state
         of_state = (q * passed[..., None]).swapaxes(-1, -2) @ grad + passed[..., -1, None, None] * of_next
@@ -135,7 +136,8 @@ class _Chunk:
         of_passed = np.vecdot(q, from_state)
         if self.delta:
             of_added = np.linalg.solve(self.solved.swapaxes(-1, -2), of_added)
-            of_keys, of_read = self._of_keys(of_added), -(self.beta * passed)[..., None] * of_added
+            of_keys = self._of_keys(of_added)
+            of_read = -(self.beta * passed)[..., None] * of_added
             read, products = k @ state, k @ k.swapaxes(-1, -2)
             v = v - passed[..., None] * read
             of_beta = (of_keys * products).sum(axis=-1)

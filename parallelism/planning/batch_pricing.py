@@ -19,7 +19,7 @@ from parallelism.arrays import distinct
 from parallelism.events.columns import combined
 from parallelism.models import TransformerSpec
 from parallelism.planning.dealing import EXPERTS_OVER
-from parallelism.planning.orders import Shape
+from parallelism.planning.orders import Asked, Shape, make_orders
 from parallelism.planning.plan import Task
 from parallelism.planning.plan_costs import PlanCosts
 from parallelism.planning.settings import SETTINGS
@@ -133,6 +133,7 @@ def _price(
     except Unpriceable as error:
         table, left = None, dict.fromkeys(one_of.tolist(), str(error))
     if table is not None:
+        make_orders(_pipelines(table, one_of))
         shares = _shares(table, possible, one_of, limits, told)
         for share in shares:
             table.steps.learn(share.known)
@@ -215,9 +216,8 @@ def _promising(
         own, unlimited = _as_for(model, of_programs), np.full(len(one_of), np.inf)
         priced = price_plans(replace(task, model=model), own, unlimited, told, alone=False)
         seconds, peaks = seconds + share * priced.seconds, peaks + share * priced.peaks
-    beyond = np.maximum(
-        peaks / limits[one_of], EXPECTED
-    )  # what is expected to fit differs in its seconds alone
+    # What is expected to fit differs in its seconds alone.
+    beyond = np.maximum(peaks / limits[one_of], EXPECTED)
     best = np.lexsort((seconds, beyond))[:MOST_PROMISING]
     is_promising = np.isin(number, best)
     others = np.flatnonzero(~is_promising)
@@ -278,6 +278,21 @@ def _shares(
     left = np.setdiff1d(rows, np.concatenate([share.rows for share in found]))
     if len(left):  # what a copy had taken that failed
         found.append(_share(table, possible, [left], limits, told))
+    return found
+
+
+def _pipelines(table: PlanCosts, rows: npt.NDArray[np.int64]) -> set[Asked]:
+    """The different pipelines of plans."""
+    columns = table.possible.columns
+    settings = (columns[name][rows] for name in ("schedule", "pp", "chunks", "balanced"))
+    keys = combined(_microbatches(table)[rows], *settings)
+    return {table.shape(row)[:5] for row in rows[np.unique(keys, return_index=True)[1]].tolist()}
+
+
+def _microbatches(table: PlanCosts) -> npt.NDArray[np.int64]:
+    """By row, the microbatches of a replica."""
+    columns = table.possible.columns
+    found: npt.NDArray[np.int64] = table.task.batch // (columns["dp"] * columns["ep"] * columns["microbatch"])
     return found
 
 
@@ -411,10 +426,7 @@ class _Larger:
 
     def __init__(self, table: PlanCosts, rows: npt.NDArray[np.int64]) -> None:
         self.table, columns = table, table.possible.columns
-        self.count: npt.NDArray[np.int64] = table.task.batch // (
-            columns["dp"] * columns["ep"] * columns["microbatch"]
-        )
-        """By row, the microbatches of a replica."""
+        self.count = _microbatches(table)
         names = [name for name in SETTINGS if name != "microbatch"]
         self.others = np.zeros(len(self.count), np.int64)
         """By row, a number for all other settings."""

@@ -27,7 +27,7 @@ from parallelism.planning.plans import Plans
 from parallelism.planning.settings import AXES
 from parallelism.planning.space import Choices, Refused, choices
 from parallelism.planning.trained import BATCH, TrainedModel
-from parallelism.rarely_collected import rarely_collected
+from parallelism.rarely_collected import ALMOST_ALL_LAST, rarely_collected
 from parallelism.training import Figures
 from parallelism.training.training_run import ADAM_W
 from parallelism.transforms import SGD, Adam, MixedPrecision, Parts
@@ -67,7 +67,7 @@ class _Simulated(NamedTuple):
 
 
 @overload
-@rarely_collected()
+@rarely_collected(ALMOST_ALL_LAST)
 def find_plan(
     model: Function,
     *,
@@ -82,7 +82,7 @@ def find_plan(
 
 
 @overload
-@rarely_collected()
+@rarely_collected(ALMOST_ALL_LAST)
 def find_plan(
     model: TransformerSpec | Function | str,
     *,
@@ -103,7 +103,7 @@ def find_plan(
 ) -> Plans: ...
 
 
-@rarely_collected()
+@rarely_collected(ALMOST_ALL_LAST)
 def find_plan(
     model: TransformerSpec | Function | str,
     *,
