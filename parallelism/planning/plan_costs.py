@@ -35,6 +35,7 @@ from parallelism.planning.settings import SETTINGS, always
 from parallelism.planning.space import Choices
 from parallelism.planning.stage_costs import StageCosts, StageSeconds
 from parallelism.planning.symbolic_events import Unpriceable
+from parallelism.planning.trained import MOST_OTHERS
 from parallelism.planning.two_block_steps import ExpertPattern, Pattern, Uneven, two_block_steps
 from parallelism.timeline import Pricing
 from parallelism.training.sequence_split import SequenceSplit
@@ -46,8 +47,6 @@ Ints = npt.NDArray[np.int64]
 _HELD_BY = itemgetter("dp", "instances", "cp", "ep", "tp", "sp", "zero", "experts_over")
 _ACTIONS_BY = itemgetter("tp", "sp", "cp", "ep", "recompute", "microbatch")
 _LAYOUT_BY = itemgetter("pp", "dp", "instances", "cp", "ep", "tp", "order", "experts_over")
-MOST_OTHERS = 8
-"""So many blocks at the beginning of a model may be like no others; they are laid out one by one."""
 
 
 class Ends(NamedTuple):
