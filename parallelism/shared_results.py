@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 Kept = dict[str, OrderedDict[Hashable, tuple[Any, Any]]]
 
 MOST = 6
-"""So many results of a kind are kept, those that were asked for last: a program has thousands of ops."""
+"""The most results of a kind that are kept, those that were asked for last: a program has thousands of ops."""
 
 _KEPT: ContextVar[Kept | None] = ContextVar("_KEPT", default=None)
 

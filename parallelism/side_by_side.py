@@ -21,13 +21,15 @@ Result = TypeVar("Result")
 Item = TypeVar("Item")
 
 MOST_COPIES = 7
-"""So many copies of this process are made at most."""
+"""The most copies of this process that are made."""
 PATIENCE, PATIENCE_SECONDS = 4, 10.0
 """A copy may take so many times as long as this process for its own share, and so many seconds more."""
 HEAD = 8
 """The bytes of the length of a result."""
 PLACE = 2
 """The bytes of the place of a work: so a pipe holds those of 32,768."""
+ROOM = 1 << 20
+"""The bytes of results that a copy may have sent before this process reads them: until then it goes on working."""
 UNSAFE = "jax", "mpi4py.MPI", "torch"
 """Libraries with threads or connections of their own: a process that has loaded one of them is not copied."""
 
@@ -71,7 +73,8 @@ def first_come(
     As `side_by_side` with ``took``, but each process begins the next work as soon as it has done one, so the longest should
     come first; and the patience with copies is that of short works.  This process does the first.
     """
-    turns, found = _Turns(range(1, len(works))), dict[int, Result]()
+    turns = _Turns(range(1, len(works)))
+    found = dict[int, Result]()
 
     def following() -> tuple[int, Result] | None:
         place = next(turns, None)
@@ -249,7 +252,7 @@ class _Copy:
 
     def __init__(self, works: Sequence[Callable[[], Any]], places: Sequence[int], *, at_once: bool) -> None:
         self.places, self.taken, self.data = places, 0, bytearray()
-        self.receiving, sending = os.pipe()
+        self.receiving, sending = _wide_pipe()
         life, self.life = os.pipe()
         with warnings.catch_warnings():
             # Python 3.12 warns of threads: those here are daemons, and a copy that waits for one is ended.
@@ -301,6 +304,16 @@ class _Copy:
             os.kill(self.pid, signal.SIGKILL)
         with suppress(ChildProcessError):  # nobody is told of children where SIGCHLD is ignored
             os.waitpid(self.pid, 0)
+
+
+def _wide_pipe() -> tuple[int, int]:
+    """The ends of a pipe that holds `ROOM`, or less where the system allows no more."""
+    import fcntl  # copies are made on Linux alone
+
+    receiving, sending = os.pipe()
+    with suppress(OSError):
+        fcntl.fcntl(sending, fcntl.F_SETPIPE_SZ, ROOM)
+    return receiving, sending
 
 
 def _milliseconds(seconds: float) -> float | None:

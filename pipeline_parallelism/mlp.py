@@ -106,7 +106,8 @@ class MLP(Model):
         Their shape is (outputs of the stage, outputs of the model), their variance 1 / outputs of the stage; they are
         never trained.  Mostafa et al., *Deep Supervised Learning Using Local Errors*, 2018, arXiv:1711.06756.
         """
-        width, classes = self.layer_sizes[self.layers_of(stage)[-1] + 1], self.layer_sizes[-1]
+        width = self.layer_sizes[self.layers_of(stage)[-1] + 1]
+        classes = self.layer_sizes[-1]
         drawn = np.random.default_rng((self.seed, len(self.layer_sizes) - 1 + stage)).standard_normal(
             (width, classes)
         )
@@ -170,7 +171,8 @@ class MLP(Model):
 
     def stage(self, device: Device, number: int, layers: Layers, work: Microbatches) -> DenseStage:
         """A stage for one step."""
-        numbers, last = self.layers_of(number), number == self.pipeline.stages - 1
+        numbers = self.layers_of(number)
+        last = number == self.pipeline.stages - 1
         local = work.training and self.pipeline.schedule.local
         return DenseStage(
             layers,
@@ -231,7 +233,8 @@ class MLP(Model):
 
     def check_batch(self, x: npt.ArrayLike, targets: npt.ArrayLike) -> tuple[Array, Array]:
         """``x`` and ``targets`` as arrays; ``ValueError`` if they do not fit the model or each other."""
-        x, targets = self.check_inputs(x), plain_array("targets", targets)
+        x = self.check_inputs(x)
+        targets = plain_array("targets", targets)
         classes = self.layer_sizes[-1]
         if len(x) == 0:
             raise ValueError(f"a step needs at least one row, got x of shape {x.shape}")

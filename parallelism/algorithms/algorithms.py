@@ -126,10 +126,12 @@ class Algorithm:
 
     def moved(self, chunk_nbytes: Sequence[int]) -> dict[tuple[int, int], tuple[int, int]]:
         """By (source, target), how many messages go from one to the other, and their bytes."""
-        everyone, moved = range(self.size), dict[tuple[int, int], tuple[int, int]]()
+        everyone = range(self.size)
+        moved = dict[tuple[int, int], tuple[int, int]]()
         rotations = [stage for stage in self._stages if isinstance(stage, Rotation)]
         if rotations:
-            nbytes, around = np.array(chunk_nbytes, np.int64), np.zeros(self.size, np.int64)
+            nbytes = np.array(chunk_nbytes, np.int64)
+            around = np.zeros(self.size, np.int64)
             for rotation in rotations:
                 around += np.roll(nbytes, rotation.k)
             moved.update(
@@ -163,7 +165,8 @@ class Algorithm:
 
 @lru_cache(maxsize=8192)
 def _view(plan: Algorithm, position: int, arriving: bool) -> tuple[Step, ...]:
-    here, everyone = range(position, position + 1), range(plan.size)
+    here = range(position, position + 1)
+    everyone = range(plan.size)
     return plan._within(everyone, here) if arriving else plan._within(here, everyone)
 
 
@@ -183,7 +186,11 @@ def _weight(chunks: tuple[int, ...], chunk_nbytes: Sequence[int]) -> int:
 @lru_cache(maxsize=1024)
 def records_of(kind: str, size: int) -> tuple[CollectiveAlgorithm, ...]:
     """The algorithms of a kind that apply to a size, in the order in which they were added."""
-    added = [record for (of, _), record in ALGORITHMS.records.items() if of == kind and record.fits(size)]
+    added = [
+        record
+        for (own_kind, _), record in ALGORITHMS.records.items()
+        if own_kind == kind and record.fits(size)
+    ]
     return tuple(added if (kind, "direct") in ALGORITHMS.records else [direct_of(kind_of(kind)), *added])
 
 
@@ -238,7 +245,8 @@ def algorithm(
 def _algorithm(collective: str, name: str, size: int, root: int, pairs: Pairs | None) -> Algorithm:
     if size < 1:
         raise ValueError(f"{collective} needs at least 1 position, got {size}")
-    record, kind = record_of(collective, name, size, run=True), kind_of(collective)
+    record = record_of(collective, name, size, run=True)
+    kind = kind_of(collective)
     for is_wrong, reason in (
         (not 0 <= root < size, f"root of {collective} must be a position from 0 to {size - 1}, got {root}"),
         (root and not kind.rooted, f"{collective} has no root, got root={root}"),

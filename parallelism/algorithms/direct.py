@@ -86,7 +86,8 @@ class _Direct:
         for target in range(g):
             needed.append([source for source in self.sources(target, g, root, pairs) if source != target])
         sent = Counter(chain.from_iterable(needed))
-        messages, part = tuple(sent[p] for p in range(g)), int(self.kind.moves)
+        messages = tuple(sent[p] for p in range(g))
+        part = int(self.kind.moves)
         used = not self.kind.paired or bool(pairs)
         return Cost(
             int(used),

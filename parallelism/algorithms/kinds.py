@@ -189,7 +189,8 @@ def check_kind(kind: CollectiveKind) -> None:
         (not (isinstance(kind.title, str) and kind.title), "title must be a sentence"),
     )
     for field, allowed in (("result", RESULTS), ("sources", SOURCES), ("gives", MEMBERS), ("gets", MEMBERS)):
-        value, function = getattr(kind, field), " or a function" if field in ("result", "sources") else ""
+        value = getattr(kind, field)
+        function = " or a function" if field in ("result", "sources") else ""
         refuse(
             what,
             (

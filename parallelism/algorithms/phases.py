@@ -63,7 +63,8 @@ def phases(collective: str, name: str, size: int, root: int = 0, pairs: Pairs = 
 
 def phase_rules(collective: str, name: str, size: int, root: int = 0, pairs: Pairs = ()) -> tuple[Rule, ...]:
     """`phases`, with those of one rule as one."""
-    record, kind = record_of(collective, name, size), kind_of(collective)
+    record = record_of(collective, name, size)
+    kind = kind_of(collective)
     named = pairs if kind.paired else None
     if kind.rooted or record.steps is not None:
         algorithm(collective, None, size, root=root, pairs=named)  # refuses a root or pairs outside the group

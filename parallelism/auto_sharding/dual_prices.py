@@ -84,7 +84,8 @@ def dual(
         richer = laid_within(
             solution.problem, solution.hardware, solution.priced_dtype, limit + more_bytes, time_limit
         )
-        saved, proved = max(0.0, solution.seconds - richer.seconds), proved and not richer.choice.gap
+        saved = max(0.0, solution.seconds - richer.seconds)
+        proved = proved and not richer.choice.gap
     others = []
     for other in other_splits(mesh) if meshes is None else meshes:
         if other.size != mesh.size:

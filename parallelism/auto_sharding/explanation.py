@@ -109,7 +109,8 @@ def _alternative(
     time_limit: float | None,
     donate: tuple[str, ...],
 ) -> Alternative:
-    other_layout, held = problem.values[number].layouts[layout], problem.holding(number, layout)
+    other_layout = problem.values[number].layouts[layout]
+    held = problem.holding(number, layout)
     memory = None if choice.limit_bytes is None else Memory(held, donate)
     try:
         other = solve(held, time_limit=time_limit, memory=memory, limit_bytes=choice.limit_bytes)

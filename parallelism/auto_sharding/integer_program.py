@@ -103,7 +103,8 @@ def solve(
                     f"no layouts of @{problem.function.name} were found within {time_limit:g} s"
                 )
             raise _no_layout(problem, model, shardings, added, memory, moments, limit_bytes, result)
-        chosen, lying = _chosen(result.x, shardings), _chosen(result.x, [each.layouts for each in added])
+        chosen = _chosen(result.x, shardings)
+        lying = _chosen(result.x, [each.layouts for each in added])
         kept = None if memory is None else _kept(problem, added, result.x, chosen, lying)
         if memory is None or limit_bytes is None or not problem.function.ops:
             break
@@ -237,7 +238,8 @@ def _no_layout(
     found = _solved(free, None)
     if found.x is None:
         return NoLayoutFits(f"{name}: {found.message}")
-    chosen, lying = _chosen(found.x, shardings), _chosen(found.x, [each.layouts for each in added])
+    chosen = _chosen(found.x, shardings)
+    lying = _chosen(found.x, [each.layouts for each in added])
     held = list(memory.held(chosen, lying, _kept(problem, added, found.x, chosen, lying)))
     at = max(moments, key=lambda moment: sum(int(each.nbytes[moment]) for each in held))
     parts = dict.fromkeys(("inputs", "values", "copies"), 0)
@@ -374,8 +376,8 @@ def _add_kept(model: _Model, value: Any, copies: dict[_Copy, int]) -> dict[tuple
     for phase, a, b in list(copies):
         if phase == 0 and (1, a, b) in copies:
             (kept[a, b],) = model.binaries([-len(value.names) * float(value.second[a, b]) * _SCALE])
-            for of in (0, 1):
-                model.row([(copies[of, a, b], 1.0), (kept[a, b], -1.0)], 0.0, np.inf)
+            for each_phase in (0, 1):
+                model.row([(copies[each_phase, a, b], 1.0), (kept[a, b], -1.0)], 0.0, np.inf)
     return kept
 
 

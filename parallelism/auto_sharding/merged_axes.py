@@ -129,8 +129,10 @@ def _together(layout: TensorSharding, groups: Groups) -> TensorSharding | None:
     def over_names(axes: Sequence[str]) -> tuple[str, ...]:
         return tuple(dict.fromkeys(name_of[axis] for axis in axes))
 
-    dims, partial = [split(dim.axes) for dim in layout.dims], split(layout.partial)
-    merged_dims, merged_partial = [over_names(axes) for axes in dims], over_names(partial)
+    dims = [split(dim.axes) for dim in layout.dims]
+    partial = split(layout.partial)
+    merged_dims = [over_names(axes) for axes in dims]
+    merged_partial = over_names(partial)
     used = [*chain(*merged_dims), *merged_partial]
     if len(used) > len(set(used)):
         return None

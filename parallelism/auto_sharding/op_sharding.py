@@ -109,7 +109,8 @@ def op_shardings(
         raise ValueError(
             f"{op.kind} moves data of given layouts: it cannot be split in other ways: {op}{on_line(op.line)}"
         )
-    devices, rule = Devices.of(mesh), relation(op.kind, op.types, op.attributes)
+    devices = Devices.of(mesh)
+    rule = relation(op.kind, op.types, op.attributes)
     known = dict.fromkeys(chain(*rule.inputs, *rule.outputs))
     letters = [letter for letter in known if letter is not None and rule.extents[letter] != 1]
     carriers = list(_carriers(op, frozenset(constants)))

@@ -76,7 +76,8 @@ def connect(
     """
     for layout in (source, target):
         Devices.of(mesh).check(layout, f"a tensor of type {type}")
-    source, target = source.over(type.ndim), target.over(type.ndim)
+    source = source.over(type.ndim)
+    target = target.over(type.ndim)
     (seconds,) = Prices(mesh, Hardware.of(hardware), priced_dtype).moves(
         [(source, target, type)], exactly=True
     )

@@ -297,9 +297,11 @@ def _values(
     drafts = [_draft(each, mesh, ops, within) for each in classes]
     changes = _Changes(prices)
     firsts, seconds = [], []
-    for of, draft in zip(classes, drafts, strict=True):
+    for value_class, draft in zip(classes, drafts, strict=True):
         firsts.append(changes.table(draft.made, draft.layouts, draft.type))
-        seconds.append(changes.table(draft.layouts, draft.needed, draft.type, stays=of.is_moved_once))
+        seconds.append(
+            changes.table(draft.layouts, draft.needed, draft.type, stays=value_class.is_moved_once)
+        )
     prices_of = changes.seconds()
     return tuple(
         replace(draft, first=prices_of[first], second=prices_of[second])

@@ -341,10 +341,10 @@ class _Written:
 
     def function(self) -> Function:
         """The program, once all ops are added."""
-        of = self.problem.function
+        before = self.problem.function
         return replace(
-            of,
-            inputs=tuple(self.values[value.name] for value in of.inputs),
+            before,
+            inputs=tuple(self.values[value.name] for value in before.inputs),
             ops=tuple(self.ops),
-            outputs=tuple(self.values[value.name] for value in of.outputs),
+            outputs=tuple(self.values[value.name] for value in before.outputs),
         )

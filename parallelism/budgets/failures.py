@@ -20,7 +20,7 @@ RESTART_SECONDS = 600.0
 STORAGE_BYTES_PER_SECOND = 10e9
 """What is assumed of storage that nobody described."""
 HALVINGS = 80
-"""Of the golden section: the interval is then known to all digits."""
+"""The steps of the golden-section search: the interval is then known to all digits."""
 MOST_FAILURES = 600.0
 """More failures in one interval are no run: the exponential function has no number for them."""
 
@@ -74,7 +74,7 @@ class Survival(NamedTuple):
     """The mean time between failures of the cluster."""
     checkpoint_bytes: float
     checkpoint_seconds: float
-    """In which a checkpoint is written."""
+    """How long it takes to write a checkpoint."""
     interval_seconds: float
     """The work between two checkpoints."""
     goodput: float
@@ -151,7 +151,8 @@ def best_asynchronous_interval(
     high = max(2 * low, 4 * between_seconds)
     part = (sqrt(5) - 1) / 2
     for _ in range(HALVINGS):
-        left, right = high - part * (high - low), low + part * (high - low)
+        left = high - part * (high - low)
+        right = low + part * (high - low)
         if found(left) >= found(right):
             high = right
         else:

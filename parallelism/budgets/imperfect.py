@@ -14,7 +14,7 @@ from parallelism.hardware import Hardware, LinkFault, Straggler, fields as check
 WIDEST = 12.0
 """Standard deviations, beyond which no device is expected."""
 POINTS = 20_001
-"""At which the density of the largest of many is summed."""
+"""The points at which the density of the largest of many is summed."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from parallelism.budgets.measures import Measures
 
 DAY_SECONDS = 86_400.0
 HOURS = 24
-"""Of a day."""
+"""The hours of a day."""
 FIELDS = (
     *("hardware", "devices", "batch", "seconds", "days", "tokens_per_second", "mfu", "device_hours", "cost"),
     *("energy_kwh", "carbon_kg", "goodput", "plan", "reason", "failures", "hint", "degraded"),

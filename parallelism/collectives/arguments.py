@@ -240,8 +240,8 @@ def checked_extents(
 
 
 def _same(a: Array, b: Array) -> bool:
-    there = a.__array_interface__["data"] == b.__array_interface__["data"]
-    return there and a.shape == b.shape and a.strides == b.strides
+    starts_alike = a.__array_interface__["data"] == b.__array_interface__["data"]
+    return starts_alike and a.shape == b.shape and a.strides == b.strides
 
 
 class TreeBuffers:

@@ -174,7 +174,9 @@ def traffic(calls: Sequence[MemberCall], ranks: tuple[int, ...], position: int) 
 
 def traffics(calls: Sequence[MemberCall], ranks: tuple[int, ...]) -> list[Traffic]:
     """The traffic of every member, by position: that of `traffic`, in one pass over the messages of the group."""
-    plan, chunks, g = calls[0].over(len(calls)), chunks_of(calls), len(calls)
+    plan = calls[0].over(len(calls))
+    chunks = chunks_of(calls)
+    g = len(calls)
     described = _described(plan, ranks, chunks)
     if plan.record in DIRECT and plan.name == "direct":
         moved = Moved(calls, ranks)
@@ -298,7 +300,8 @@ class Moved:
             self._given = lambda position: np.full(g, pieces[position])
         else:
             self.payload_bytes = int(own.sum())
-            self.received, self.sent = self.payload_bytes - own, (g - 1) * own
+            self.received = self.payload_bytes - own
+            self.sent = (g - 1) * own
             self._given, parts = lambda position: own, own
         self._is_same_for_all = parts is not None and bool(parts[0]) and bool((parts == parts[0]).all())
         """Whether each member gets as much from every other one."""
@@ -337,7 +340,7 @@ class Moved:
     @cached_property
     def even(self) -> bool:
         """Whether all positions move the same."""
-        return all((of == of[0]).all() for of in (self.sent, self.received, self.messages))
+        return all((amounts == amounts[0]).all() for amounts in (self.sent, self.received, self.messages))
 
     def sources(self, position: int) -> tuple[tuple[int, int], ...]:
         """(position or rank, bytes) of each other member that gives it any bytes."""
@@ -351,7 +354,8 @@ class Moved:
             self._pairs[key] = tuple(
                 (name, n) for name, n in zip(self._names, given.tolist(), strict=True) if n
             )
-        pairs, before = self._pairs[key], int(np.count_nonzero(given[:position]))
+        pairs = self._pairs[key]
+        before = int(np.count_nonzero(given[:position]))
         return pairs[:before] + pairs[before + int(given[position] > 0) :]
 
 

@@ -122,10 +122,8 @@ def sentences(explanation: Explanation, step: ExplainedStep) -> list[str]:
         pieces = [
             f"[{label(explanation, chunk)}: {values(array, 8 // len(chunks) + 2)}]" for chunk, array in held
         ]
-        targets, how = (
-            ", ".join(str(each.target) for each in messages),
-            f"  {explanation.op}" if reduce else "",
-        )
+        targets = ", ".join(str(each.target) for each in messages)
+        how = f"  {explanation.op}" if reduce else ""
         sentences.append(f"{source} -> {targets}  {' '.join(pieces) or '(no payload)'}{how}")
     return sentences
 

@@ -250,7 +250,8 @@ def _check_results(plan: Algorithm, kind: CollectiveKind, what: str) -> None:
     shape = (2 * g, g)
     inputs = [np.arange(2 * g * g).reshape(shape) * (p + 1) + p for p in range(g)]
     rule = reduction("sum", inputs[0].dtype) if kind.reduces else None
-    pairs, sizes = plan.pairs if kind.paired else None, (2,) * g if kind.cuts else ()
+    pairs = plan.pairs if kind.paired else None
+    sizes = (2,) * g if kind.cuts else ()
     calls, start = [], []
     for p, x in enumerate(inputs):
         is_given = kind.is_given_by(p, root)
@@ -260,10 +261,8 @@ def _check_results(plan: Algorithm, kind: CollectiveKind, what: str) -> None:
     steps = played(plan, start, rule)
     held = steps[-1].held if steps else start
     for p in range(g):
-        result, expected = (
-            chunks.finish(plan, p, held[p], inputs[p], shape=shape),
-            result_of(calls, p, inputs, rule),
-        )
+        result = chunks.finish(plan, p, held[p], inputs[p], shape=shape)
+        expected = result_of(calls, p, inputs, rule)
         if kind.lists:
             is_right = all(np.array_equal(a, b) for a, b in zip(result, inputs, strict=True))
         elif expected is None:

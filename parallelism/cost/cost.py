@@ -171,7 +171,8 @@ class Costs:
             rate = hardware.memory_bytes_per_second * hardware.memory_efficiency
             computing += hardware.products.accumulated * added_bytes / rate
         moving = known.times * self._moving(nbytes)
-        longest, besides = max(computing, moving), (1 - hardware.memory_overlap) * min(computing, moving)
+        longest = max(computing, moving)
+        besides = (1 - hardware.memory_overlap) * min(computing, moving)
         if known.others and other_bytes:
             longest += hardware.kernel_launch_seconds + self._moving(known.others * other_bytes)
         taken = max(
@@ -229,10 +230,8 @@ class Costs:
         latency, bandwidth = path.latency_seconds, path.bytes_per_second
         if path.level is not None and (link := self.hardware.links[path.level]).pieces:
             other = link.line(nbytes)
-            latency, bandwidth = (
-                latency - link.latency_seconds + other[0],
-                bandwidth / link.bytes_per_second * other[1],
-            )
+            latency = latency - link.latency_seconds + other[0]
+            bandwidth = bandwidth / link.bytes_per_second * other[1]
         return latency + nbytes / bandwidth
 
     # -- collectives ---------------------------------------------------------------------------------------------------
@@ -414,8 +413,8 @@ class Costs:
             return [(nbytes * tokens.share(units * len(groups[0])), groups)]
         inside, across = halves
         units *= len(across[0])
-        there = (nbytes * tokens.share(units), across)
-        return [there, *self._deduplicated(tokens, nbytes, inside, units)]
+        outer = (nbytes * tokens.share(units), across)
+        return [outer, *self._deduplicated(tokens, nbytes, inside, units)]
 
     @memoized
     def _terms(

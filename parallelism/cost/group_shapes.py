@@ -135,7 +135,8 @@ def blocks_of(hardware: Hardware, group: tuple[int, ...]) -> Blocks | None:
 
 @lru_cache(maxsize=16)
 def _blocks(units: tuple[int, ...], placement: tuple[int, ...], group: tuple[int, ...]) -> Blocks | None:
-    places, size = np.array([placement[rank] for rank in group] if placement else group, np.int64), len(group)
+    places = np.array([placement[rank] for rank in group] if placement else group, np.int64)
+    size = len(group)
     inside = []
     for each in units:
         unit = places // each

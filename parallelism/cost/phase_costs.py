@@ -166,9 +166,12 @@ def _loads_of_switches(hardware: Hardware, made: Phases, groups: Groups) -> ByLe
         first = int(channel.min())
         width = int(channel.max()) - first + 1
         sums, crossed = np.zeros(width), np.zeros(width, np.bool_)
-        phase_of, of_message = number[met][message], parts[met][message]
+        phase_of = number[met][message]
+        of_message = parts[met][message]
         order = np.argsort(phase_of, kind="stable")
-        phase_of, channel, of_message = phase_of[order], channel[order] - first, of_message[order]
+        phase_of = phase_of[order]
+        channel = channel[order] - first
+        of_message = of_message[order]
         some = max(1, MOST_LOADS // width)
         for start in range(0, len(made), some):
             low, high = np.searchsorted(phase_of, [start, start + some])
@@ -276,7 +279,8 @@ def _pattern(
 def _lines(hardware: Hardware, phase: Phase, ranks: Ints, places: Ints) -> Iterator[tuple[int, Line]]:
     for used in _used(hardware, phase, ranks, places):
         link = hardware.links[used.level]
-        latency, per_second = used.distance * link.latency_seconds, phase.whole * link.bytes_per_second
+        latency = used.distance * link.latency_seconds
+        per_second = phase.whole * link.bytes_per_second
         loads = [(int(used.loads.max()), per_second)]
         for fault, slowed in zip(hardware.faults, used.slowed, strict=True):
             latency = latency + slowed * fault.delay_seconds

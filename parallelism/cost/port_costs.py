@@ -133,7 +133,8 @@ def _met_in_turns(
 
     On a level that is not striped these are 1 and 1 if any messages meet there, else 0 and 1.
     """
-    places, size = np.array([placement[rank] for rank in group] if placement else group, np.int64), len(group)
+    places = np.array([placement[rank] for rank in group] if placement else group, np.int64)
+    size = len(group)
     columns = []
     for inside, outside, striped in units:
         inner, outer = (
@@ -141,7 +142,8 @@ def _met_in_turns(
         )
         crossing = _later(outer) == outer
         crossing &= _later(inner) != inner  # by distance and member: its message meets others here
-        count, ports = crossing.any(axis=1).astype(np.int64), np.ones(size - 1, np.int64)
+        count = crossing.any(axis=1).astype(np.int64)
+        ports = np.ones(size - 1, np.int64)
         if striped:
             per_unit = np.bincount(inner)
             starts = np.cumsum(per_unit) - per_unit
@@ -152,7 +154,8 @@ def _met_in_turns(
                 leaving, leaving[::-1]
             )  # what comes over a distance leaves over the opposite one
             busiest = np.argmax(most / per_unit, axis=1)
-            count, ports = most[np.arange(size - 1), busiest], per_unit[busiest]
+            count = most[np.arange(size - 1), busiest]
+            ports = per_unit[busiest]
             ports = np.where(count > 0, ports, 1)
         columns += [count, ports]
     found: dict[tuple[int, ...], int] = {}
@@ -232,7 +235,8 @@ def many_lines(
         used = np.flatnonzero(np.logical_or.reduceat(met, starts))
         if not len(used):
             continue
-        loads, ports = np.maximum.reduceat(np.where(met, parts, 0), starts), np.ones(len(made), np.int64)
+        loads = np.maximum.reduceat(np.where(met, parts, 0), starts)
+        ports = np.ones(len(made), np.int64)
         if link.striped:
             loads, ports = _busiest(
                 unit_of_member(hardware.inside(level), places),

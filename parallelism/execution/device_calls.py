@@ -121,7 +121,7 @@ class PaddedParts:
     """How an array of a collective is cut over the devices of a group, along one dim; an all_reduce cuts nothing."""
 
     shape: tuple[int, ...]
-    """That of the whole array."""
+    """The shape of the whole array."""
     dim: int
     sizes: tuple[int, ...]
     """The extent of the dim in each part, in the order of the group."""

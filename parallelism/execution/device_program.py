@@ -401,7 +401,8 @@ class DeviceProgram:
         """What an op declares, computed once for all ops of its kind on values of its types: equal blocks have many."""
         if self.seconds is not None:
             return declared_cost(op, self.seconds)
-        outputs, same = tuple([value.type for value in op.outputs]), tuple(map(op.inputs.index, op.inputs))
+        outputs = tuple([value.type for value in op.outputs])
+        same = tuple(map(op.inputs.index, op.inputs))
         key = op.kind, op.types, op.attributes, outputs, same
         if key not in self._costs:
             self._costs[key] = declared_cost(op)

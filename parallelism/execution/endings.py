@@ -127,7 +127,10 @@ class WaitForLoss(NamedTuple):
 
     def run(self, end: StepEnd) -> None:
         """Puts the loss among the sums, as an array without dims, and the metrics behind it."""
-        totals = [total.wait() if hasattr(total, "wait") else total for total in end.sums[""]]
+        totals = list(end.sums[""])
+        for place, total in enumerate(totals):
+            if hasattr(total, "wait"):
+                totals[place] = total.wait()
         totals[0] = np.reshape(totals[0], ())
         end.sums[""] = end.results(totals)
 
@@ -159,7 +162,7 @@ class Endings:
     placement: Sequence[int]
     """The position of each stage."""
     dtypes: Mapping[str, Any]
-    """Those in which the gradients of weights are added up, by name; else it is that of the weight."""
+    """By name of a weight, the dtype in which its gradient is added up; by default that of the weight."""
     updated: bool
     """Whether the step has an update, which sums the gradients over replicas."""
     later: bool = False

@@ -26,7 +26,7 @@ class Place(NamedTuple):
     mesh: Mesh
     rank: int
     number: int
-    """That of the stage."""
+    """The number of the stage."""
     numbers: tuple[tuple[str, int], ...]
     """The numbers of the symbols, except those of the batch."""
     rows: int

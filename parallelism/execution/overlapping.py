@@ -86,12 +86,12 @@ class _Products:
             return number
         if not self.products or op.kind not in ASYNCHRONOUS or op["group"] == 1 or inside(op, UPDATE):
             return None
-        there = self._made.get(op.inputs[0].name, -1) + 1
+        earliest = self._made.get(op.inputs[0].name, -1) + 1
         reader = self._first_read.get(op.outputs[0].name, len(self.ops))
-        between = {each: read for each, read in self._reads.items() if there <= each < reader}
+        between = {each: read for each, read in self._reads.items() if earliest <= each < reader}
         if op.kind in ("all_reduce", "reduce_scatter"):
             given = set().union(*(self._reads[each] for each in self._behind(op.inputs[0].name)))
-            return there if any(given & read for read in between.values()) else None
+            return earliest if any(given & read for read in between.values()) else None
         if op.kind == "all_gather" and reader in self._reads:
             same = self._reads[reader]
             return max((each for each, read in between.items() if read & same), default=None)
@@ -120,7 +120,8 @@ def arranged(
     takes.  ``fused`` may be `ELEMENTWISE` or `EPILOGUES`."""
     if order is not None:
         function = order.of(function)
-    calls, chains = order.calls if order else (), tuple[int, ...]()
+    calls = order.calls if order else ()
+    chains = tuple[int, ...]()
     if fused:
         before = function.ops
         rows = fused not in (ELEMENTWISE, EPILOGUES)

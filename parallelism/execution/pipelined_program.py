@@ -221,8 +221,10 @@ class PipelinedProgram(PipelinedOperation):
         values = {value.name: value for value in self.stages.function.inputs}
         shares = []
         for rank, (position, replica) in enumerate(places):
-            inside, place = self.mesh_at(position), self.place(mesh, rank)
-            data, weights = dict[str, tuple[Array, ...]](), dict[str, Array]()
+            inside = self.mesh_at(position)
+            place = self.place(mesh, rank)
+            data = dict[str, tuple[Array, ...]]()
+            weights = dict[str, Array]()
             for number in self.stages_on(position):
                 stage = self.stages.functions[number]
                 for name in stage.data:
@@ -310,7 +312,8 @@ class PipelinedProgram(PipelinedOperation):
                 run_actions(
                     sender, self.pipeline, self.pipeline.axis, stages, self.pipeline.schedule.works[position]
                 )
-            held, numbers = {**share.weights, **share.state}, tuple(share.numbers.items())
+            held = {**share.weights, **share.state}
+            numbers = tuple(share.numbers.items())
             update = None if self.updates is None else self.updates.update_of(device, rank, position, held)
             exchanged = partial(self._exchanged, device, position)
             results = partial(self.whole_batch.results, device, share.rows, numbers, weights)
@@ -327,7 +330,8 @@ class PipelinedProgram(PipelinedOperation):
     def beginning(self, mesh: Mesh, position: int, rows: int, numbers: Mapping[str, int]) -> Beginning | None:
         """What devices at a position compute of a batch of so many rows before the first action; cached."""
         names = self.whole_batch.known_at(self.stages_on(position))
-        around, replicas = self.around(mesh).at(position), self.axes(mesh)[1]
+        around = self.around(mesh).at(position)
+        replicas = self.axes(mesh)[1]
         return (
             self.whole_batch.beginning(names, rows, tuple(numbers.items()), around, replicas)
             if names
@@ -338,7 +342,9 @@ class PipelinedProgram(PipelinedOperation):
         self, number: int, numbers: Mapping[str, int], rows: int, mesh: Mesh, rank: int
     ) -> StagePrograms:
         """The programs of a stage on a rank, for a batch of so many rows; cached."""
-        functions, place, sums = self.stages.functions[number], self.place(mesh, rank), self.sums
+        functions = self.stages.functions[number]
+        place = self.place(mesh, rank)
+        sums = self.sums
         own = {name: numbers[name] for name in sorted(numbers.keys() & functions.symbols)}
         inside = self.mesh_at(self.pipeline.schedule.placement[number])
         key = tuple(own.items()), rows, place, tuple(map(sums.get, functions.trained)), inside
@@ -367,7 +373,8 @@ class PipelinedProgram(PipelinedOperation):
     def sums_over_replicas(self, place: Place) -> Sums:
         """The ops that sum the gradients of a stage over replicas, of those that no other stage has: those with which
         the update begins, or an all_reduce of each."""
-        replicas, programs = self.axes(place.mesh)[1], self._programs_at(place)
+        replicas = self.axes(place.mesh)[1]
+        programs = self._programs_at(place)
         if self.updates is not None:
             return self.updates.sums(place, programs.functions.trained)
         if not replicas:

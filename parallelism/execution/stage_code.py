@@ -95,13 +95,11 @@ class StagePrograms:
         self.like, self.sums, self.fused = like, sums or {}, fused
         self.several, self.chunked = several, chunked
         self.overlap, self.overlapping = overlap, overlapping
-        self.functions, self.batch, self.whole, self.inside, self.place = (
-            functions,
-            batch,
-            whole,
-            inside,
-            place,
-        )
+        self.functions = functions
+        self.batch = batch
+        self.whole = whole
+        self.inside = inside
+        self.place = place
         self._cache: dict[Any, Any] = {}
 
     @cached_property
@@ -271,14 +269,15 @@ class StagePrograms:
             for name, type in zip(stage.answered, self.answers(part), strict=True)
         }
         for source in _SOURCES[kind]:
-            function, own = self.function(source, part), self.local_function(source, part)[0]
-            there = {}
+            function = self.function(source, part)
+            own = self.local_function(source, part)[0]
+            of_inputs = {}
             for value, local in zip(function.inputs, own.inputs, strict=True):
                 taken = (source, local.name), whole_number(local.type.nbytes)
-                there[local.name] = memory.setdefault(value.name, taken)
+                of_inputs[local.name] = memory.setdefault(value.name, taken)
             for value, local in zip(function.outputs, own.outputs, strict=True):
                 computed = (source, local.name), whole_number(local.type.nbytes)
-                memory.setdefault(value.name, there.get(local.name, computed))
+                memory.setdefault(value.name, of_inputs.get(local.name, computed))
         return memory
 
     @cached
@@ -292,7 +291,8 @@ class StagePrograms:
             return {}
         memory = self._memory_after(before, part)
         stay = {memory[name][0] for name in self._kept_after(kind) if name in memory}
-        function, own = self.function(kind, part), self.local_function(kind, part)[0]
+        function = self.function(kind, part)
+        own = self.local_function(kind, part)[0]
         taken = dict(
             zip((value.name for value in function.inputs), own.inputs, strict=False)
         )  # then come the sums of gradients

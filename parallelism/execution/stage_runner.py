@@ -137,7 +137,8 @@ class ProgramStage(Stage):
     def _run(self, kind: str, microbatch: int, arrays: dict[str, Array]) -> Sequence[Array]:
         """The results of an action, which are also put among the ``arrays``, by name."""
         part = self.parts[microbatch]
-        function, closing = self.programs.function(kind, part), self.closes(kind, microbatch)
+        function = self.programs.function(kind, part)
+        closing = self.closes(kind, microbatch)
         program = closing.program(kind, part) if closing else self.programs.program(kind, part)
         results = program.run(
             self.device,
@@ -225,7 +226,8 @@ class Gradients:
         starts = dict.fromkeys(self.flat, 0)
         views = []
         for type in self.types:
-            start, end = starts[type.dtype], starts[type.dtype] + int(type.size)
+            start = starts[type.dtype]
+            end = starts[type.dtype] + int(type.size)
             views.append(self.flat[type.dtype][start:end].reshape(_shape(type)))
             starts[type.dtype] = end
         return views

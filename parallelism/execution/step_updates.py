@@ -79,7 +79,8 @@ class StepUpdates:
             counted=counted,
             stages=self.stages_summed,
         )
-        inside, early = self.around.at(position), self._early(function)
+        inside = self.around.at(position)
+        early = self._early(function)
         form = Form([function], more=early), inside
         if form not in self._first:
             over = {self.pipeline.axis: self.stages_summed} if self.stages_summed > 1 else {}
@@ -162,7 +163,9 @@ class StepUpdates:
 
     def shards(self, state: Mapping[str, Array], rank: int, position: int) -> dict[str, Array]:
         """A rank's parts of the state."""
-        update, inside, place = self.at(position), self.around.at(position), self.around.place(rank)
+        update = self.at(position)
+        inside = self.around.at(position)
+        place = self.around.place(rank)
         inputs = zip(update.function.inputs, update.localized.inputs, strict=True)
         return {
             value.name: layout.shard(state[value.name], inside)[place]
@@ -232,7 +235,7 @@ class Update:
 
     localized: Localized
     function: Function
-    """That of this position."""
+    """The update of this position."""
     categories: Mapping[str, str]
     """The category of memory of each value of the step that has one."""
     fused: bool | str = False

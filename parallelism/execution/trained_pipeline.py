@@ -76,7 +76,8 @@ class TrainedPipeline(PipelinedProgram):
         replicas = tuple(axis for axis in step.replicas if axis in mesh.shape)
         around = {pipeline.axis, *replicas}
         shape = {axis: n for axis, n in mesh.shape.items() if axis not in around and not meshes}
-        inside, own = Mesh(**shape) if shape else None, OwnMeshes(meshes) if meshes else None
+        inside = Mesh(**shape) if shape else None
+        own = OwnMeshes(meshes) if meshes else None
         sums, stages = step.sum_dtypes, step.stages(pipeline.stages)
         check_stages(stages, pipeline)
         if own is not None:  # a split is one that all meshes of its axes can have

@@ -159,7 +159,8 @@ class Beginning:
 
 def _dealt(value: Value, batch: str, replicas: Sequence[str]) -> TensorSharding:
     """The layout of an input whose rows are dealt to replicas, too."""
-    dims, rows = list(dims_of(value)), batch_dim(value.type, batch)
+    dims = list(dims_of(value))
+    rows = batch_dim(value.type, batch)
     if rows is not None:
         dims[rows] = (*replicas, *dims[rows])
     return layout(dims)

@@ -29,7 +29,7 @@ class Across(NamedTuple):
 
     bytes_per_second: float
     latency_seconds: float = 0.0
-    """Beside that of the outermost links."""
+    """The latency of the link across, in addition to that of the outermost links."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -151,7 +151,8 @@ class MixedHardware(Hardware):
         links have no ports."""
         number = self.number_of_part(rank)
         part, place = self.parts[number], self.place(rank)
-        link, inside = part.links[-1], part.inside(len(part.links) - 1)
+        link = part.links[-1]
+        inside = part.inside(len(part.links) - 1)
         if link.shape != "switch":
             return []
         ports = link.ports or inside

@@ -20,11 +20,11 @@ class Power:
     """
 
     busy_watts: float
-    """Of a device that computes."""
+    """The power of a device that computes."""
     idle_watts: float
-    """Of a device that waits."""
+    """The power of a device that waits."""
     node_watts: float = 0.0
-    """Of processors, memory, adapters, fans and losses of a node, for each of its devices."""
+    """The power of a node's processors, memory, adapters, fans and losses, divided by its devices."""
 
     def __post_init__(self) -> None:
         watts = partial(checked.number, of="of watts")

@@ -24,7 +24,7 @@ class Reserve:
     """
 
     context_bytes: float = 0.0
-    """Of a process: the context, the code of kernels, the workspaces of libraries."""
+    """The bytes of a process besides tensors: the context, the code of kernels, the workspaces of libraries."""
     communicator_bytes: float = 0.0
     """The buffers of each group that the device communicates in; it has one along each axis with several devices."""
     waste: float = 0.0
@@ -98,7 +98,7 @@ def _part(field: str, value: Any) -> float:
 
 
 NO_RESERVE = Reserve()
-"""Of hardware that nothing is known of, and of hosts."""
+"""The reserve of hosts, and of hardware whose reserve is not known."""
 
 
 def checked_reserve(field: str, value: Any) -> Reserve:

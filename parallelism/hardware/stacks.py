@@ -102,7 +102,8 @@ def _replaced(hardware: Hardware, table: Mapping[str, Any], origin: str) -> Hard
     for field in changed:
         if field not in known:
             raise ValueError(f"{checked.shown(field)} is no field of a stack{did_you_mean(field, known)}")
-    name, sources = table["name"], checked.texts("sources", table["sources"], 500)
+    name = table["name"]
+    sources = checked.texts("sources", table["sources"], 500)
     told = {_in_hardware(field): f"{name}, {source}"[:500] for field, source in sources.items()}
     described: dict[str, type[Any]] = {"products": Products, "host": HostLink}
     for field, kind in described.items():
@@ -117,15 +118,19 @@ def _replaced(hardware: Hardware, table: Mapping[str, Any], origin: str) -> Hard
     reached = table.get("reached", {})
     if not isinstance(reached, Mapping):
         raise TypeError(f"reached must be a table with the names of links; got {checked.shown(reached)}")
-    links = tuple(
-        replace(link, reached=build(Reached, reached[link.name], origin, f"reached.{link.name}.", parts={}))
-        if link.name in reached
-        else link
-        for link in hardware.links
-    )
+    links = list(hardware.links)
+    for level, link in enumerate(links):
+        if link.name in reached:
+            own = build(Reached, reached[link.name], origin, f"reached.{link.name}.", parts={})
+            links[level] = replace(link, reached=own)
     title = f"{hardware.title}, {table['title']}" if hardware.title else table["title"]
     return replace(
-        hardware, **changed, links=links, stack=name, title=title[:200], sources={**hardware.sources, **told}
+        hardware,
+        **changed,
+        links=tuple(links),
+        stack=name,
+        title=title[:200],
+        sources={**hardware.sources, **told},
     )
 
 

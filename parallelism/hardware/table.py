@@ -123,7 +123,8 @@ def _disturbances(hardware: Hardware) -> list[Row]:
         ("slow", f"rank {slow.rank} takes {slow.factor:g} times as long") for slow in hardware.stragglers
     ]
     for fault in hardware.faults:
-        source, target = ("any" if end is None else str(end) for end in (fault.source, fault.target))
+        source = "any" if fault.source is None else str(fault.source)
+        target = "any" if fault.target is None else str(fault.target)
         on = "" if fault.level is None else f" on {fault.level}"
         delay = f"{given_seconds(fault.delay_seconds)} later, {fault.bandwidth_factor:g} of the bandwidth"
         parts.append(("fault", f"{source} to {target}{on}: {delay}"))

@@ -50,9 +50,10 @@ def rounded_once(means: Meaning) -> Meaning:
         dtype = x[0].dtype
         if not is_floating(dtype) or dtype.itemsize > 2:
             return means(reader, node, x)
-        wide = [
-            each if each is None or each.dtype != dtype else convert(each, np.dtype(np.float32)) for each in x
-        ]
+        wide = list(x)
+        for i, each in enumerate(x):
+            if each is not None and each.dtype == dtype:
+                wide[i] = convert(each, np.dtype(np.float32))
         return convert(means(reader, node, wide), dtype)
 
     return computed  # type: ignore[return-value]
@@ -108,7 +109,8 @@ def reshaped(x: Any, shape: Sequence[Extent]) -> Any:
 
 def _unit_dims_changed(x: Spread, shape: Sequence[Extent]) -> Any:
     """The array if a reshape only adds or removes dims of extent 1; None if it does more."""
-    old, new = [n for n in x.shape if n != 1], [n for n in shape if n != 1]
+    old = [n for n in x.shape if n != 1]
+    new = [n for n in shape if n != 1]
     if old != new:
         return None
     kept = iter([own for own, n in zip(x.array.shape, x.shape, strict=True) if n != 1])

@@ -92,7 +92,8 @@ def _squared(a: Pair) -> Any:
 
 
 def _divide(a: Pair, b: Pair) -> Pair:
-    above, below = _multiply(a, Pair(b.real, ew("negative", b.imag))), _squared(b)
+    above = _multiply(a, Pair(b.real, ew("negative", b.imag)))
+    below = _squared(b)
     return Pair(ew("divide", above.real, below), ew("divide", above.imag, below))
 
 

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Sequence
 
 MOST_CHARACTERS = 600
-"""Of a message, and a quarter of it of an op and of a place, which may be as long as the program itself."""
+"""The most of a message.  An op and a place, which may be as long as the program, get a quarter of it each."""
 
 
 class InteropError(ValueError):
@@ -57,7 +57,7 @@ class EvaluationWarning(UserWarning):
 
 
 NAMED = 3
-"""So many functions or modules are named."""
+"""The most functions or modules that a message names."""
 
 
 def named(names: Sequence[str]) -> str:

@@ -166,7 +166,8 @@ def gathered(data: Any, columns: Sequence[Any]) -> Any:
     places = _own_places(data, columns)
     if places is None:
         return None
-    shape, rest = list(columns[0].shape), list(data.shape[len(columns) :])
+    shape = list(columns[0].shape)
+    rest = list(data.shape[len(columns) :])
     behind = range(len(shape), len(shape) + len(rest))
     own = [place for place in places if place is not None]
     if len(own) == len(places):
@@ -194,7 +195,8 @@ def put(data: Any, columns: Sequence[Any], updates: Any, op: str, *, from_end: b
     places = _own_places(data, columns)
     if places is None or (updates.dtype == bool and op != "set"):
         return None
-    shape, rest = list(columns[0].shape), list(data.shape[len(columns) :])
+    shape = list(columns[0].shape)
+    rest = list(data.shape[len(columns) :])
     behind = range(len(shape), len(shape) + len(rest))
     axis = places.index(None) if None in places else None
     order, free = _order(places, axis, len(shape))
@@ -206,12 +208,13 @@ def put(data: Any, columns: Sequence[Any], updates: Any, op: str, *, from_end: b
         return None
     index = transposed(columns[axis], order)
     own = [*index.shape[:axis], turns, *index.shape[axis + len(free) :]]
-    index, moved = reshaped(index, [*own, *[1] * len(rest)]), reshaped(moved, [*own, *rest])
+    index = reshaped(index, [*own, *[1] * len(rest)])
+    moved = reshaped(moved, [*own, *rest])
     return put_in_turn(data, index, moved, axis, op, from_end=from_end)
 
 
 MOST_TURNS = 16
-"""So many elements of each row are put in one after the other; more go through the flat array."""
+"""The most elements of a row that are put in one after the other; more go through the flat array."""
 
 
 def in_turn(turns: Extent, op: str) -> bool:

@@ -64,7 +64,8 @@ def convolution(
     sizes = kernel.shape[2:]
     spatial, inner = "hwdefgij"[:count], "HWDEFGIJ"[:count]
     if all(n == 1 for n in sizes) and all(s == 1 for s in strides):
-        patches, kernel = whole(x), reshaped(kernel, kernel.shape[:2])
+        patches = whole(x)
+        kernel = reshaped(kernel, kernel.shape[:2])
         inner = ""
     else:
         patches = windows_of(x, range(2, 2 + count), sizes, strides, dilations)

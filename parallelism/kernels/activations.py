@@ -149,7 +149,8 @@ def clamped_swiglu(gate: Array, z: Array) -> Array:
 
 def clamped_swiglu_backward(gate: Array, z: Array, grad: Array) -> tuple[Array, Array]:
     """The gradients of ``gate`` and ``z``, given that of `clamped_swiglu`; 0 beyond the limits."""
-    low, kept = np.minimum(gate, CLAMPED_LIMIT), np.clip(z, -CLAMPED_LIMIT, CLAMPED_LIMIT)
+    low = np.minimum(gate, CLAMPED_LIMIT)
+    kept = np.clip(z, -CLAMPED_LIMIT, CLAMPED_LIMIT)
     share = _sigmoid(CLAMPED_SLOPE * low)
     slope = share * (1 + CLAMPED_SLOPE * low * (1 - share))
     of_gate: Array = grad * (kept + 1) * slope * (gate < CLAMPED_LIMIT)

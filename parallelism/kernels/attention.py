@@ -148,7 +148,8 @@ def _scores(
     slopes = None
     if cap is not None:
         share = np.tanh(scores / scores.dtype.type(cap))
-        scores, slopes = share * scores.dtype.type(cap), 1 - share * share
+        scores = share * scores.dtype.type(cap)
+        slopes = 1 - share * share
     if bias is not None:
         scores += bias
     if mask is not None:

@@ -49,10 +49,8 @@ def philox(key: tuple[Any, Any], x: tuple[Words, ...]) -> tuple[Words, ...]:
     """Philox-4x32 of 10 rounds: the four words for each counter ``x`` of four words."""
     a, b = (np.asarray(k, np.uint32) for k in key)
     for _ in range(10):
-        first, second = (
-            x[0].astype(np.uint64) * np.uint64(0xD2511F53),
-            x[2].astype(np.uint64) * np.uint64(0xCD9E8D57),
-        )
+        first = x[0].astype(np.uint64) * np.uint64(0xD2511F53)
+        second = x[2].astype(np.uint64) * np.uint64(0xCD9E8D57)
         (low, high), (other_low, other_high) = _words(first), _words(second)
         x = (other_high ^ x[1] ^ a, other_low, high ^ x[3] ^ b, low)
         a, b = a + np.uint32(0x9E3779B9), b + np.uint32(0xBB67AE85)

@@ -85,7 +85,8 @@ def _ratio(above: tuple[float, ...], below: tuple[float, ...], x: Any) -> Any:
 def erf(x: Array) -> Array:
     """``2 / sqrt(pi)`` times the integral of ``exp(-t*t)`` from 0 to each element, in the dtype of ``x``."""
     wide = np.asarray(x, np.float64)
-    near, size = np.clip(wide, -1, 1), np.clip(np.abs(wide), 1, 6)
+    near = np.clip(wide, -1, 1)
+    size = np.clip(np.abs(wide), 1, 6)
     far = np.copysign(1 - np.exp(-size * size) * _ratio(*ERFC_BELOW_8, size), wide)
     result: Array = np.where(np.abs(wide) <= 1, near * _ratio(_T, _U, near * near), far).astype(x.dtype)
     return result

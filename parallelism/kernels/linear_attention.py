@@ -126,7 +126,8 @@ class _Chunk:
         q, k, v, state, passed = self.q, self.k, self.v, self.state, self.passed
         scores = q @ k.swapaxes(-1, -2) * self.between
         of_scores = grad @ self.added.swapaxes(-1, -2) * self.between
-        from_state, to_state = grad @ state.swapaxes(-1, -2), self.added @ of_next.swapaxes(-1, -2)
+        from_state = grad @ state.swapaxes(-1, -2)
+        to_state = self.added @ of_next.swapaxes(-1, -2)
         of_q = of_scores @ k + passed[..., None] * from_state
         of_k = of_scores.swapaxes(-1, -2) @ q + self.left[..., None] * to_state
         of_state = (q * passed[..., None]).swapaxes(-1, -2) @ grad + passed[..., -1, None, None] * of_next
@@ -135,7 +136,8 @@ class _Chunk:
         of_passed = np.vecdot(q, from_state)
         if self.delta:
             of_added = np.linalg.solve(self.solved.swapaxes(-1, -2), of_added)
-            of_keys, of_read = self._of_keys(of_added), -(self.beta * passed)[..., None] * of_added
+            of_keys = self._of_keys(of_added)
+            of_read = -(self.beta * passed)[..., None] * of_added
             read, products = k @ state, k @ k.swapaxes(-1, -2)
             v = v - passed[..., None] * read
             of_beta = (of_keys * products).sum(axis=-1)
@@ -198,26 +200,26 @@ def unit_vectors_backward(grad: Array, y: Array, scale: Array) -> Array:
 def short_convolution(x: Array, weight: Array, *bias: Array) -> Array:
     """The silu of sums over the last tokens, of each channel by itself; the last tap is the token's own.
 
-    ``x`` is ``(batch, tokens, ...)``, ``weight`` ``(taps, ...)``.  Before the first token are zeros.
+    ``x`` is ``(batch, tokens, ...)``, ``weight`` ``(..., taps)``.  Before the first token are zeros.
     """
     return _SILU.forward(_convolved(x, weight, *bias))
 
 
 def _convolved(x: Array, weight: Array, *bias: Array) -> Array:
-    found = x * weight[-1]
-    for back in range(1, min(len(weight), x.shape[1])):
-        found[:, back:] += x[:, :-back] * weight[-1 - back]
+    found = x * weight[..., -1]
+    for back in range(1, min(weight.shape[-1], x.shape[1])):
+        found[:, back:] += x[:, :-back] * weight[..., -1 - back]
     return sum(bias, found)
 
 
 def short_convolution_backward(grad: Array, x: Array, weight: Array, *bias: Array) -> tuple[Array, ...]:
     """The gradients of ``x``, of the weight, and of the bias if there is one; what was convolved is computed again."""
     grad = _SILU.backward(_convolved(x, weight, *bias), grad)
-    of_x, of_weight = grad * weight[-1], np.zeros_like(weight)
-    of_weight[-1] = (grad * x).sum(axis=(0, 1))
-    for back in range(1, min(len(weight), x.shape[1])):
-        of_x[:, :-back] += grad[:, back:] * weight[-1 - back]
-        of_weight[-1 - back] = (grad[:, back:] * x[:, :-back]).sum(axis=(0, 1))
+    of_x, of_weight = grad * weight[..., -1], np.zeros_like(weight)
+    of_weight[..., -1] = (grad * x).sum(axis=(0, 1))
+    for back in range(1, min(weight.shape[-1], x.shape[1])):
+        of_x[:, :-back] += grad[:, back:] * weight[..., -1 - back]
+        of_weight[..., -1 - back] = (grad[:, back:] * x[:, :-back]).sum(axis=(0, 1))
     return of_x, of_weight, *(grad.sum(axis=(0, 1)) for _ in bias)
 
 

@@ -54,7 +54,8 @@ class Mask:
 
     def allowed(self, rows: Sequence[int] | Array, columns: Sequence[int] | Array) -> Array | None:
         """True where a row attends to a column, ``(rows, columns)``, given their positions; None: everywhere."""
-        own, other = np.asarray(rows)[:, None], np.asarray(columns)[None, :]
+        own = np.asarray(rows)[:, None]
+        other = np.asarray(columns)[None, :]
         allowed: Array | None = other <= own if self.causal else None
         if allowed is not None and self.window is not None:
             allowed &= other > own - self.window

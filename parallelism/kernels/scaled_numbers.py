@@ -124,7 +124,8 @@ def quantized(
 
 def quantized_by(x: Array, scale: Array, dtype: Any) -> tuple[Array, Array]:
     """The numbers in 8 bits with a scale that is given, and the largest size among them before."""
-    wide, most = x.astype(np.float32, copy=False), np.float32(limits_of(dtype).max)
+    wide = x.astype(np.float32, copy=False)
+    most = np.float32(limits_of(dtype).max)
     largest = np.abs(wide).max(initial=0)
     return np.clip(wide / scale, -most, most).astype(dtype), np.asarray(largest, np.float32)
 

@@ -72,10 +72,10 @@ def _zigzag(tokens: int, devices: tuple[int, ...]) -> npt.NDArray[np.intp]:
 def positions_of(order: str, dim: int, start: int, count: int) -> npt.NDArray[np.intp]:
     """The positions of ``count`` tokens from number ``start`` on along a dim; the plain ones where ``order`` is of
     another dim, or empty."""
-    of = TokenOrder.parse(order) if order else None
-    if of is None or of.dim != dim:
+    found = TokenOrder.parse(order) if order else None
+    if found is None or found.dim != dim:
         return np.arange(start, start + count)
-    return of.positions(start, count)
+    return found.positions(start, count)
 
 
 def part_of(order: str, starts: Sequence[int], shape: Sequence[int]) -> list[slice | npt.NDArray[np.intp]]:

@@ -60,7 +60,7 @@ class Replicas:
     """Some replicas lie in one part, and some in the other; their microbatches have not equally many rows."""
 
     microbatches: int
-    """Of each replica."""
+    """The microbatches of each replica."""
     counts: tuple[int, int]
     """How many replicas each part has."""
     rows: tuple[int, int]

@@ -38,7 +38,7 @@ class MixedPlan:
     peak_bytes: tuple[int, int]
     """The memory of the fullest device of each part, in the order of the hardware."""
     simulated_seconds: float | None = None
-    """Of the full simulation; None: it was not made."""
+    """The seconds by the full simulation; None: it was not made."""
 
     @property
     def hardware(self) -> MixedHardware:

@@ -20,7 +20,7 @@ from parallelism.planning.space import Choices, choices
 from parallelism.planning.symbolic_events import Unpriceable
 
 MOST_DEALT = 3000
-"""So many ways to deal rows to replicas are timed at most, over all settings."""
+"""The most ways to deal rows to replicas that are timed, over all settings."""
 
 
 class Way(NamedTuple):
@@ -78,7 +78,8 @@ class ReplicasSearch:
         if self.task.batch % ep:
             return
         first, second = (dp * part.devices // self.hardware.devices for part in self.hardware.parts)
-        rows, settings = self.task.batch // ep, possible.settings(row)
+        rows = self.task.batch // ep
+        settings = possible.settings(row)
         again = self._again if settings["recompute"] == "full" else 1.0
 
         def factor(count: int) -> float:

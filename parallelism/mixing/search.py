@@ -36,13 +36,13 @@ from parallelism.transforms import SGD, Adam, MixedPrecision
 
 _log = logging.getLogger("parallelism")
 MOST_WAYS = 1024
-"""So many ways to deal blocks to the stages of one plan are timed at most."""
+"""The most ways to deal blocks to the stages of one plan that are timed."""
 KEPT, ALIKE = 64, 8
-"""So many of the best plans are kept, to be simulated; and of those with equal settings."""
+"""The most plans that are kept to be simulated, in all and with equal settings."""
 HOPELESS, PATIENCE = 1.5, 50_000
-"""Of plans over both that take so many times as long as the faster part alone, at most about so many are timed."""
+"""A plan over both that takes `HOPELESS` times as long as the faster part alone is timed only among the first `PATIENCE`."""
 TWICE = 2
-"""So many plans with equal settings are simulated before others are."""
+"""The number of plans with equal settings that are simulated before others are."""
 WORSE = 1.2
 """Plans with replicas in both parts are timed if they may take at most so many times as long as the best pipeline."""
 
@@ -197,15 +197,15 @@ class _Search:
 
     def time(self, possible: Choices, usable: list[npt.NDArray[np.float64]]) -> None:
         """Times all plans, the most promising settings first."""
-        here = self.hardware
+        both = self.hardware
         parts = [
-            PartOfPlans.of(part_task(self.task, here, part), possible, usable[part]) for part in range(2)
+            PartOfPlans.of(part_task(self.task, both, part), possible, usable[part]) for part in range(2)
         ]
-        turned = mixed(*here.parts[::-1], across=here.across)
+        turned = mixed(*both.parts[::-1], across=both.across)
         waiting: list[tuple[float, int, UnevenStages]] = []
         for row in range(len(possible)):
             self.told("prepared", row, len(possible))
-            for hardware, in_order in ((here, parts), (turned, parts[::-1])):
+            for hardware, in_order in ((both, parts), (turned, parts[::-1])):
                 stages = UnevenStages(hardware, in_order, row, possible.settings(row))
                 if (least := self._least(stages, row)) is not None:
                     waiting.append((least, len(waiting), stages))

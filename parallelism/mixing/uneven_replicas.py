@@ -115,7 +115,8 @@ class UnevenReplicas:
 
     def templates(self, price: PriceEvents | None = None) -> Templates:
         """The events of the devices at each position of each part."""
-        class_of, events = np.zeros(self.mesh.size, np.int64), list[DeviceEvents]()
+        class_of = np.zeros(self.mesh.size, np.int64)
+        events = list[DeviceEvents]()
         for part, step in enumerate(self.of_parts):
             here = self.part_of == part
             for number in np.unique(step.class_of[here]):

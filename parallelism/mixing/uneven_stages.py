@@ -137,12 +137,18 @@ class UnevenStages:
         adds_up = self.parts[0].table.adds_up(self.parts[0].table.shape(self.row))
         rows = []
         for stage, (part, place) in enumerate(self._kinds):
-            of = self.parts[part].held(self.row, place, self.alike_counts(place))
+            stage_bytes = self.parts[part].held(self.row, place, self.alike_counts(place))
             kept = min(self.stages - stage, self.microbatches)
-            actions = np.maximum((kept - 1) * of["kept"] + of["F"], kept * of["kept"] + of["B"])
-            during = actions + (of["gradients"] if adds_up else 0)
+            actions = np.maximum(
+                (kept - 1) * stage_bytes["kept"] + stage_bytes["F"],
+                kept * stage_bytes["kept"] + stage_bytes["B"],
+            )
+            during = actions + (stage_bytes["gradients"] if adds_up else 0)
             rows.append(
-                _in_front(of["held"] + np.maximum(during, of["gradients"] + of["end"]), len(self.counts))
+                _in_front(
+                    stage_bytes["held"] + np.maximum(during, stage_bytes["gradients"] + stage_bytes["end"]),
+                    len(self.counts),
+                )
             )
         return np.stack(rows)
 
@@ -219,7 +225,7 @@ class UnevenStages:
 
     @property
     def crossing_seconds(self) -> float:
-        """The seconds in which all microbatches hold what joins the parts, in one direction."""
+        """How long the messages of all microbatches occupy the link between the parts, in one direction."""
         return self.microbatches * max(self.crossing)
 
     @property

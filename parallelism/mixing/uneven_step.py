@@ -37,7 +37,8 @@ class UnevenStep(AssembledStep):
         return self.of_parts[self.part_of[position]]
 
     def _end_at(self, position: int, smaller: frozenset[Uneven]) -> tuple[StageCosts, int, int]:
-        costs, place = self._costs_at(position), place_of(position, self.shape.stages)
+        costs = self._costs_at(position)
+        place = place_of(position, self.shape.stages)
         end = costs.ends(0, in_stages=True, smaller=smaller)
         return end, place, costs.alike(self.counts[position], place)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -109,6 +110,25 @@ def kind_of_layer(spec: TransformerSpec, layer: int) -> tuple[Any, ...]:
     return parts, has_experts, spec.window_of(layer), spec.is_rotated(layer)
 
 
+def spec_like_layer(spec: TransformerSpec, layer: int) -> TransformerSpec:
+    """The model with as many layers, all like this one."""
+    has_experts = spec.experts is not None and spec.experts.at(layer) and spec.has("feed_forward", layer)
+    attends = spec.has("attention", layer) and not spec.is_linear(layer)
+    linear = spec.linear_attention if spec.has("attention", layer) and spec.is_linear(layer) else None
+    experts = spec.experts if has_experts else None
+    changes: dict[str, Any] = {
+        "linear_attention": linear and replace(linear, layers=None),
+        "experts": experts and replace(experts, layers=(True,) * spec.layers),
+        "key_value_heads": spec.key_value_heads if attends else None,
+        "window": spec.window_of(layer),
+        "full_attention_every": None,
+        "unrotated_every": None if spec.positions != "rotary" or spec.is_rotated(layer) else 1,
+    }
+    if spec.layer_parts is not None:
+        changes["layer_parts"] = (spec.layer_parts[layer],) * spec.layers
+    return replace(spec, **changes)
+
+
 def attention_weights(spec: TransformerSpec) -> dict[str, Shape]:
     """The parameters of the attention of a block, but its biases and norms before and after it."""
     if spec.attention is not None:
@@ -172,7 +192,8 @@ def _biases(spec: TransformerSpec, weights: dict[str, Shape]) -> dict[str, Shape
     found: dict[str, Shape] = {}
     for name, shape in weights.items():
         if len(shape) > 1 and has_bias(spec, name):
-            found[f"{name}_bias"] = (*shape[:-2], shape[-1])
+            channels = shape[0] if name == "convolution" else shape[-1]
+            found[f"{name}_bias"] = (*shape[:-2], channels)
     return found
 
 

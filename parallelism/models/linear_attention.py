@@ -99,12 +99,12 @@ class LinearAttention:
     def weights(self, width: int) -> dict[str, tuple[int, ...]]:
         """The parameters of a layer of a model of so many features, but its biases and norms before and after it.
 
-        Of the columns of ``state_in``, and of ``convolution``, those of a group of queries and keys follow each other.
+        The columns of ``state_in``, and the rows of ``convolution``, of a group of queries and keys follow each other.
         """
         _, *convolved, _ = self.parts
         return {
             "state_in": (width, self.groups * sum(self.parts)),
-            "convolution": (self.taps, self.groups * sum(convolved)),
+            "convolution": (self.groups * sum(convolved), self.taps),
             "rate_bias": (self.heads,),
             "decay": (self.heads,),
             **({} if self.is_delta else {"skip": (self.heads,)}),
@@ -137,7 +137,7 @@ def linear_attention(parts: Parts, x: Any, number: int, block: str) -> Any:
             ("convolution", "convolution_bias") if f"{block}convolution_bias" in parts.p else ("convolution",)
         )
         taps, *bias = (parts.p[f"{block}{name}"] for name in names)
-        taps = taps.reshape((layer.taps, groups, sum(layer.parts[1:4])))
+        taps = taps.reshape((groups, sum(layer.parts[1:4]), layer.taps))
         bias = [each.reshape((groups, sum(layer.parts[1:4]))) for each in bias]
         mixed = apply("short_convolution", mixed, taps, *bias)
         v, k, q = np.split(mixed, [inner, inner + layer.state_width], axis=3)

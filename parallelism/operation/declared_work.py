@@ -7,7 +7,9 @@ def declared_work(
     name: str, flops: float, nbytes: float, seconds: float | None
 ) -> tuple[float, float, float | None]:
     """The flops, bytes and seconds of ``device.compute(name, ...)``; ``ValueError`` if one is below 0 or not finite."""
-    flops, nbytes, seconds = float(flops), float(nbytes), None if seconds is None else float(seconds)
+    flops = float(flops)
+    nbytes = float(nbytes)
+    seconds = None if seconds is None else float(seconds)
     if 0 <= flops < inf and 0 <= nbytes < inf and (seconds is None or 0 <= seconds < inf):
         return flops, nbytes, seconds
     what, number = next(

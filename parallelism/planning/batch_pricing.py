@@ -18,19 +18,26 @@ import numpy.typing as npt
 from parallelism.arrays import distinct
 from parallelism.events.columns import combined
 from parallelism.models import TransformerSpec
-from parallelism.planning.orders import Shape
+from parallelism.planning.dealing import EXPERTS_OVER
+from parallelism.planning.orders import Asked, Shape, make_orders
 from parallelism.planning.plan import Task
 from parallelism.planning.plan_costs import PlanCosts
 from parallelism.planning.settings import SETTINGS
 from parallelism.planning.space import Choices, Refused
 from parallelism.planning.symbolic_events import Unpriceable
+from parallelism.planning.trained import TrainedModel
 from parallelism.planning.two_block_steps import ConditionalEvents, Known
+from parallelism.rarely_collected import ALMOST_ALL_LAST, rarely_collected
 from parallelism.shared_results import shared_results
 from parallelism.side_by_side import BothEnds, copies, side_by_side
 from parallelism.transforms import UnusedParameters
 
 MOST_LEFT = 2
 """So many plans of a program are simulated by themselves, where others are put together from pieces."""
+MOST_PROMISING = 12
+"""So many programs of plans of a model whose kinds of layers take turns are simulated by themselves."""
+EXPECTED = 0.95
+"""A plan that is expected to need this share of the memory is taken to fit."""
 LAID_OUT = 700
 """To lay out the pieces of plans takes about as long as to price and time so many plans; where nothing is split inside of
 a stage, half as many."""
@@ -82,23 +89,29 @@ def unused_told_before() -> Iterator[None]:
 
 
 @unused_told_before()
-def price_plans(task: Task, possible: Choices, limits: npt.NDArray[np.float64], told: Told) -> PricedPlans:
-    """The costs of all plans; those that need more memory than their limit, by row, are not timed.
+def price_plans(
+    task: Task, possible: Choices, limits: npt.NDArray[np.float64], told: Told, *, alone: bool = True
+) -> PricedPlans:
+    """The costs of all plans; those that need more memory than their limit, by row, are not timed.  Unless plans are
+    simulated ``alone``, those that are not put together from pieces have no finite seconds.
 
     Plans whose models differ (`TrainedModel.at`) have pieces of their own.
     """
+    if task.model.takes_turns:
+        rows, refused = _promising(task, possible, limits, told)
+        possible, limits = replace(possible.take(rows), refused={**possible.refused, **refused}), limits[rows]
     sizes, number = np.unique(possible["tp"], return_inverse=True)
     models = [task.model.at(tp) for tp in sizes.tolist()]
     different = [*dict.fromkeys(models)] or [task.model]
     if len(different) == 1:
-        return _price(replace(task, model=different[0]), possible, limits, told)
+        return _price(replace(task, model=different[0]), possible, limits, told, alone=alone)
     model_of = np.array([different.index(model) for model in models])[number]
     seconds, peaks = np.zeros(len(possible)), np.zeros(len(possible), np.int64)
     found = list[PricedPlans]()
     one_by_one = Counter[str]()
     for place, model in enumerate(different):
         rows = np.flatnonzero(model_of == place)
-        own = _price(replace(task, model=model), possible.take(rows), limits[rows], told)
+        own = _price(replace(task, model=model), possible.take(rows), limits[rows], told, alone=alone)
         seconds[rows], peaks[rows] = own.seconds, own.peaks
         one_by_one.update(own.one_by_one)
         found.append(own)
@@ -108,7 +121,9 @@ def price_plans(task: Task, possible: Choices, limits: npt.NDArray[np.float64], 
     return PricedPlans(possible, seconds, peaks, timed, setup, timing, one_by_one)
 
 
-def _price(task: Task, possible: Choices, limits: npt.NDArray[np.float64], told: Told) -> PricedPlans:
+def _price(
+    task: Task, possible: Choices, limits: npt.NDArray[np.float64], told: Told, *, alone: bool
+) -> PricedPlans:
     """`price_plans` of plans with one model."""
     start = perf_counter()
     seconds, peaks = np.full(len(possible), np.inf), np.zeros(len(possible), np.int64)
@@ -119,6 +134,7 @@ def _price(task: Task, possible: Choices, limits: npt.NDArray[np.float64], told:
     except Unpriceable as error:
         table, left = None, dict.fromkeys(one_of.tolist(), str(error))
     if table is not None:
+        make_orders(_pipelines(table, one_of))
         shares = _shares(table, possible, one_of, limits, told)
         for share in shares:
             table.steps.learn(share.known)
@@ -132,6 +148,7 @@ def _price(task: Task, possible: Choices, limits: npt.NDArray[np.float64], told:
     impossible: dict[str, list[int]] = defaultdict(list)
     if table is not None and not isinstance(task.model.model, TransformerSpec):
         left, impossible = _fewer(possible, left, seconds)
+    left = left if alone else {}
     with shared_results():
         simulated = side_by_side(
             [partial(_simulated, task, possible.settings(row)) for row in left],
@@ -183,6 +200,47 @@ def _fewer(
     return {row: left[row] for row in order[:MOST_LEFT].tolist()}, rest
 
 
+def _promising(
+    task: Task, possible: Choices, limits: npt.NDArray[np.float64], told: Told
+) -> tuple[npt.NDArray[np.int64], dict[str, Refused]]:
+    """The rows that may be the best of a model whose kinds of layers take turns, and the reason why others are refused.
+
+    A plan is taken to need what models with layers of one kind need in the mean, which are put together from pieces.  So
+    the most promising programs are known; what is told of them is simulated.
+    """
+    one_of, number = different_programs(possible)
+    if len(one_of) <= MOST_PROMISING:
+        return np.arange(len(possible)), {}
+    of_programs = possible.take(one_of)
+    seconds, peaks = np.zeros(len(one_of)), np.zeros(len(one_of))
+    for model, share in task.model.of_each_kind:
+        own, unlimited = _as_for(model, of_programs), np.full(len(one_of), np.inf)
+        priced = price_plans(replace(task, model=model), own, unlimited, told, alone=False)
+        seconds, peaks = seconds + share * priced.seconds, peaks + share * priced.peaks
+    # What is expected to fit differs in its seconds alone.
+    beyond = np.maximum(peaks / limits[one_of], EXPECTED)
+    best = np.lexsort((seconds, beyond))[:MOST_PROMISING]
+    is_promising = np.isin(number, best)
+    others = np.flatnonzero(~is_promising)
+    reason = (
+        f"{MOST_PROMISING} are more promising, by models with layers of one kind; fix settings for others"
+    )
+    refused = {reason: Refused(len(others), possible.settings(int(others[0])))}
+    return np.flatnonzero(is_promising), refused
+
+
+def _as_for(model: TrainedModel, possible: Choices) -> Choices:
+    """The plans as a model with other layers has them: devices that split experts are replicas where it has none, and
+    attention that is not there does not run again."""
+    columns, words = dict(possible.columns), dict(possible.words)
+    if not model.experts:
+        columns |= {"dp": columns["dp"] * columns["ep"], "ep": np.ones_like(columns["ep"])}
+        words["experts_over"] = (EXPERTS_OVER[0],) * len(words["experts_over"])
+    again = model.recomputed
+    words["recompute"] = tuple(kind if kind in again else "none" for kind in words["recompute"])
+    return Choices(columns, words, possible.refused)
+
+
 def different_programs(possible: Choices) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """A row of each program, and for each row the number of its program: `step_key` says which are the same."""
     columns = [
@@ -194,6 +252,7 @@ def different_programs(possible: Choices) -> tuple[npt.NDArray[np.int64], npt.ND
     return first, number
 
 
+@rarely_collected(ALMOST_ALL_LAST)
 def _shares(
     table: PlanCosts,
     possible: Choices,
@@ -221,6 +280,21 @@ def _shares(
     left = np.setdiff1d(rows, np.concatenate([share.rows for share in found]))
     if len(left):  # what a copy had taken that failed
         found.append(_share(table, possible, [left], limits, told))
+    return found
+
+
+def _pipelines(table: PlanCosts, rows: npt.NDArray[np.int64]) -> set[Asked]:
+    """The different pipelines of plans."""
+    columns = table.possible.columns
+    settings = (columns[name][rows] for name in ("schedule", "pp", "chunks", "balanced"))
+    keys = combined(_microbatches(table)[rows], *settings)
+    return {table.shape(row)[:5] for row in rows[np.unique(keys, return_index=True)[1]].tolist()}
+
+
+def _microbatches(table: PlanCosts) -> npt.NDArray[np.int64]:
+    """By row, the microbatches of a replica."""
+    columns = table.possible.columns
+    found: npt.NDArray[np.int64] = table.task.batch // (columns["dp"] * columns["ep"] * columns["microbatch"])
     return found
 
 
@@ -354,10 +428,7 @@ class _Larger:
 
     def __init__(self, table: PlanCosts, rows: npt.NDArray[np.int64]) -> None:
         self.table, columns = table, table.possible.columns
-        self.count: npt.NDArray[np.int64] = table.task.batch // (
-            columns["dp"] * columns["ep"] * columns["microbatch"]
-        )
-        """By row, the microbatches of a replica."""
+        self.count = _microbatches(table)
         names = [name for name in SETTINGS if name != "microbatch"]
         self.others = np.zeros(len(self.count), np.int64)
         """By row, a number for all other settings."""

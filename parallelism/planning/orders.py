@@ -9,10 +9,13 @@ With many microbatches most levels repeat (`Window`), so that only an order of f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import chain
+from math import prod
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +23,7 @@ import numpy.typing as npt
 
 from parallelism.pipelining.generators import SCHEDULES, ScheduleKind
 from parallelism.planning.steady_state import Labelled, Levels, Window, levels_of
+from parallelism.side_by_side import copies, first_come
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -177,6 +181,14 @@ class Shape(NamedTuple):
         return SCHEDULES[self.schedule].is_v_shaped
 
 
+Asked = tuple[str, int, int, int, range | None]
+"""``(schedule, ranks, microbatches, chunks, longer)``: what is asked of `order_of`."""
+MOST_KEPT = 2048
+"""So many orders are kept for further searches."""
+_known: dict[Any, tuple[Order, int]] = {}
+"""By `_key`."""
+
+
 def order_of(
     schedule: str, ranks: int, microbatches: int, chunks: int, longer: range | None = NONE_LONGER
 ) -> tuple[Order, int]:
@@ -185,6 +197,50 @@ def order_of(
     It is that of few microbatches if the levels and the states of the orders of few microbatches, and of a period more,
     are the same but for the period.
     """
+    asked = schedule, ranks, microbatches, chunks, longer
+    key = _key(asked)
+    if key not in _known:
+        _keep({asked: _made(*asked)})
+    return _known[key]
+
+
+def make_orders(asked: Iterable[Asked]) -> None:
+    """Makes orders that may be asked for, if this process has copies that help: else `order_of` makes those that are.
+    Those that cannot be made are left to it, too."""
+    if not copies():
+        return
+    alike: dict[Any, list[Asked]] = {}
+    for each in sorted(asked, key=lambda each: -prod(each[1:4])):  # those that take longest first
+        if _key(each) not in _known:
+            schedule, ranks, _, chunks, longer = each
+            alike.setdefault((schedule, ranks, chunks, longer), []).append(each)
+    first_come([partial(_all_made, each) for each in alike.values()], took=lambda _, found: _keep(found))
+
+
+def _all_made(asked: Iterable[Asked]) -> dict[Asked, tuple[Order, int]]:
+    """Orders that may be one order of few microbatches."""
+    found = {}
+    for each in asked:
+        with suppress(ValueError):
+            found[each] = _made(*each)
+    return found
+
+
+def _keep(found: Mapping[Asked, tuple[Order, int]]) -> None:
+    if len(_known) + len(found) > MOST_KEPT:
+        _known.clear()
+    _known.update({_key(asked): made for asked, made in found.items()})
+
+
+def _key(asked: Asked) -> tuple[Any, ...]:
+    """Another schedule may get the name of one that was registered."""
+    return SCHEDULES[asked[0]], *asked[1:]
+
+
+def _made(
+    schedule: str, ranks: int, microbatches: int, chunks: int, longer: range | None
+) -> tuple[Order, int]:
+    """See `order_of`."""
     kind = SCHEDULES[schedule]
     unit = ranks if chunks > 1 and microbatches % ranks == 0 else 1
     for period in (unit, 2 * unit):
@@ -226,26 +282,26 @@ def _repeating(
     return None if window is None else replace(order, window=window)
 
 
-_NUMBER_OF_KIND = {kind: number for number, kind in enumerate(KINDS)}
+_NUMBER_OF_KIND = np.full(128, -1)
+"""By the code of its letter."""
+_NUMBER_OF_KIND[[*map(ord, KINDS)]] = range(len(KINDS))
 
 
 def _works(steps: Iterable[Any]) -> list[Work]:
     """The actions of steps, of which some are several actions."""
-    found = list[Work]()
-    for step in steps:
-        if isinstance(step[0], tuple):
-            found += step
-        else:
-            found.append(step)
-    return found
+    found = list(steps)
+    if set(map(type, map(itemgetter(0), found))) <= {int}:
+        return found
+    return [work for step in found for work in (step if isinstance(step[0], tuple) else (step,))]
 
 
 def _order(rows: Sequence[Sequence[Work]], stages: int, longer: range | None) -> Order:
     lengths = np.array([len(row) for row in rows])
     count, starts = int(lengths.sum()), np.cumsum([0, *lengths[:-1]])
-    stage_of, named, microbatch_of = zip(*chain.from_iterable(rows), strict=True)
-    stage, microbatch = np.array(stage_of), np.array(microbatch_of)
-    kind = np.array(list(map(_NUMBER_OF_KIND.__getitem__, named)))
+    works = list(chain.from_iterable(rows))
+    stage, microbatch = (np.fromiter(map(itemgetter(column), works), np.int64, count) for column in (0, 2))
+    letters = "".join(map(itemgetter(1), works)).encode()
+    kind = _NUMBER_OF_KIND[np.frombuffer(letters, np.uint8)]
     number = np.full((stages, len(KINDS), microbatch.max() + 1), -1)
     number[stage, kind, microbatch] = np.arange(count)
     rank, rank_of = np.repeat(np.arange(len(rows)), lengths), np.zeros(stages, np.int64)
@@ -290,19 +346,24 @@ def _order(rows: Sequence[Sequence[Work]], stages: int, longer: range | None) ->
 def _levels(starts: Ints, lengths: Ints, taken: Ints) -> Ints:
     """The level of each action: on each level every rank does its next action if it need not wait for another one."""
     count = len(taken)
-    level = np.full(count + 1, count)
-    level[count] = -1  # of no action
-    following, ends = starts, starts + lengths
+    behind = np.arange(len(starts))  # behind the actions of each rank stands one that is never done
+    place = np.append(np.arange(count) + np.repeat(behind, lengths), [count + len(starts)])
+    waited = np.zeros(count + len(starts) + 1, np.int64)
+    waited[place[:-1]] = place[taken]
+    waited[starts + lengths + behind] = starts + lengths + behind
+    level = np.full(len(waited), count)
+    level[place[-1]] = -1  # of no action
+    following, left = starts + behind, count
     for now in range(count):
-        can = level[taken[following]] < now
-        level[following[can]] = now
-        following = following + can
-        left = following < ends
-        if not left.all():
-            following, ends = following[left], ends[left]
-            if not len(ends):
-                break
-    return level[:count]
+        can = level.take(waited.take(following)) < now
+        done = following[can]
+        level[done] = now
+        following += can
+        left -= len(done)
+        if not left:
+            break
+    found: Ints = level[place[:-1]]
+    return found
 
 
 def _states(rank: Ints, starts: Ints, place: Ints, kind: Ints) -> tuple[Ints, Ints, Ints]:

@@ -285,13 +285,13 @@ class Updates:
         return _NeededBy(bits, ops[::-1], values)
 
     @cached_property
-    def blocks(self) -> list[int | None]:
+    def blocks(self) -> tuple[int | None, ...]:
         """By op of the program, the block of the one parameter that needs it; None for what several need."""
         layers = {bit: layer_in(name) for name, bit in self._needed_by.bits.items()}
         block_of_bits = {
             bit: self.layer_blocks.block_of(layer) for bit, layer in layers.items() if layer is not None
         }
-        return [block_of_bits.get(bits) for bits in self._needed_by.ops]
+        return tuple([block_of_bits.get(bits) for bits in self._needed_by.ops])
 
     def needed(self, names: Iterable[str]) -> list[bool]:
         """By op of the program, whether the update of the parameters of these names needs it."""

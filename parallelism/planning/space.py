@@ -228,7 +228,7 @@ def _blocks_in_stages(table: _Table, model: TrainedModel, given: Mapping[str, Se
     """Refuses stages that do not fit the blocks, and those that would be simulated one by one."""
     stages = table["pp"] * table["chunks"]
     table.refuse("there are more stages than blocks", stages > model.blocks)
-    if model.first_alike and "pp" not in given:
+    if model.first_alike and not model.takes_turns and "pp" not in given:
         stages = table["pp"] * table["chunks"]
         others = (stages > 1) & (model.blocks // stages <= model.first_alike)
         table.refuse("the first stage has no block that is like those of others", others)

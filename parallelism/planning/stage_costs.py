@@ -120,7 +120,8 @@ class StageCosts:
         """The seconds of all sections on a mesh."""
         if self._computes is None:
             each = prices.computes(self.events, self.symbolic.first(COMPUTE))[self.symbolic.alike]
-            self._computes = self._sums(each)
+            self._computes = dict.fromkeys([name for name, _ in self.symbolic.parts], 0.0)
+            self._computes |= self._sums(each, COMPUTE)
             if self.symbolic.with_waits:
                 self._each = each
         events, different, number = self._collectives
@@ -128,7 +129,7 @@ class StageCosts:
         if len(events):
             seconds[events] = np.array([prices.collective(*each, layout) for each in different])[number]
             seconds = seconds[self.symbolic.alike]
-        sums = self._sums(seconds) if len(events) else {}
+        sums = self._sums(seconds, COLLECTIVE) if len(events) else {}
         found = {name: sums.get(name, 0.0) + own for name, own in self._computes.items()}
         share = prices.hardware.collective_share
         found |= {
@@ -185,17 +186,9 @@ class StageCosts:
             found[name] = [float(self._each[before + 1 : end].sum()) for before, end in pairwise(edges)]
         return found
 
-    def _sums(self, seconds: Floats) -> dict[Any, float]:
-        """The seconds of each section; of an end under ``before`` those before its gradients are exchanged."""
-        found: dict[Any, float] = {}
-        for name, events in self.symbolic.sections.items():
-            if name[1] == "end":
-                messages = self.symbolic.are(MESSAGE)[events]
-                at = events.start + (int(messages.argmax()) if len(messages) else 0)
-                found[name[0], "before"] = float(seconds[events.start : at].sum())
-                events = slice(at, events.stop)
-            found[name] = float(seconds[events].sum())
-        return found
+    def _sums(self, seconds: Floats, what: str) -> dict[Any, float]:
+        """The seconds of each part of the sections that has events of a sort; ``seconds`` are those of such events."""
+        return {name: float(seconds[events].sum()) for name, events in self.symbolic.parts_with(what)}
 
 
 def _beside(

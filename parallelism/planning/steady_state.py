@@ -8,9 +8,9 @@ other one; when that is follows from how much later one of the two is, and by ho
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,11 @@ class Levels(NamedTuple):
     taken: tuple[Ints, ...]
     duration: tuple[Ints, ...]
     message: tuple[Ints, ...]
+
+    def __reduce__(self) -> tuple[Callable[..., Levels], tuple[Any, ...]]:
+        """In a pickle they are an array for each column, not thousands of small ones."""
+        edges = np.cumsum([0, *map(len, self.action)])
+        return _levels_between, (edges, *(np.concatenate(column).astype(np.int32) for column in self))
 
     @property
     def depth(self) -> int:
@@ -53,9 +58,16 @@ class Levels(NamedTuple):
 def levels_of(level: Ints, before: Ints, taken: Ints, duration: Ints, message: Ints) -> Levels:
     """The actions by their ``level``."""
     order = np.argsort(level, kind="stable")
-    edges = np.flatnonzero(np.diff(level[order])) + 1
-    actions = tuple(np.split(order, edges))
-    return Levels(actions, *(tuple([of[at] for at in actions]) for of in (before, taken, duration, message)))
+    edges = np.concatenate([[0], np.flatnonzero(np.diff(level[order])) + 1, [len(order)]])
+    return _levels_between(edges, order, *(of[order] for of in (before, taken, duration, message)))
+
+
+def _levels_between(edges: Ints, *columns: Ints) -> Levels:
+    """The levels in columns in which each ends where the next begins."""
+    bounds = [*map(slice, edges[:-1].tolist(), edges[1:].tolist())]
+    return Levels(
+        *(tuple(map(column.astype(np.int64, copy=False).__getitem__, bounds)) for column in columns)
+    )
 
 
 Labelled = tuple[Levels, Ints, Ints]
@@ -94,14 +106,16 @@ class Window:
         ):
             return None
         actions = np.concatenate(more[0].action[start:end])
-        known = {
-            name: i for i, name in named.of(np.concatenate(more[0].action[start - length : start]), period)
-        }
-        earlier = np.array([known.get(name, -1) for _, name in named.of(actions)])
+        count = len(more[1])
+        before = np.full(count, -1)
+        before[named.actions(start, end)] = named.actions(start - length, start)
+        earlier = before[actions]
+        known = np.zeros(count + 1, np.bool_)
+        known[actions] = known[earlier] = known[count] = True
         waited = np.concatenate(
             [level for side in (more[0].before, more[0].taken) for level in side[start:end]]
         )
-        if earlier.min() < 0 or not np.isin(waited, np.concatenate([actions, earlier, [len(more[1])]])).all():
+        if not known[waited].all():
             return None
         return cls(start, end, actions, earlier)
 
@@ -242,15 +256,11 @@ class _Names:
         named = [column[side] for side in (action, before, taken) for column in (key, microbatch)]
         self.rows = np.stack([*named, duration, message], axis=1)[order]
         """All that is said of the actions, level by level: their stage and kind, their microbatch, ..."""
-        self.level = number[order]
+        self.action, self.level = action[order], number[order]
 
-    def of(self, actions: Ints, shift: int = 0) -> Iterator[tuple[int, tuple[int, int]]]:
-        """Each action, with its stage and kind, and its microbatch, shifted."""
-        return zip(
-            actions.tolist(),
-            zip(self.key[actions].tolist(), (self.microbatch[actions] + shift).tolist(), strict=True),
-            strict=True,
-        )
+    def actions(self, start: int, end: int) -> Ints:
+        """The actions of some levels: of each level in the order of their stages and kinds, then of their microbatches."""
+        return self.action[slice(*np.searchsorted(self.level, [start, end]))]
 
     def first_other(self, longer: _Names) -> int:
         """The first level that is not the same in others, of which there are more; 0 if there is none."""

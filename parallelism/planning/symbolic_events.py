@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from itertools import accumulate, pairwise, takewhile
+from itertools import accumulate, pairwise
 from math import prod
 from typing import Any, NamedTuple
 
@@ -39,14 +39,8 @@ Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 Exact = npt.NDArray[np.longdouble]
 
-MEMORY, COMPUTE, COLLECTIVE, WAIT, MESSAGE, SIZE = (
-    "memory",
-    "compute",
-    "collective",
-    "wait",
-    "message",
-    "size",
-)
+MEMORY, COMPUTE, COLLECTIVE = "memory", "compute", "collective"
+WAIT, MESSAGE, SIZE = "wait", "message", "size"
 LEFT = "left"
 """What an action frees at its end, that of all blocks together.  The size that it keeps says how many bytes."""
 
@@ -106,34 +100,14 @@ def repeated(events: Sequence[Event], *, at_end: bool = False, first: int = 0) -
     if at_end:
         of_blocks.reverse()
     else:
-        of_blocks.sort(key=_is_made_early)
+        of_blocks.sort(key=is_made_early)
     once = of_blocks[0].block if of_blocks else None
     return [event.block is not None and event.block >= first and event.block != once for event in events]
 
 
-def _is_made_early(event: Event) -> bool:
+def is_made_early(event: Event) -> bool:
     """Whether an event may be of a block that begins later: constants of all blocks stand before a backward."""
     return event.kind.what == MEMORY or event.kind.name == "constant"
-
-
-def with_second_block(own: Sequence[Event], second: Iterable[Event], *, first: int = 0) -> list[Event]:
-    """The events of two blocks: those of one, and behind its block, the ``first`` that is like all further ones, what a
-    ``second`` block does.  The constants of both stand in front."""
-    ends, more = [0], [*second]
-    for number, event in enumerate(own, 1):
-        if event.block is not None and event.block >= first:
-            ends.append(number)
-    end, mine, others = ends[-1], _constants_in_front(own), _constants_in_front(more)
-    return [*own[:mine], *more[:others], *own[mine:end], *more[others:], *own[end:]]
-
-
-def _constants_in_front(events: Sequence[Event]) -> int:
-    """The number of events up to the last constant that stands before all other work."""
-    found = 0
-    for number, event in enumerate(takewhile(_is_made_early, events), 1):
-        if event.kind.name == "constant":
-            found = number
-    return found
 
 
 class Run(NamedTuple):
@@ -188,16 +162,23 @@ class SymbolicEvents:
         different: dict[EventKind, EventKind] = {}
         kinds: list[EventKind] = []
         number: dict[Extent, int] = {0: 0}
-        index: list[list[int]] = []
+        row_of: dict[
+            int, int
+        ] = {}  # many events have the same list of extents, and the sections keep all of them
+        rows: list[list[int]] = []
+        index: list[int] = []
         again: list[bool] = []
-        for section, events in sections:
+        for section, events in [*sections]:
             again += repeated(events, at_end=section[-1] == "end", first=first)
             slices[section] = slice(len(kinds), len(kinds) + len(events))
-            kinds += [different.setdefault(event.kind, event.kind) for event in events]
-            index += [[number.setdefault(extent, len(number)) for extent in given] for _, given, _ in events]
-        most = max(2, *map(len, index))
-        padded = np.array([each + [0] * (most - len(each)) for each in index], np.int64).reshape(-1, most)
-        return cls(tuple(kinds), slices, Formulas(tuple(number)), padded, np.array(again, np.bool_))
+            for kind, given, _ in events:
+                kinds.append(different.setdefault(kind, kind))
+                if (row := row_of.setdefault(id(given), len(rows))) == len(rows):
+                    rows.append([number.setdefault(extent, len(number)) for extent in given])
+                index.append(row)
+        most = max(2, *map(len, rows))
+        padded = np.array([each + [0] * (most - len(each)) for each in rows], np.int64).reshape(-1, most)
+        return cls(tuple(kinds), slices, Formulas(tuple(number)), padded[index], np.array(again, np.bool_))
 
     def __reduce__(self) -> tuple[type[SymbolicEvents], tuple[Any, ...]]:
         return SymbolicEvents, (self.kinds, self.sections, self.formulas, self.index, self.repeated)
@@ -228,11 +209,8 @@ class SymbolicEvents:
         """The runs of a section of two blocks."""
         events = self.sections[section]
         again = self.repeated[events]
-        bounds = [
-            events.start,
-            *(events.start + 1 + np.flatnonzero(again[1:] != again[:-1])).tolist(),
-            events.stop,
-        ]
+        changes = (events.start + 1 + np.flatnonzero(again[1:] != again[:-1])).tolist()
+        bounds = [events.start, *changes, events.stop]
         return [
             Run(slice(start, stop), bool(self.repeated[start]))
             for start, stop in pairwise(bounds)
@@ -245,6 +223,24 @@ class SymbolicEvents:
         events = np.flatnonzero(self.are(what))
         found: npt.NDArray[np.int64] = events[self.alike[events] == events]
         return found
+
+    @cached_property
+    def parts(self) -> list[tuple[Any, slice]]:
+        """The sections; an end in two: up to the exchange of its gradients under ``before``, the rest under its name."""
+        found: list[tuple[Any, slice]] = []
+        for name, events in self.sections.items():
+            at = events.start
+            if name[1] == "end":
+                at += int(self.are(MESSAGE)[events].argmax()) if events.start < events.stop else 0
+                found.append(((name[0], "before"), slice(events.start, at)))
+            found.append((name, slice(at, events.stop)))
+        return found
+
+    @memoized
+    def parts_with(self, what: str) -> list[tuple[Any, slice]]:
+        """Those of the parts that have events of a sort."""
+        are = self.are(what)
+        return [(name, events) for name, events in self.parts if are[events].any()]
 
     @cached_property
     def joined(self) -> Mapping[Any, list[int]]:
@@ -355,18 +351,28 @@ class SymbolicProgram(DeviceProgram):
         return tuple((category, nbytes) for category, nbytes in held.items() if nbytes)
 
     def events_of(
-        self, wanted: Sequence[bool], blocks: Sequence[int | None], devices: Devices | None
+        self, wanted: Sequence[bool], blocks: tuple[int | None, ...], devices: Devices | None
     ) -> Iterator[Event]:
         """The events of some of the ops, by their numbers: those of a program that has no others.  ``blocks`` are those
         of all ops."""
         later = self._freed_early(wanted)
-        for parts, ops in zip(self._parts_of_steps(devices), self._numbers, strict=True):
+        for parts, ops in zip(self._parts_in_blocks(blocks, devices), self._numbers, strict=True):
             for number, events in parts:
                 if wanted[number]:
-                    yield from of_block(events, blocks[number])
-            for number in ops:
+                    yield from events
+            for number in ops if later else ():
                 if wanted[ops[-1]] or len(parts) > 1:
                     yield from later.get(number, ())
+
+    @memoized
+    def _parts_in_blocks(
+        self, blocks: tuple[int | None, ...], devices: Devices | None
+    ) -> list[list[tuple[int, list[Event]]]]:
+        """`_parts_of_steps`, with the events as those of blocks."""
+        return [
+            [(number, [*of_block(events, blocks[number])]) for number, events in parts]
+            for parts in self._parts_of_steps(devices)
+        ]
 
     @memoized
     def _parts_of_steps(self, devices: Devices | None) -> list[list[tuple[int, list[Event]]]]:

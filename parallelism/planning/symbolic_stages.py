@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from functools import cached_property
+from itertools import takewhile
 from typing import Any
 
 from parallelism.execution.device_program import (
@@ -38,6 +39,7 @@ from parallelism.planning.symbolic_events import (
     EventKind,
     SymbolicProgram,
     events_by_step,
+    is_made_early,
     nbytes_of_one,
     of_block,
 )
@@ -200,6 +202,26 @@ def events_of_blocks(
     if without := met - later_ends:
         raise ValueError(f"block {min(without)} has no product in an action, so nothing says where it ends")
     return [event for events in reversed(found) for event in events]
+
+
+def with_second_block(own: Sequence[Event], second: Iterable[Event], *, first: int = 0) -> list[Event]:
+    """The events of two blocks: those of one, and behind its block, the ``first`` that is like all further ones, what a
+    ``second`` block does.  The constants of both stand in front."""
+    ends, more = [0], [*second]
+    for number, event in enumerate(own, 1):
+        if event.block is not None and event.block >= first:
+            ends.append(number)
+    end, mine, others = ends[-1], _constants_in_front(own), _constants_in_front(more)
+    return [*own[:mine], *more[:others], *own[mine:end], *more[others:], *own[end:]]
+
+
+def _constants_in_front(events: Sequence[Event]) -> int:
+    """The number of events up to the last constant that stands before all other work."""
+    found = 0
+    for number, event in enumerate(takewhile(is_made_early, events), 1):
+        if event.kind.name == "constant":
+            found = number
+    return found
 
 
 def has_product(step: ProgramStep | StartStep | WaitStep) -> bool:

@@ -17,8 +17,8 @@ from parallelism.ir import Function, symbols
 from parallelism.ir.core import checked_dtype
 from parallelism.models import TransformerSpec, transformer
 from parallelism.models.expert_feed_forward import slots_of
-from parallelism.models.figures import kind_of_layer
-from parallelism.planning.layer_blocks import EACH_LAYER, LayerBlocks
+from parallelism.models.figures import kind_of_layer, spec_like_layer
+from parallelism.planning.layer_blocks import EACH_LAYER, MOST_OTHERS, LayerBlocks
 from parallelism.planning.program_blocks import Blocks, with_regions
 from parallelism.training.stage_layers import balanced_ends, begins_of, even, head_layers
 from parallelism.transforms import SGD, Adam, MixedPrecision, train_step
@@ -171,9 +171,42 @@ class TrainedModel:
         return _layer_blocks(self.model) if isinstance(self.model, TransformerSpec) else EACH_LAYER
 
     @property
+    def grouped(self) -> str:
+        """Which layers stages do not part; empty where a stage may begin at any layer."""
+        each = self.layer_blocks.each
+        return "" if each == 1 else f"stages have whole blocks of {each} layers, whose kinds come again and again"
+
+    @property
     def first_alike(self) -> int:
         """The first block that is like all further ones, counted from 0: of DeepSeek-V3 that behind its dense blocks."""
         return self.layer_blocks.first
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether kinds of layers take turns, so that no first few blocks are before equal ones: see `of_each_kind`."""
+        return self.first_alike > MOST_OTHERS and self.of_each_kind != ()
+
+    @cached_property
+    def of_each_kind(self) -> tuple[tuple[TrainedModel, float], ...]:
+        """Of a model whose layers with a state, attention and feed-forwards take turns: as many layers of each kind, and the
+        share that the kind has of the model's; empty for other models."""
+        spec = self.model
+        if not isinstance(spec, TransformerSpec) or spec.lora or spec.next_tokens:
+            return ()
+        if not (spec.linear_attention or spec.layer_parts):
+            return ()
+        kinds = [kind_of_layer(spec, layer) for layer in range(spec.layers)]
+        return tuple(
+            (self._like_layer(kinds.index(kind)), kinds.count(kind) / spec.layers)
+            for kind in dict.fromkeys(kinds)
+        )
+
+    def _like_layer(self, layer: int) -> TrainedModel:
+        """The model with as many layers, all like this one."""
+        spec: Any = self.model
+        own = spec_like_layer(spec, layer)
+        regions = frozenset(replace(own, layers=1).function(symbols(BATCH)[0]).regions)
+        return replace(self, model=own, regions=regions)
 
     @property
     def dtype(self) -> str:

@@ -32,9 +32,8 @@ from parallelism.planning.symbolic_events import (
     SymbolicEvents,
     Unpriceable,
     repeated,
-    with_second_block,
 )
-from parallelism.planning.symbolic_stages import Inside, Split, SymbolicStage
+from parallelism.planning.symbolic_stages import Inside, Split, SymbolicStage, with_second_block
 from parallelism.planning.trained import BATCH, TrainedModel
 from parallelism.training.sequence_split import SequenceSplit
 from parallelism.transforms import Parts, Pipeline, Recompute, Step, Strategy

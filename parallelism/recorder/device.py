@@ -321,7 +321,8 @@ class RecordingDevice:
         axes: Axes = None,
     ) -> Work[Any]:
         channel = Channel(self._peer("src", src, axes), self.rank, checked_tag(tag))
-        extents, wanted = None if shape is None else tuple(shape), None if dtype is None else as_dtype(dtype)
+        extents = None if shape is None else tuple(shape)
+        wanted = None if dtype is None else as_dtype(dtype)
         issued_at = calling_line()
 
         def conclude() -> Any:
@@ -414,7 +415,8 @@ class RecordingDevice:
         value: Any = None,
     ) -> CountedCall:
         """The checked call of this rank; other members receive ``value`` in place of its array."""
-        position, root = group.index(self.rank), checked_root(kind, root, len(group))
+        position = group.index(self.rank)
+        root = checked_root(kind, root, len(group))
         fields, array, _ = call_fields(
             kind, x, op, dim, concat_dim, sizes, factors, root, position, len(group), _to_array
         )

@@ -37,7 +37,9 @@ def bundles(source: TensorSharding, target: TensorSharding, mesh: Mesh, allowed:
     used = [axis for axis in axes if axis in before or axis in after]
     # Adjacent are axes that are adjacent in the first layout, else in the second.
     for axis in sorted(used, key=lambda axis: (before.get(axis) or (-2, -2), after.get(axis) or (-2, -2))):
-        if groups and all(_follows(of.get(axis), of.get(groups[-1][-1])) for of in (before, after)):
+        if groups and all(
+            _follows(positions.get(axis), positions.get(groups[-1][-1])) for positions in (before, after)
+        ):
             groups[-1].append(axis)
         else:
             groups.append([axis])

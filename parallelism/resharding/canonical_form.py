@@ -36,8 +36,12 @@ def canonical_form(blocks: Blocks, source: State, target: State) -> CanonicalFor
     becomes their number: then every part of every route has as many times fewer elements.
     """
     rows = sorted(zip(source.dims, target.dims, blocks.shape, range(len(blocks.shape)), strict=True))
+    shape = [extent for _, _, extent, _ in rows]
+    for dim, extent in enumerate(shape):
+        if extent and extent % blocks.size == 0:
+            shape[dim] = blocks.size
     return CanonicalForm(
-        tuple([extent if not extent or extent % blocks.size else blocks.size for _, _, extent, _ in rows]),
+        tuple(shape),
         State(tuple([before for before, *_ in rows]), source.partial),
         State(tuple([after for _, after, *_ in rows]), target.partial),
         tuple([dim for *_, dim in rows]),

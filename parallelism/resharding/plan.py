@@ -145,10 +145,8 @@ class ReshardingStep:
     @property
     def moved(self) -> str:
         """The change in words, such as ``dim 0 -> dim 1``."""
-        left, right = (
-            ", ".join(map("dim {}".format, self.shrunk)),
-            ", ".join(map("dim {}".format, self.grown)),
-        )
+        left = ", ".join(map("dim {}".format, self.shrunk))
+        right = ", ".join(map("dim {}".format, self.grown))
         match self.kind:
             case "slice" | "reduce_scatter" if right:
                 return right

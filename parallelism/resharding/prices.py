@@ -14,7 +14,8 @@ def move_seconds(costs: Costs, step: ReshardingStep) -> float:
         return max((costs.message_seconds(received[rank], donor, rank) for donor, rank in moved), default=0.0)
     longest = 0.0
     for group in step.mesh.groups(step.axes):
-        most, size = max(received[rank] for rank in group), len(group)
+        most = max(received[rank] for rank in group)
+        size = len(group)
         if size > 1:
             share = (2 if step.kind == "all_reduce" else 1) * ((size - 1) / size)
             collective = "all_to_all" if step.kind == "exchange" else step.kind

@@ -94,6 +94,11 @@ class Work:
         """The most rows of a replica that another token follows."""
         return max(sum(row.samples for row in rows) for rows in self.rows)
 
+    @property
+    def stops(self) -> tuple[tuple[int, ...], ...]:
+        """Where the rows of each replica stop."""
+        return tuple(tuple([row.stop for row in rows]) for rows in self.rows)
+
     def later(self, steps: int) -> Work:
         """The same ``steps`` tokens later."""
         return Work(tuple(tuple(row.later(steps) for row in rows) for rows in self.rows))

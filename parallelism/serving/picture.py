@@ -12,10 +12,8 @@ WIDTH, MARGIN = 560.0, 64.0
 SHOWN = 24
 """The requests of a timeline."""
 BAR, GAP = 9.0, 3.0
-TOGETHER, APART = (
-    "light-dark(hsl(210,75%,36%),hsl(210,75%,70%))",
-    "light-dark(hsl(20,80%,38%),hsl(20,85%,68%))",
-)
+TOGETHER = "light-dark(hsl(210,75%,36%),hsl(210,75%,70%))"
+APART = "light-dark(hsl(20,80%,38%),hsl(20,85%,68%))"
 FIRST, LATER = APART, TOGETHER
 
 

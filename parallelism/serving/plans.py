@@ -97,9 +97,9 @@ class PrefillPool:
     batch: int
     """Prompts of a replica at a time."""
     moved_bytes: int
-    """Of the cache of a prompt of mean length, that a device of the others gets."""
+    """The bytes of the cache of a mean prompt that a device for answers receives."""
     moved_seconds: float
-    """In which it is on its way."""
+    """How long this cache is on its way."""
     memory: Mapping[str, int] = field(hash=False)
     """Bytes of the fullest device, as of a plan."""
 
@@ -141,10 +141,10 @@ class ServingPlan:
     first_token_seconds: float
     token_seconds: float
     tokens_per_second: float
-    """Of answers, of all devices."""
+    """The tokens of answers per second, of all devices together."""
     requests_per_second: float
     cache_tokens: int
-    """So many tokens fit the cache of a replica; in layers with a window fewer are kept."""
+    """The tokens that fit the cache of a replica; layers with a window keep fewer."""
     memory: Mapping[str, int] = field(hash=False)
     """Bytes of the fullest device: ``weights``, ``cache``, ``activations``, ``reserve``."""
     devices: int
@@ -275,7 +275,7 @@ class ServingPlans:
     """By reason, how many rows have no figures."""
     reasons: Mapping[Any, str]
     left_out: int
-    """So many rows cannot meet the limits, by a bound."""
+    """The number of rows that cannot meet the limits, by a bound."""
     elapsed_seconds: float
     allowed: Mapping[str, tuple[int, ...] | None]
 

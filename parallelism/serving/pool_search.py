@@ -26,11 +26,11 @@ PREFILL_SETTINGS = ("tp", "pp", "ep", "replicas")
 LONGEST_CHUNK = 8192
 """The most tokens of a step of prompts, unless prompts and answers together have more."""
 MOST_SPLITS = 16
-"""So many ways to divide the devices are tried, where the layout of prefill does not say it."""
+"""The most ways to divide the devices that are tried, where the layout of prefill does not say it."""
 MOST_PAIRS = 8
-"""So many pairs of layouts are run through the workload, those with the best bounds; and `QUICKEST` more."""
+"""The most pairs of layouts that are run through the workload: those with the best bounds, and `QUICKEST` more."""
 QUICKEST = 4
-"""Of the others those whose tokens take least."""
+"""The pairs that are run besides, whose tokens take least."""
 MOST_ENGINES = 5
 """A pair that is no multiple of a part with at most so many replicas of attention is left out: each is an engine."""
 

@@ -21,7 +21,7 @@ from parallelism.serving.requests import Request
 from parallelism.serving.served import numbers_of, sampled_rows
 
 MOST_STEPS = 4096
-"""So many steps are priced at once."""
+"""The most steps that are priced at once."""
 
 
 class PricedEngine:
@@ -98,7 +98,8 @@ class PricedEngine:
             count = min(count, int(np.searchsorted(ends, until)) + 1)
         else:
             ends = self.now + np.cumsum(self._seconds(step, count))
-        self.now, self.steps = float(ends[count - 1]), self.steps + count
+        self.now = float(ends[count - 1])
+        self.steps = self.steps + count
         for each in self.engine.running.values():
             each.done += count - 1
             each.answer.extend([0] * (count - 1))
@@ -113,8 +114,7 @@ class PricedEngine:
 
     def _known_seconds(self, step: Step, count: int) -> npt.NDArray[np.float64]:
         """The same.  Requests that arrive by themselves meet alike whatever a batch has room for, so rows share stretches."""
-        stops = tuple(tuple(tuple(row.stop for row in rows) for rows in work.rows) for work in step)
-        key = self.prices.settings.page_tokens, stops, count
+        key = self.prices.settings.page_tokens, tuple(work.stops for work in step), count
         if key not in self.prices.stretches:
             self.prices.stretches[key] = self._seconds(step, count)
         return self.prices.stretches[key]

@@ -183,12 +183,24 @@ class StepParts(NamedTuple):
         return float(sum(self))
 
 
+class _Moving(NamedTuple):
+    """Equal events of a stage that depend on the cache."""
+
+    kind: EventKind
+    times: float
+    """How often they come."""
+    base: Floats
+    """Their numbers with an empty cache."""
+    slopes: dict[str, Floats]
+    """By the name of a number of the work that differs, by how much theirs grow with it."""
+
+
 class _Steady(NamedTuple):
     """The seconds of a stage for a number of tokens."""
 
     products: float
     messages: float
-    moving: list[Any]
+    moving: list[_Moving]
     """The events that depend on the cache, with their numbers as functions of what differs."""
 
 
@@ -278,7 +290,8 @@ class StepPrices:
         if not (kind.name or "").startswith(tuple(PRODUCTS)):
             return event
         kept = [number for number, other in enumerate(kind.others) if other != weights]
-        more, shape = extents[2 : 2 + len(kind.others)], extents[2 + len(kind.others) :]
+        more = extents[2 : 2 + len(kind.others)]
+        shape = extents[2 + len(kind.others) :]
         changed = kind._replace(
             others=tuple(kind.others[number] for number in kept), dtype=self.precision.products or kind.dtype
         )
@@ -327,10 +340,13 @@ class StepPrices:
         """The seconds of ``count`` steps that have the same tokens in each work: ``moving`` says by step what differs."""
         nothing = np.zeros(count, np.int64)
 
-        def numbers_in(of: Mapping[str, npt.NDArray[np.int64]]) -> Callable[[str], npt.NDArray[Any]]:
-            return lambda name: of.get(name, nothing)
+        def numbers_in(changing: Mapping[str, npt.NDArray[np.int64]]) -> Callable[[str], npt.NDArray[Any]]:
+            return lambda name: changing.get(name, nothing)
 
-        each = [self._of_works(given, count, numbers_in(of)) for given, of in zip(fixed, moving, strict=True)]
+        each = [
+            self._of_works(given, count, numbers_in(changing))
+            for given, changing in zip(fixed, moving, strict=True)
+        ]
         if len(self.stages) == 1:
             alone: Floats = np.sum([seconds[0] for seconds in each], axis=0)
             return alone
@@ -444,24 +460,22 @@ class StepPrices:
             products = float(self.prices._priced(plain) @ np.array(often))
         return _Steady(products, messages, self._moving(stage, fixed))
 
-    def _moving(self, stage: _Stage, fixed: dict[str, int]) -> list[Any]:
-        """The events of a stage that depend on the cache: their kind, how often they come, their numbers with an empty cache,
-        and by what these grow with each number that differs.  Equal ones are one."""
+    def _moving(self, stage: _Stage, fixed: dict[str, int]) -> list[_Moving]:
+        """The events of a stage that depend on the cache."""
         events = [stage.events[number] for number in stage.moving]
         bounds = [0, *accumulate(len(event.extents) for event in events)]
         formulas = stage.moving_formulas
         base = formulas.at(_all(fixed)).astype(np.float64)
-        slopes = {
-            name: formulas.at(_all({**fixed, name: 1})).astype(np.float64) - base
-            for name in self._moving_names
-        }
-        found = dict[Any, Any]()
+        slopes = {}
+        for name in self._moving_names:
+            slopes[name] = formulas.at(_all({**fixed, name: 1})).astype(np.float64) - base
+        found: dict[Any, _Moving] = {}
         for place, (number, event) in enumerate(zip(stage.moving, events, strict=True)):
             own = slice(bounds[place], bounds[place + 1])
             growing = {name: slope[own] for name, slope in slopes.items() if slope[own].any()}
             key = event.kind, tuple(base[own]), tuple((name, tuple(each)) for name, each in growing.items())
-            times = stage.times[number] + (found[key][1] if key in found else 0.0)
-            found[key] = event.kind, times, base[own], growing
+            times = stage.times[number] + (found[key].times if key in found else 0.0)
+            found[key] = _Moving(event.kind, times, base[own], growing)
         return [*found.values()]
 
     @cached_property

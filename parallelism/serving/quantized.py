@@ -121,7 +121,8 @@ class QuantizedWeights:
         rows every device has all scales of its columns.
         """
         taken = {value.name for value in function.values}
-        narrow, inputs = dict[Value, tuple[Value, Value]](), list[Value]()
+        narrow = dict[Value, tuple[Value, Value]]()
+        inputs = list[Value]()
         for value in function.inputs:
             name = value.name.removeprefix(PARAMETER)
             if name != value.name and self.quantizes(name, len(value.type.shape)):

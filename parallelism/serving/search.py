@@ -191,7 +191,7 @@ def _values(name: str, value: Values) -> tuple[int, ...] | None:
 
 
 class Search:
-    """The rows of a task, and their figures."""
+    """The search for the plans of a task: their rows, with figures, and why others are refused."""
 
     def __init__(self, task: Task, allowed: dict[str, tuple[int, ...] | None]) -> None:
         self.task, self.allowed = task, allowed

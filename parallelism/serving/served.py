@@ -32,7 +32,7 @@ Numbers = tuple[tuple[str, int], ...]
 """The numbers of the symbols of a work, by name."""
 STATE = "serving"
 MOST_PROGRAMS = 256
-"""So many programs with numbers are kept."""
+"""The most programs with numbers that are kept."""
 WEIGHTS, CACHE = "weights", "cache"
 
 
@@ -92,13 +92,11 @@ class ServedModel(Operation):
 
         ``quantized``: weights lie on devices in few bits, and are dequantized where products read them.
         """
-        self.placement, self.settings, self.mesh, self.room, self.fused = (
-            placement,
-            settings,
-            placement.mesh,
-            room,
-            fused,
-        )
+        self.placement = placement
+        self.settings = settings
+        self.mesh = placement.mesh
+        self.room = room
+        self.fused = fused
         self.quantized = quantized
         self.stages: tuple[Localized, ...] = tuple(
             placement.localized(part, settings, cache_dtype, quantized=quantized) for part in placement.parts
@@ -297,15 +295,15 @@ class SimulatedStep:
         """The events of each device; no work is repeated, so ``price`` is not used."""
         first: dict[Any, int] = {}
         classes: list[DeviceEvents] = []
-        of = []
+        class_of = []
         for rank in range(self.mesh.size):
             stage, place = self.served.placement.place(rank)
             key = stage, self.served.stages[stage].class_of(place)
             if key not in first:
                 first[key] = len(classes)
                 classes.append(self._events(rank, stage, place))
-            of.append(first[key])
-        return Templates(self.mesh, classes, np.array(of, np.int64))
+            class_of.append(first[key])
+        return Templates(self.mesh, classes, np.array(class_of, np.int64))
 
     def _events(self, rank: int, stage: int, place: int) -> DeviceEvents:
         programs = [self.served.program(stage, place, numbers) for numbers in self.numbers]
@@ -361,14 +359,14 @@ def _arrays(
     for replica, rows in enumerate(work.rows):
         place = picked = 0
         for row in rows:
-            there = slice(place, place + row.stop - row.start)
-            arrays["tokens"][replica, there] = engine.context(row.request)[row.start : row.stop]
-            arrays["at.positions"][replica, there] = range(row.start, row.stop)
-            arrays["at.ends"][replica, there] = row.stop
+            own_tokens = slice(place, place + row.stop - row.start)
+            arrays["tokens"][replica, own_tokens] = engine.context(row.request)[row.start : row.stop]
+            arrays["at.positions"][replica, own_tokens] = range(row.start, row.stop)
+            arrays["at.ends"][replica, own_tokens] = row.stop
             for kind in kinds:
                 pages = engine.table(row.request, kind)[: widths[kind]]
-                arrays[f"at.{kind}_table"][replica, there, : len(pages)] = pages
-            place = there.stop
+                arrays[f"at.{kind}_table"][replica, own_tokens, : len(pages)] = pages
+            place = own_tokens.stop
             if row.samples:
                 arrays["at.picked"][replica, picked] = place - 1
                 picked += 1

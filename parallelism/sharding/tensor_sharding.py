@@ -114,7 +114,8 @@ class TensorSharding:
                         f"dim of a tensor once, or is partial"
                     )
                 used[axis] = where
-        ellipsis, op = places[0] if places else None, op if pending else "sum"
+        ellipsis = places[0] if places else None
+        op = op if pending else "sum"
         vars(self).update(
             dims=tuple(named),
             ellipsis=ellipsis,

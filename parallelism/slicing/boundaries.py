@@ -46,7 +46,8 @@ class Boundaries:
         self, block: int, whole: Mesh, ends: tuple[Mesh, Mesh], starts: tuple[int, int], *, back: bool
     ) -> float:
         """The seconds of the longest of the messages, which do not wait for each other."""
-        functions, layouts = self.stages.functions[block], self._layouts(whole)
+        functions = self.stages.functions[block]
+        layouts = self._layouts(whole)
         names = functions.returned if back else functions.received
         types = {value.name: value.type for value in functions.forward.inputs}
         batch = self.stages.batch

@@ -119,7 +119,9 @@ def _simulated(
 
     `NoSlicingFits` if none fits.
     """
-    fit, needed, left = list[SlicedPlan](), list[int](), list(timed)
+    fit = list[SlicedPlan]()
+    needed = list[int]()
+    left = list(timed)
     while left and len(fit) < simulations:
         report("simulating slicings", len(fit), simulations)
         plan = left.pop(0).simulated()
@@ -160,7 +162,8 @@ def _priced(
 
     If none can be, one axis of two is left out of the task: the strategy finds nothing to split over it.
     """
-    axes, node = _axes_of(task.strategy), node_of(task.hardware, task.devices)
+    axes = _axes_of(task.strategy)
+    node = node_of(task.hardware, task.devices)
     rows_over = [each.axis for each in task.strategy.transforms if isinstance(each, DataParallel)]
     costs: list[BlockCosts] = []
     refused: dict[Mesh, str] = {}
@@ -240,7 +243,8 @@ class _Timed:
 
     def _messages(self, slicing: Slicing, meshes: Sequence[Mesh]) -> list[float]:
         """The seconds of what passes between each stage and the next."""
-        starts, whole = starts_of([mesh.size for mesh in meshes]), whole_of(meshes)
+        starts = starts_of([mesh.size for mesh in meshes])
+        whole = whole_of(meshes)
         return [
             self.boundaries.seconds(each.first, whole, meshes[stage : stage + 2], starts[stage : stage + 2])
             for stage, each in enumerate(slicing.slices[1:])

@@ -61,8 +61,8 @@ def starts_of(sizes: Sequence[int]) -> tuple[int, ...]:
     """
     order = sorted(range(len(sizes)), key=lambda stage: (-sizes[stage], stage))
     starts = accumulate((sizes[stage] for stage in order[:-1]), initial=0)
-    of = dict(zip(order, starts, strict=True))
-    return tuple(of[stage] for stage in range(len(sizes)))
+    start_of = dict(zip(order, starts, strict=True))
+    return tuple(start_of[stage] for stage in range(len(sizes)))
 
 
 def placed(hardware: Hardware, sizes: Sequence[int]) -> Hardware:

@@ -108,7 +108,8 @@ def collective_price(
     """The price of a call with ``scale`` times its bytes."""
     if len(call.group) < 2:
         return FREE
-    named, root = None if call.algorithm in ("direct", MPI) else call.algorithm, call.root or 0
+    named = None if call.algorithm in ("direct", MPI) else call.algorithm
+    root = call.root or 0
     cost = costs.collective(
         call.kind, call.nbytes * scale, call.group, algorithm=named, root=root, pairs=call.pairs
     )

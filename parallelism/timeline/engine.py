@@ -168,13 +168,11 @@ class Replay:
 
     def advance(self, lane: int) -> None:
         """Runs the lane up to the next event that blocks it."""
-        starts, durations, roles, costs, works = (
-            self.starts,
-            self.durations,
-            self.roles,
-            self.costs,
-            self.works,
-        )
+        starts = self.starts
+        durations = self.durations
+        roles = self.roles
+        costs = self.costs
+        works = self.works
         clock, now, links = self.clock[lane], self.now, self.links
         for i in range(self.next[lane], self.ends[lane]):
             role = roles[i]

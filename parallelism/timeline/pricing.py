@@ -55,11 +55,11 @@ class Seen(NamedTuple):
 
     events: Columns
     left_out_seconds: float = 0.0
-    """Of events that were left out."""
+    """The seconds of events that were left out."""
     undeclared_seconds: float = 0.0
-    """Of those that were not."""
+    """The CPU seconds of compute that declared no cost."""
     compute_seconds: float = 0.0
-    """Of all compute."""
+    """The seconds of all compute."""
 
 
 class Prices(NamedTuple):
@@ -188,7 +188,8 @@ class Pricing:
         gone = (nameless_compute(events) & (unpriced | events.isin("seconds", (0.0,)))) | (
             computes & (events.numbers("part") > 0)
         )
-        left_out, undeclared = float(seconds[unpriced & gone].sum()), float(seconds[unpriced & ~gone].sum())
+        left_out = float(seconds[unpriced & gone].sum())
+        undeclared = float(seconds[unpriced & ~gone].sum())
         return Seen(_without(events, gone), left_out, undeclared, float(seconds.sum()))
 
     # -- prices --------------------------------------------------------------------------------------------------------

@@ -92,19 +92,21 @@ def replay_columns(
     steps = np.flatnonzero(roles.roles != OUTSIDE)
     until = np.searchsorted(steps, ends)
     sharing = _sharing(events, steps, pricing, prices)
-    lanes = Steps(
-        np.diff(until, prepend=0),
-        roles.roles[steps],
-        roles.keys[steps],
-        roles.sizes[steps],
-        events.only("group").take(steps).key("group"),
-        events.only("work").take(steps).numbers("work"),
-        values[steps],
-        pricing.overheads(events, roles)[steps] if ordered and pricing else np.zeros_like(values[steps]),
-    )
     shares: Sequence[float] = ()
+    overheads = np.zeros_like(values)
     if ordered and pricing:
         shares = pricing.collective_shares(_ranks_of_lanes(events, ends))
+        overheads = pricing.overheads(events, roles)
+    lanes = Steps(
+        lengths=np.diff(until, prepend=0),
+        roles=roles.roles[steps],
+        keys=roles.keys[steps],
+        sizes=roles.sizes[steps],
+        groups=events.only("group").take(steps).key("group"),
+        works=events.only("work").take(steps).numbers("work"),
+        costs=values[steps],
+        overheads=overheads[steps],
+    )
     own = _times(lanes, ordered=ordered, sharing=sharing, shares=shares)
     outside = np.flatnonzero(roles.roles == OUTSIDE)
     if len(outside):

@@ -134,7 +134,8 @@ class _Matched(NamedTuple):
     def of(cls, steps: Steps) -> _Matched | None:
         """None where the steps do not fit together."""
         roles, keys, works = steps.roles, steps.keys, steps.works
-        lane, ends = np.repeat(np.arange(len(steps.lengths)), steps.lengths), np.cumsum(steps.lengths)
+        lane = np.repeat(np.arange(len(steps.lengths)), steps.lengths)
+        ends = np.cumsum(steps.lengths)
         sends, meets = np.flatnonzero(roles == SEND), np.flatnonzero(roles == COLLECTIVE)
         messages, slot_of_send = np.unique(keys[sends], return_inverse=True)
         _, first, slot_of_meet = np.unique(keys[meets], return_index=True, return_inverse=True)
@@ -210,7 +211,8 @@ def _until(
 ) -> tuple[Numbers, Numbers]:
     """By step, how long it lasts, and when what it started is over."""
     costs, overheads, roles = steps.costs, steps.overheads, steps.roles
-    arrivals, concluded = np.array(found.arrivals, costs.dtype), np.array(found.concluded, costs.dtype)
+    arrivals = np.array(found.arrivals, costs.dtype)
+    concluded = np.array(found.concluded, costs.dtype)
     next_starts = np.append(starts[1:], costs.dtype.type(0))
     next_starts[matched.ends[steps.lengths > 0] - 1] = clocks[steps.lengths > 0]
     durations = np.where(roles == COMPUTE, costs, next_starts - starts)
@@ -377,7 +379,7 @@ class _Crossing(NamedTuple):
     """The messages that cross links which others may cross, too."""
 
     shared: npt.NDArray[np.bool_]
-    """Which of the sends are such."""
+    """True for each send whose link others use, too."""
     route: Places
     """The number of the route of each send among ``routes``."""
     routes: Sequence[tuple[Route | None, float]]
@@ -450,7 +452,9 @@ class _Crossing(NamedTuple):
             return float("inf")
         channel, begin, end = np.concatenate(channels), np.concatenate(begins), np.concatenate(ends)
         order = np.lexsort((-end, begin, channel))
-        channel, begin, end = channel[order], begin[order], end[order]
+        channel = channel[order]
+        begin = begin[order]
+        end = end[order]
         # The first transfer that meets an earlier one on a channel meets the one before it.
         meets_other = (channel[1:] == channel[:-1]) & (begin[1:] < end[:-1])
         return float(begin[1:][meets_other].min(initial=float("inf")))

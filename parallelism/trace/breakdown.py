@@ -171,7 +171,8 @@ def _seconds(
     active = counted & ~columns.isin("kind", {"wait"})  # a wait only waits: its operation has the transfer
     at_once = columns.isin("kind", {"compute", "send", *HOST_TRAFFIC})
     since = rounded(np.where(at_once, start, np.maximum(start, moved.since)), end)
-    first, last = np.full(len(trace.ranks), np.inf), np.full(len(trace.ranks), -np.inf)
+    first = np.full(len(trace.ranks), np.inf)
+    last = np.full(len(trace.ranks), -np.inf)
     np.minimum.at(first, ranks[counted], start[counted])
     np.maximum.at(last, ranks[counted], end[counted])
     seen = np.flatnonzero(last > first)

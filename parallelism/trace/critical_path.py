@@ -40,7 +40,9 @@ def critical_path(trace: Trace, moved: Moving | None = None) -> tuple[PathStep, 
     moves = ~columns.isin("kind", {"compute", "send", *HOST_TRAFFIC})
     at = at[np.lexsort((starts[at], ranks[at]))]
     bounds = np.searchsorted(ranks[at], np.arange(trace.size + 1)).tolist()
-    begin, end, since = starts[at].tolist(), ends[at].tolist(), rounded(moved.since[at], ends[at]).tolist()
+    begin = starts[at].tolist()
+    end = ends[at].tolist()
+    since = rounded(moved.since[at], ends[at]).tolist()
     awaited = np.where(moves[at] & (moved.awaited[at] != at), ranks[moved.awaited[at]], -1).tolist()
     place, rank = at.tolist(), ranks[at].tolist()
 

@@ -136,7 +136,8 @@ def _header(path: str | PathLike[str], document: dict[str, Any]) -> dict[str, An
         _integers(0, LARGEST_SIZE)([size]),
         f"{path}: size should be an integer from 0 to {LARGEST_SIZE}, got {_show(size)}",
     )
-    ranks, axes = _lists(_integers(0, size - 1)), _lists(_pairs(_texts, _integers(1, size)))
+    ranks = _lists(_integers(0, size - 1))
+    axes = _lists(_pairs(_texts, _integers(1, size)))
     for key, expected, is_right in (
         ("ranks", f"a list of ranks below {size}, or null", _optional(ranks)),
         ("mesh_shape", "a list of axes with their sizes, or null", _optional(axes)),
@@ -272,10 +273,8 @@ def _rule(path: str | PathLike[str], field: str, annotation: str, size: int) -> 
         expected = "a list of pairs of positions"
         check = _lists(_pairs(_integers(0, size - 1), _integers(0, size - 1)))
     if field == "kind":
-        expected, check = (
-            f"one of {', '.join(KINDS)}",
-            lambda column: _texts(column) and set(column) <= set(KINDS),
-        )
+        expected = f"one of {', '.join(KINDS)}"
+        check = lambda column: _texts(column) and set(column) <= set(KINDS)
     optional = annotation.endswith(" | None")
     if optional:
         expected, check = f"{expected} or null", _optional(check)

@@ -34,7 +34,8 @@ class _Table(NamedTuple):
 
 def as_text(trace: Trace) -> str:
     """The summary in lines of at most 80 columns."""
-    lines, moved = [fit(line, WIDTH) for line in _headline(trace)], moving(trace)
+    lines = [fit(line, WIDTH) for line in _headline(trace)]
+    moved = moving(trace)
     for each in _tables(trace, moved, _split(trace, moved)):
         lines += ["", *(fit(line, WIDTH) for line in _lines(each))]
         if len(each.rows) > _MOST_ROWS:

@@ -98,7 +98,9 @@ def _joined(bars: Sequence[_Bar], span: float) -> list[_Bar]:
         count = 1
         while count < len(row) and row[count][0] - row[count - 1][1] < _SEEN * span:
             count += 1
-        low, high, together = row[0][0], row[count - 1][1], f"{count} bars without a phase"
+        low = row[0][0]
+        high = row[count - 1][1]
+        together = f"{count} bars without a phase"
         tip = row[0][3] if count == 1 else f"{together}, {seconds(high - low)}"
         joined.append((low, high, _OTHER, tip))
         row = row[count:]
@@ -117,7 +119,8 @@ def _bars(
     start = columns.numbers("start_seconds").astype(np.float64)
     end = start + columns.numbers("duration_seconds")
     begin = float(start.min())
-    rank, part = columns.numbers("rank"), part_of(columns).astype(np.int64)
+    rank = columns.numbers("rank")
+    part = part_of(columns).astype(np.int64)
     drawn = ~columns.present("parent") & columns.isin("kind", HOLDING) & (end > start) & np.isin(rank, ranks)
     blocking = columns.isin("kind", {"collective", "recv", "wait"})
     since = np.where(blocking, np.clip(rounded(moved.since, end), start, end), start)
@@ -139,13 +142,14 @@ def _bars(
         keys, inverse, counts = np.unique(
             np.stack([rank[short], parts[short], places]), axis=1, return_inverse=True, return_counts=True
         )
-        lows, highs = np.full(len(counts), np.inf), np.full(len(counts), -np.inf)
+        lows = np.full(len(counts), np.inf)
+        highs = np.full(len(counts), -np.inf)
         np.minimum.at(lows, inverse.ravel(), first[short] - begin)
         np.maximum.at(highs, inverse.ravel(), last[short] - begin)
-        for (of, which, _), low, high, count in zip(
+        for (own_rank, which, _), low, high, count in zip(
             keys.T.tolist(), lows.tolist(), highs.tolist(), counts.tolist(), strict=True
         ):
-            bars[of].append((low, high, which, plural(count, "short event")))
+            bars[own_rank].append((low, high, which, plural(count, "short event")))
     return bars
 
 

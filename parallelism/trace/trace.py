@@ -249,8 +249,8 @@ class Trace(Sequence[Event]):
         if axes is not None:
             wanted["axes"] = {(axes,) if isinstance(axes, str) else tuple(axes)}
         columns = self.columns
-        for of, values in wanted.items():
-            columns = columns.take(columns.isin(of, values))
+        for field, values in wanted.items():
+            columns = columns.take(columns.isin(field, values))
         host = (bool(kinds) and kinds <= HOST_KINDS) or wanted.get("peer") == {HOST}
         return self._of(
             columns, [rank for rank in self.ranks if rank in wanted.get("rank", self.ranks)], host
@@ -355,7 +355,8 @@ class Trace(Sequence[Event]):
         """
         computes = self.columns.take(outermost(self.columns, {"compute"}))
         starts, ranks = computes.numbers("start_seconds"), computes.numbers("rank")
-        first, last = np.full(self.size, np.inf), np.full(self.size, -np.inf)
+        first = np.full(self.size, np.inf)
+        last = np.full(self.size, -np.inf)
         np.minimum.at(first, ranks, starts)
         np.maximum.at(last, ranks, starts + computes.numbers("duration_seconds"))
         span, minus_busy = max(

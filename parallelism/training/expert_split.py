@@ -49,7 +49,8 @@ class ExpertSplit(NamedTuple):
             raise ValueError("--expert-tensor-parallel-size 1 needs --sequence-parallel")
         count = 1 if spec.experts is None else spec.experts.count
         over_tp = tp if whole and spec.experts is not None else 1
-        left, beside = size // over_tp, ("tp",) if over_tp > 1 else ()
+        left = size // over_tp
+        beside = ("tp",) if over_tp > 1 else ()
         along_cp = prod(contexts.values())
         if along_cp > 1 and left % along_cp == 0 and (whole or tp == 1):
             left //= along_cp

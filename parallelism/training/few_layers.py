@@ -40,7 +40,7 @@ _SHARDED = 3
 """The stage of `Zero` under which parameters are sharded."""
 _NAME = r"(\*|[A-Za-z_][A-Za-z0-9_+]*)"
 _PATTERN = re.compile(rf"{_NAME}(\.{_NAME})*")
-"""Of regions in every layer alike: a part of a path is a name or anything."""
+"""The pattern of regions that every layer has: a part of a path is a name, or anything."""
 
 
 def layered_step(run: TrainingRun, software: Software) -> LayeredStep | None:
@@ -149,7 +149,7 @@ def _with_chunks(run: TrainingRun, chunks: int) -> TrainingRun:
 
 
 _Kinds = tuple[tuple[Any, ...], ...]
-"""Of each layer, what tells it from layers that do not compute the same."""
+"""For each layer, a key that is equal where layers compute the same."""
 
 
 class _Stages(NamedTuple):

@@ -17,7 +17,7 @@ from parallelism.training.shell_arithmetic import arithmetic
 MOST_CHARACTERS = 4_000_000
 """More are not made of a script by replacing names: a name that has another twice, which has another twice, ..."""
 DEEPEST = 20
-"""So many ``${NAME:-...}`` lie in each other at most."""
+"""The most ``${NAME:-...}`` that lie in each other."""
 
 FIELD_OF_SPACE = re.compile(r"[ \t\n]+")
 UNSET = re.compile("\0([^\0]*)\0")

@@ -60,7 +60,7 @@ _OF_FSDP = ("data_parallel_sharding_strategy", "outer_dp_sharding_strategy")
 """The flags that have a meaning with ``--use-megatron-fsdp`` only."""
 ATTENTION_CORE = "block.*.attention.core"
 SGD_MOMENTUM = 0.9
-"""That of Megatron-LM."""
+"""The momentum of Megatron-LM."""
 
 
 def overlap_of(replicas: int, ahead: int = 1) -> Overlap:
@@ -204,10 +204,8 @@ class MegatronFlags(ModelFlags):
         be.  ``ValueError`` for flags that exclude each other, and for too few layers.
         """
         ends = [self.decoder_first_pipeline_num_layers, self.decoder_last_pipeline_num_layers]
-        embedding, loss = (
-            bool(self.account_for_embedding_in_pipeline_split),
-            bool(self.account_for_loss_in_pipeline_split),
-        )
+        embedding = bool(self.account_for_embedding_in_pipeline_split)
+        loss = bool(self.account_for_loss_in_pipeline_split)
         if pp == 1:
             return 1, (spec.layers,)
         if len(self._cut_flags) > 1:

@@ -90,7 +90,8 @@ def products_of(flags: FlagValues) -> dict[str, Any]:
 
 def _format_of(flags: FlagValues, name: str) -> str | None:
     """The word of ``--fp8-format``, which ``--fp8`` may say, too; likewise of 4 bits."""
-    plain, full = getattr(flags, name), getattr(flags, f"{name}_format")
+    plain = getattr(flags, name)
+    full = getattr(flags, f"{name}_format")
     if None not in (plain, full) and plain != full:
         raise ValueError(f"--{name} {plain} and --{name}-format {full} exclude each other")
     found: str | None = full or plain

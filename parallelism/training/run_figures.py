@@ -265,7 +265,9 @@ def _held_at_peak(trace: Trace) -> dict[int, dict[str, int]]:
     """For each rank, the bytes by category at the first moment at which it holds most."""
     columns = trace.columns
     columns = columns.take(columns.isin("kind", {"memory"}))
-    names, ranks, sizes = columns.values("name"), columns.numbers("rank"), columns.numbers("nbytes")
+    names = columns.values("name")
+    ranks = columns.numbers("rank")
+    sizes = columns.numbers("nbytes")
     place = {name: number for number, name in enumerate(CATEGORIES)}
     number = np.array([place.get(name, place["other"]) for name in names], np.int64)
     found = {}

@@ -12,7 +12,7 @@ from parallelism.training.launch_script import UNSET, LaunchWord, launch_words
 from parallelism.training.megatron_options import ARGUMENTS, MODELLED
 
 TOLD = 12
-"""So many unknown flags are named."""
+"""The most unknown flags that are named."""
 NEAR = 0.8
 """How alike, of 1, a flag must be to one that is suggested."""
 _FLAG = re.compile(r"-.*[A-Za-z_]", re.DOTALL)
@@ -22,7 +22,7 @@ class LaunchFlags(NamedTuple):
     """The flags of a launch script."""
 
     words: list[str]
-    """Those that are modelled, with their values, as words of a command line."""
+    """The flags that are modelled, with their values, as words of a command line."""
     others: list[str]
     """The names of the others."""
 

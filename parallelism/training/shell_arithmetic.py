@@ -7,7 +7,7 @@ import re
 _TOKEN = re.compile(r"[ \t\n]*(?:([0-9]+)|([-+*/%()]))", re.ASCII)
 _LARGEST = 1 << 63
 _DEEPEST = 20
-"""So many parentheses lie in each other at most."""
+"""The most parentheses that lie in each other."""
 
 
 def arithmetic(text: str) -> int:

@@ -115,14 +115,14 @@ class TrainingRun:
     @cached_property
     def step(self) -> Step | Function:
         """The program of the step, maybe cut into a pipeline."""
-        of = self.model, self.optimizer, self.clip, self.loss_scale
+        what = self.model, self.optimizer, self.clip, self.loss_scale
         made: Any
         if self.pipeline is not None:
             cut = [each for each in self.strategy.transforms if isinstance(each, Pipeline | Recompute)]
             inner = tuple(each for each in self.strategy.transforms if each not in cut)
-            made = Strategy(*cut)(_split_step(*of, inner))
+            made = Strategy(*cut)(_split_step(*what, inner))
         else:
-            made = self.strategy(_train_step(*of).specialize(**{ROWS: self.batch}))
+            made = self.strategy(_train_step(*what).specialize(**{ROWS: self.batch}))
         return made  # type: ignore[no-any-return]
 
     @property

@@ -217,7 +217,8 @@ def in_zigzag(parts: Parts, axis: str) -> Parts:
     is_causal = any(op.kind in _ATTENTION and Scores.parse(op["mask"]).mask.causal for op in forward.ops)
     if not (is_causal and _in_any_order(parts)):
         return parts
-    names, given = {value.name for value in forward.values}, set(forward.inputs)
+    names = {value.name for value in forward.values}
+    given = set(forward.inputs)
     picked: dict[Value, Value] = {}
     whole: dict[str, TensorSharding] = {}
     ops: list[Op] = []

@@ -26,8 +26,8 @@ def relation_of(op: Op) -> Relation:
 
 def lettered(op: Op) -> Iterator[tuple[Value, Letters]]:
     """The values of an op, inputs first, each with the letters of its dims."""
-    of = relation_of(op)
-    yield from zip((*op.inputs, *op.outputs), (*of.inputs, *of.outputs), strict=True)
+    rule = relation_of(op)
+    yield from zip((*op.inputs, *op.outputs), (*rule.inputs, *rule.outputs), strict=True)
 
 
 class DimClasses:
@@ -106,10 +106,10 @@ def sequence_class(
     taken = {batch_class(function, parameters, classes)}
     made: set[Place] = set()
     for op in function.ops:
-        of = relation_of(op)
+        rule = relation_of(op)
         made |= classes.all_of(op.outputs)
-        contracted = {of.indexed}.union(*of.reduced) - {None}
-        for value, letters in zip(op.inputs, of.inputs, strict=True):
+        contracted = {rule.indexed}.union(*rule.reduced) - {None}
+        for value, letters in zip(op.inputs, rule.inputs, strict=True):
             cut = value in parameters and None in letters
             if cut or (value in views and not contracted.isdisjoint(letters)):
                 taken |= classes.all_of([value])  # a weight or a table, not what is added to a sequence

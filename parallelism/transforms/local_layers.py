@@ -116,12 +116,12 @@ class LocalLayers:
         places: list[int | None] = []
         """For each dim of the prediction the dim of the result that is the same; None: the head makes it."""
         for dim in range(loss.prediction.type.ndim):
-            of = classes.of(loss.prediction, dim)
+            dim_class = classes.of(loss.prediction, dim)
             same = next(
                 (
                     other
                     for other in left
-                    if classes.of(result, other) == of
+                    if classes.of(result, other) == dim_class
                     and result.type.shape[other] == loss.prediction.type.shape[dim]
                 ),
                 None,
@@ -169,7 +169,9 @@ class _Loss(NamedTuple):
         for op in forward.ops:
             if not depending.isdisjoint(op.inputs):
                 depending.update(value for value in op.outputs if is_floating(value.type.dtype))
-        data, found, others = {*parts.data}, dict[Value, list[Value]](), dict[Value, tuple[Op, ...]]()
+        data = {*parts.data}
+        found = dict[Value, list[Value]]()
+        others = dict[Value, tuple[Op, ...]]()
         terms = {
             term: _after_one_value(_after_parameters(parts, term), term, data, depending)
             for term in _added(forward.ops, value)
@@ -205,7 +207,9 @@ class _Loss(NamedTuple):
 
 def _added(ops: Sequence[Op], total: Value) -> list[Value]:
     """The terms of a sum of numbers; the number itself if it is none."""
-    makers, terms, left = {value: op for op in ops for value in op.outputs}, list[Value](), [total]
+    makers = {value: op for op in ops for value in op.outputs}
+    terms = list[Value]()
+    left = [total]
     while left:
         value = left.pop()
         op = makers.get(value)

@@ -67,9 +67,9 @@ class Overlap:
             raise TypeError(
                 f"a Function is transformed, got {type(function).__name__}; a Pipeline comes last"
             )
-        if (there := self.of(function)) is not None:
+        if (given := self.of(function)) is not None:
             raise ValueError(
-                f"{self}: @{function.name} is overlapped already, by {there}; a transform is applied once"
+                f"{self}: @{function.name} is overlapped already, by {given}; a transform is applied once"
             )
         said = (overlapping.BUCKET_BYTES, self.bucket_bytes), (overlapping.AHEAD, self.ahead)
         attributes = *function.attributes, *said
@@ -140,9 +140,9 @@ class TensorOverlap:
             raise TypeError(
                 f"a Function is transformed, got {type(function).__name__}; a Pipeline comes last"
             )
-        if (there := chunked_over(function)) is not None:
+        if (given := chunked_over(function)) is not None:
             raise ValueError(
-                f"{self}: @{function.name} has chunks over {there!r} already; a transform is applied once"
+                f"{self}: @{function.name} has chunks over {given!r} already; a transform is applied once"
             )
         attributes = *function.attributes, (CHUNKED, self.axis)
         if isinstance(function.source, Parts):  # not derived yet

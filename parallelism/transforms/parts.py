@@ -45,7 +45,7 @@ class Parts:
     again: bool = False
     """Whether the backward computes values of the forward once more."""
     attributes: Attributes = ()
-    """Those of the whole program."""
+    """The attributes of the whole program."""
     _plain_update: Function | None = field(default=None, repr=False, compare=False)
     """The update as `_plain` left it, if it did."""
 

@@ -38,7 +38,7 @@ REPLICAS = "dp"
 
 
 NAMED = 3
-"""So many parameters that are not used are named."""
+"""The most unused parameters that are named."""
 
 
 class UnusedParameters(UserWarning):
@@ -184,7 +184,8 @@ class Pipeline:
 
     def _on_own(self, mesh: Mesh) -> Scheduled:
         """`on` if the stages have meshes of their own, which together have as many devices as ``mesh``."""
-        stages, size = len(self.meshes) * self.chunks, sum(each.size for each in self.meshes)
+        stages = len(self.meshes) * self.chunks
+        size = sum(each.size for each in self.meshes)
         if mesh.size != size:
             raise ValueError(
                 f"{self} needs {size} devices, {' + '.join(str(each.size) for each in self.meshes)}; "
@@ -465,10 +466,8 @@ class Step:
     @cached_property
     def _given_to_update(self) -> dict[str, int]:
         """The places of the inputs of the update, by name."""
-        return {
-            value.name: place
-            for place, value in enumerate(self.parts.update.inputs if self.parts.update else ())
-        }
+        inputs = self.parts.update.inputs if self.parts.update else ()
+        return {value.name: place for place, value in enumerate(inputs)}
 
     @cached_property
     def _gradients(self) -> frozenset[Value]:

@@ -319,10 +319,11 @@ class _Narrowed:
         return self.converted[new, dtype]
 
     def _attributes(self, op: Op, dtype: np.dtype[Any]) -> dict[str, Any]:
-        return {
-            name: dtype if isinstance(value, np.dtype) and value == self.wide else value
-            for name, value in op.attributes
-        }
+        attributes = dict(op.attributes)
+        for name, value in op.attributes:
+            if isinstance(value, np.dtype) and value == self.wide:
+                attributes[name] = dtype
+        return attributes
 
 
 def _on_main_copies(parts: Parts, forward: Function, precision: MixedPrecision) -> Function:

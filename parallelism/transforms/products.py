@@ -33,7 +33,7 @@ class Product(NamedTuple):
     operand: Value
     """What the op reads: the weight, or the view of it."""
     letters: Letters
-    """Those of the weight's dims, through the views."""
+    """The letters of the weight's dims, through the views."""
     contracted: tuple[str, ...]
     """Letters of the weight that are summed over."""
     free: tuple[str, ...]
@@ -68,9 +68,11 @@ def views_of(function: Function, parameters: Iterable[Value]) -> dict[Value, Vie
         before = found.get(op.inputs[0]) if is_view(op) else None
         if before is None:
             continue
-        of = relation_of(op)
-        dims = {letter: before.dims[dim] for dim, letter in enumerate(of.inputs[0]) if letter is not None}
-        for value, letters in zip(op.outputs, of.outputs, strict=True):
+        relation = relation_of(op)
+        dims = {
+            letter: before.dims[dim] for dim, letter in enumerate(relation.inputs[0]) if letter is not None
+        }
+        for value, letters in zip(op.outputs, relation.outputs, strict=True):
             through = tuple(dims.get(letter) if letter is not None else None for letter in letters)
             found[value] = View(before.weight, through, (*before.ops, op))
     return found
@@ -84,20 +86,24 @@ def product_of(op: Op, views: Views) -> Product | None:
     places = [place for place, value in enumerate(op.inputs) if value in views]
     if len(places) != 1 or len(op.inputs) < 2:
         return None
-    of, operand = relation_of(op), op.inputs[places[0]]
-    own, *others = (of.inputs[places[0]], *of.inputs[: places[0]], *of.inputs[places[0] + 1 :])
+    relation, operand = relation_of(op), op.inputs[places[0]]
+    own, *others = (
+        relation.inputs[places[0]],
+        *relation.inputs[: places[0]],
+        *relation.inputs[places[0] + 1 :],
+    )
     of_others = {*chain.from_iterable(others)}
-    summed = frozenset[str].intersection(*of.reduced) if of.reduced else frozenset[str]()
-    made = {*chain.from_iterable(of.outputs)}
+    summed = frozenset[str].intersection(*relation.reduced) if relation.reduced else frozenset[str]()
+    made = {*chain.from_iterable(relation.outputs)}
     contracted, free = list[str](), list[str]()
     for letter in own:
         if letter is None:
             continue
-        if letter in summed and (letter in of_others or letter == of.indexed):
+        if letter in summed and (letter in of_others or letter == relation.indexed):
             contracted.append(letter)
         if letter in made and letter not in of_others:
             free.append(letter)
-    if not contracted or not (free or of.indexed):
+    if not contracted or not (free or relation.indexed):
         return None
     view = views[operand]
     by_dim = dict(zip(view.dims, own, strict=True))
@@ -134,13 +140,13 @@ def experts_of(function: Function, views: Views, classes: DimClasses) -> set[Pla
         product = product_of(op, views)
         if product is None:
             continue
-        of = relation_of(op)
+        relation = relation_of(op)
         others = [
             letters
-            for value, letters in zip(op.inputs, of.inputs, strict=True)
+            for value, letters in zip(op.inputs, relation.inputs, strict=True)
             if value is not product.operand
         ]
-        made = {letter for letters in of.outputs for letter in letters}
+        made = {letter for letters in relation.outputs for letter in letters}
         for dim, letter in enumerate(product.letters):
             given = sum(letter in letters for letters in others)
             if letter and ((given and letter in made) or (given > 1 and letter in product.contracted)):

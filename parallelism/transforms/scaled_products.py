@@ -159,7 +159,8 @@ def names_of(weight: str, recipe: str, copy: str = "") -> tuple[str, ...]:
 
 def frozen_in_float8(parts: Parts) -> dict[str, Attributes]:
     """How each frozen weight that is there in few bits alone is quantized, by its name."""
-    frozen, found = {value.name for value in parts.frozen}, dict[str, Attributes]()
+    frozen = {value.name for value in parts.frozen}
+    found = dict[str, Attributes]()
     for op in parts.forward.ops if parts.frozen else ():
         if op.kind != "scaled_einsum":
             continue
@@ -288,13 +289,13 @@ class _Scaled:
         """The inputs for a weight in few bits and for its scales."""
         types = self._types_of_copy(weight)
         names = names_of(weight.name, self.how.recipe, "" if weight in self.narrow else f"{self.how.bits}.")
-        copies = tuple(
-            self.builder.input(name, type, weight.layout if type.ndim else TensorSharding())
-            for name, type in zip(names, types, strict=True)
-        )
+        copies = []
+        for name, type in zip(names, types, strict=True):
+            layout = weight.layout if type.ndim else TensorSharding()
+            copies.append(self.builder.input(name, type, layout))
         if weight in self.narrow:
             self.values[weight] = copies[0]
-        return copies
+        return tuple(copies)
 
     def _types_of_copy(self, weight: Value) -> Sequence[TensorType]:
         if self.how.history:
@@ -375,9 +376,8 @@ class _Scaled:
                 new |= {weight.name: Value(weight.name, copy.type), outputs[0].name: outputs[0]}
             else:
                 added.copies.append(Value(copy.name, copy.type))
-            added.copies += [
-                replace(value, layout=value.layout if value.type.ndim == 0 else None) for value in scales
-            ]
+            for scale in scales:
+                added.copies.append(scale if scale.type.ndim == 0 else replace(scale, layout=None))
             if self.how.history:
                 added.by_history(before, outputs, added.copies[-1], self.how)
             else:

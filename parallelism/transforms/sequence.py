@@ -92,10 +92,12 @@ class SequenceParallel:
             split = None if product is None else split_letter(op, product, self.axis)
             if product is None or split is None:
                 continue
-            of = relation_of(op)
-            of_all = set[str | None].intersection(*map(set, (*of.inputs, *of.outputs)))
-            for value, letters in zip((*op.inputs, *op.outputs), (*of.inputs, *of.outputs), strict=True):
-                if value is product.operand or (split == of.indexed and value in op.inputs):
+            relation = relation_of(op)
+            of_all = set[str | None].intersection(*map(set, (*relation.inputs, *relation.outputs)))
+            for value, letters in zip(
+                (*op.inputs, *op.outputs), (*relation.inputs, *relation.outputs), strict=True
+            ):
+                if value is product.operand or (split == relation.indexed and value in op.inputs):
                     continue
                 free = [
                     place

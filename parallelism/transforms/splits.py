@@ -46,23 +46,23 @@ class Splits:
             self._visit(op)
 
     def _visit(self, op: Op) -> None:
-        of = relation_of(op)
+        relation = relation_of(op)
         product = product_of(op, self.views)
         activations = [value for value in op.inputs if product is None or value is not product.operand]
-        split = self.letter(op, of, activations)
+        split = self.letter(op, relation, activations)
         if product is not None and op in self.scope:
-            self._choose(op, of, product, split)
-        split = split or self.letter(op, of, op.inputs)
+            self._choose(op, relation, product, split)
+        split = split or self.letter(op, relation, op.inputs)
         if split is None:
             return
-        for value, letters in zip(op.inputs, of.inputs, strict=True):
+        for value, letters in zip(op.inputs, relation.inputs, strict=True):
             view = self.views.get(value)
             if view is None or product is not None or split not in letters or not self._open(view.weight):
                 continue
             dim = view.dims[letters.index(split)]
             if dim is not None:
                 self._give(view.weight, dim)  # what is added to a split value, as a bias
-        for value, letters in zip(op.outputs, of.outputs, strict=True):
+        for value, letters in zip(op.outputs, relation.outputs, strict=True):
             if split in letters:
                 self.dims.setdefault(value.name, letters.index(split))
                 self._lay_kept(value, letters.index(split))
@@ -241,11 +241,11 @@ def _users(ops: Iterable[Op]) -> dict[str, list[Op]]:
 
 def followed(op: Op, value: Value, dim: int) -> Iterator[tuple[Value, int] | tuple[()]]:
     """The dims of what an op makes that are split if this dim of its input is; () where it needs the dim whole."""
-    of = relation_of(op)
-    for given, letters in zip(op.inputs, of.inputs, strict=True):
+    relation = relation_of(op)
+    for given, letters in zip(op.inputs, relation.inputs, strict=True):
         letter = letters[dim] if given is value else ""
         if letter is None:
             yield ()
-        for output, made in zip(op.outputs, of.outputs, strict=True):
+        for output, made in zip(op.outputs, relation.outputs, strict=True):
             if letter and letter in made:
                 yield output, made.index(letter)

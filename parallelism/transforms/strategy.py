@@ -314,11 +314,9 @@ _OTHER: dict[str, Callable[[Word], Any]] = {
     "overlap": lambda word: Overlap.parse(word.value),
     "tp_overlap": lambda word: TensorOverlap(word.axis or ""),
 }
-_WITH_REGIONS, _WITH_VALUE, _WITH_ANY = (
-    ("tp", "pp"),
-    ("zero", "precision", "recompute", "local"),
-    ("overlap",),
-)
+_WITH_REGIONS = ("tp", "pp")
+_WITH_VALUE = ("zero", "precision", "recompute", "local")
+_WITH_ANY = ("overlap",)
 """The words that may name regions, those that have a value in any text, and those that may have one."""
 
 

@@ -159,12 +159,10 @@ def _first_copies(parts: Parts, first: Mapping[str, Array]) -> dict[str, Array]:
             continue
         made = op.operator.run([known[each.name] for each in op.inputs], op.attributes)
         arrays = made if isinstance(made, tuple) else (made,)
-        known |= {each.name: array for each, array in zip(op.outputs, arrays, strict=True)}
-        found |= {
-            each.name.removeprefix(NEXT): known[each.name]
-            for each in op.outputs
-            if each.name.startswith(NEXT)
-        }
+        for each, array in zip(op.outputs, arrays, strict=True):
+            known[each.name] = array
+            if each.name.startswith(NEXT):
+                found[each.name.removeprefix(NEXT)] = array
     return found
 
 
@@ -266,7 +264,8 @@ def _with_frozen(loss: Function, trained: Sequence[Value]) -> Attributes:
 
 def _scaled(loss: Function, scale: float) -> Function:
     """The function with the same loss, whose gradients are ``scale`` times as large."""
-    output, taken = loss.outputs[0], {value.name for value in loss.values}
+    output = loss.outputs[0]
+    taken = {value.name for value in loss.values}
     region = next((op.region for op in loss.ops if output in op.outputs), None)
     ops = list(loss.ops)
 
@@ -420,4 +419,7 @@ def _state(optimizer: SGD | Adam, builder: Builder, inputs: Any) -> tuple[Any, l
 def _flat(state: Any) -> list[Any]:
     if state is None:
         return []
-    return [x for part in state for x in (part if isinstance(part, list) else [part])]
+    flat: list[Any] = []
+    for part in state:
+        flat += part if isinstance(part, list) else [part]
+    return flat

@@ -36,7 +36,7 @@ class ProductWeight:
     weight: str
     """The name of the weight."""
     layout: TensorSharding | None
-    """That of the weight, at rest."""
+    """The layout of the weight at rest."""
     split: str | None
     """How the axis of tensor or expert parallelism splits the weight for this product: columns, rows, table or experts.
     None if the product reads it whole."""
@@ -79,7 +79,7 @@ class WeightReport:
     """The tensor parallelism of the strategy."""
     rows: tuple[ProductWeight, ...]
     asked: tuple[ProductWeight, ...]
-    """Those in the regions of the tensor parallelism."""
+    """The rows in the regions of the tensor parallelism."""
 
     @cached_property
     def whole(self) -> tuple[ProductWeight, ...]:
@@ -197,11 +197,11 @@ def _divisible(reading: Reading, dim: int) -> tuple[Extent, ...]:
     """The extents that the devices must divide so that a split of a weight's dim passes its views."""
     found = list[Extent]()
     for view, following in zip(reading.between, (*reading.between, reading.op)[1:], strict=True):
-        of = relation_of(view)
-        letter = of.inputs[0][dim]
+        relation = relation_of(view)
+        letter = relation.inputs[0][dim]
         assert letter is not None, view  # the split passes all views
-        if of.inside[letter]:
-            found.append(of.extents[letter])
+        if relation.inside[letter]:
+            found.append(relation.extents[letter])
         made = next(number for number, value in enumerate(view.outputs) if value in following.inputs)
-        dim = of.outputs[made].index(letter)
+        dim = relation.outputs[made].index(letter)
     return tuple(dict.fromkeys(found))

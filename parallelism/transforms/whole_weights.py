@@ -15,7 +15,7 @@ from parallelism.transforms.splits import Splits, followed
 FEW = 4
 """If fewer than one weight in so many is split, nearly all stay whole."""
 NAMED = 3
-"""So many weights that stay whole are named."""
+"""The most whole weights that are named."""
 
 
 class Reading(NamedTuple):
@@ -84,7 +84,7 @@ class Whole(NamedTuple):
 
     why: str
     line: Line | None
-    """That of the first product that reads it."""
+    """The line of the first product that reads it."""
 
 
 def sentence(program: str, axes: Sequence[str], whole: Mapping[str, Whole], split: int) -> str:
@@ -112,11 +112,11 @@ def why_whole(splits: Splits, reading: Reading) -> str:
     if product is None:
         return _in_between(reading.between)
     activations = [value for value in op.inputs if value is not product.operand]
-    of = relation_of(op)
-    taken = splits.letter(op, of, activations)
+    relation = relation_of(op)
+    taken = splits.letter(op, relation, activations)
     if taken in product.lost or (taken is None and product.lost and not product.free):
         return _in_between([_without(product, taken or product.lost[0], splits.views, op)])
-    for value, letters in zip(op.outputs, of.outputs, strict=True):
+    for value, letters in zip(op.outputs, relation.outputs, strict=True):
         for dim, letter in enumerate(letters):
             if taken is None and letter in product.free:
                 return _end(splits, value, dim)
@@ -136,11 +136,12 @@ def _without(product: Product, letter: str, views: Views, op: Op) -> Op:
     dim = relation_of(op).inputs[op.inputs.index(value)].index(letter)
     first, *_ = ops = views[value].ops
     for view in reversed(ops):
-        of = relation_of(view)
-        through = of.outputs[view.outputs.index(value)][dim]
-        if through is None or through not in of.inputs[0]:
+        relation = relation_of(view)
+        through = relation.outputs[view.outputs.index(value)][dim]
+        if through is None or through not in relation.inputs[0]:
             return view
-        value, dim = view.inputs[0], of.inputs[0].index(through)
+        value = view.inputs[0]
+        dim = relation.inputs[0].index(through)
     return first
 
 

@@ -47,7 +47,7 @@ class ScheduleWord(NamedTuple):
     recompute: bool = False
     batch: str = "B"
     meshes: str = ""
-    """Those of the stages, if they have their own: ``dp=2.tp=2|dp=3``."""
+    """The meshes of the stages, if they have their own: ``dp=2.tp=2|dp=3``."""
     shares: str = ""
     """In what relation replicas have rows, if not equally many: ``1|3``."""
 
@@ -69,7 +69,7 @@ class Word(NamedTuple):
     regions: tuple[str, ...]
     value: str | None
     schedule: ScheduleWord | None = None
-    """That of a pipeline."""
+    """The schedule of a pipeline."""
 
 
 def word(name: str, axis: str | None = None, regions: Sequence[str] = (), value: Any = None) -> str:

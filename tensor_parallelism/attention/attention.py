@@ -157,7 +157,8 @@ class Attention(PlannedOperation[AttentionSharding, AttentionPlan]):
             whole = OF_WEIGHTS.run(device, made, rows, shared=any(move.steps for move in moves))
             terms = [term.transpose(2, 0, 1) for term in _apart(whole, queries, 0)]
             if plan.whole_keys:
-                mine, held = plan.kv_slice(device.rank), moves[1].held[device.rank]
+                mine = plan.kv_slice(device.rank)
+                held = moves[1].held[device.rank]
                 terms[1:] = (_placed(term, held, mine) for term in terms[1:])
             weight_grads = [
                 moved(device, move, term, spent=True) for move, term in zip(moves, terms, strict=True)
@@ -175,14 +176,14 @@ class Attention(PlannedOperation[AttentionSharding, AttentionPlan]):
     def _planned(self, shapes: tuple[Shape, ...], mesh: Mesh, dtype: DType) -> AttentionPlan:
         if len(shapes) != len(NAMES):
             raise ValueError(f"a plan is for the shapes of {', '.join(NAMES)}, got {len(shapes)} shapes")
-        of = AttentionShapes(*shapes)
-        if self.rotary_base is not None and of.head_dim % 2:
+        found = AttentionShapes(*shapes)
+        if self.rotary_base is not None and found.head_dim % 2:
             raise ValueError(
-                f"rotary positions turn pairs of features, got wq of shape {of.wq} with a head_dim of "
-                f"{of.head_dim}"
+                f"rotary positions turn pairs of features, got wq of shape {found.wq} with a head_dim of "
+                f"{found.head_dim}"
             )
-        self._check_shapes({name: getattr(of, name) for name in (*NAMES, "out")}, mesh)
-        return AttentionPlan(self.sharding, self.policy, self.mask, self.zigzag, of, dtype, mesh)
+        self._check_shapes({name: getattr(found, name) for name in (*NAMES, "out")}, mesh)
+        return AttentionPlan(self.sharding, self.policy, self.mask, self.zigzag, found, dtype, mesh)
 
     def _dtype(self, arrays: Sequence[Array]) -> DType:
         """The dtype of the computation: integers become float64."""
@@ -210,7 +211,8 @@ def _moved_product(device: Device, plan: ReshardingPlan, product: Contraction, a
 @contextmanager
 def _gathered(device: Device, plan: AttentionPlan, x: Array) -> Iterator[Array]:
     """The rows of x that this device multiplies."""
-    rows, move = moved(device, plan.moves["x"], x), bool(plan.moves["x"].steps)
+    rows = moved(device, plan.moves["x"], x)
+    move = bool(plan.moves["x"].steps)
     if move:
         device.hold(GATHERED, rows.nbytes)
     yield rows

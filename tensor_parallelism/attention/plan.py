@@ -182,7 +182,8 @@ class AttentionPlan(Plan):
             "x_grad": (term, sharding.x, shapes.x),
         }
         for name in NAMES[1:]:
-            layout, shared = getattr(sharding, name), self.whole_keys if name in ("wk", "wv") else ()
+            layout = getattr(sharding, name)
+            shared = self.whole_keys if name in ("wk", "wv") else ()
             pending = TensorSharding(*layout.dims, partial=(*split.batch, *split.rows, *shared))
             changes[f"{name}_grad"] = pending, layout, getattr(shapes, name)
         return {name: plan_resharding(*change, self.dtype, self.mesh) for name, change in changes.items()}
@@ -193,16 +194,16 @@ class AttentionPlan(Plan):
 
     @cached_property
     def backward_moves(self) -> Moves:
-        of = "gradient of {}".format
+        gradient_of = "gradient of {}".format
         return (
-            *self._named(of("y"), "grad"),
-            *self._named(of("wo"), "wo_grad"),
+            *self._named(gradient_of("y"), "grad"),
+            *self._named(gradient_of("wo"), "wo_grad"),
             *self._inside(backward=True),
             *self._named("x, once more", "x"),
-            *self._named(of("wq"), "wq_grad"),
-            *self._named(of("wk"), "wk_grad"),
-            *self._named(of("wv"), "wv_grad"),
-            *self._named(of("x"), "x_grad"),
+            *self._named(gradient_of("wq"), "wq_grad"),
+            *self._named(gradient_of("wk"), "wk_grad"),
+            *self._named(gradient_of("wv"), "wv_grad"),
+            *self._named(gradient_of("x"), "x_grad"),
         )
 
     def _named(self, what: str, name: str = "x") -> Iterable[Move]:
@@ -255,7 +256,9 @@ class AttentionPlan(Plan):
 
     def _inside(self, *, backward: bool = False) -> list[Move]:
         """The communications while the rows attend."""
-        axes, size, ranks = self.sharding.split.rows, len(self.runs), range(self.mesh.size)
+        axes = self.sharding.split.rows
+        size = len(self.runs)
+        ranks = range(self.mesh.size)
         if size == 1:
             return []
         if not self.is_ulysses:
@@ -290,7 +293,8 @@ class AttentionPlan(Plan):
     def _ulysses_bytes(self, rank: int, kind: int, *, to_rows: bool) -> int:
         """The bytes of one exchange: of queries or the result (``kind`` 0), or of keys or values (1)."""
         position = self._position(rank, self.sharding.split.rows)
-        rows, heads = sum(map(len, self.runs[position])), [len(share[kind]) for share in self.exchanged]
+        rows = sum(map(len, self.runs[position]))
+        heads = [len(share[kind]) for share in self.exchanged]
         others = (
             rows * (sum(heads) - heads[position]) if to_rows else (self.shapes.x[1] - rows) * heads[position]
         )

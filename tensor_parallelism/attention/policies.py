@@ -189,5 +189,6 @@ def _layouts(
     batch: AxisOrAxes, rows: AxisOrAxes, heads: AxisOrAxes, kv_heads: AxisOrAxes
 ) -> tuple[TensorSharding, ...]:
     """The layouts of x, wq, wk, wv, wo and y."""
-    x, keys = TensorSharding(batch, rows, None), TensorSharding(None, kv_heads, None)
+    x = TensorSharding(batch, rows, None)
+    keys = TensorSharding(None, kv_heads, None)
     return x, TensorSharding(None, heads, None), keys, keys, TensorSharding(heads, None, None), x

@@ -47,7 +47,8 @@ class RingKept(NamedTuple):
         **Communication**: on g devices g-1 shifts of a block, each while the block before is computed with, and g-1
         shifts of the gradients of a block.  ``ValueError`` in a second run, because the block is no longer there.
         """
-        place, size = device.position(plan.sharding.split.rows), len(plan.runs)
+        place = device.position(plan.sharding.split.rows)
+        size = len(plan.runs)
         if not self.block:
             raise ValueError(
                 "the backward of ring attention runs once for each forward: the keys and values that were "
@@ -101,11 +102,13 @@ def ring_forward(device: Device, plan: AttentionPlan, projected: list[Array]) ->
 
     **Communication**: on g devices g-1 shifts by one.  Each runs while the block before is computed with.
     """
-    place, size = device.position(plan.sharding.split.rows), len(plan.runs)
+    place = device.position(plan.sharding.split.rows)
+    size = len(plan.runs)
     q, k, v = projected
     block: Any = k, v
     if size > 1:
-        q, block = np.ascontiguousarray(q), device.empty((2, *k.shape), k.dtype)
+        q = np.ascontiguousarray(q)
+        block = device.empty((2, *k.shape), k.dtype)
         block[0], block[1] = k, v  # one array that peers can read: a pair would be copied more often
     projected.clear()
     device.hold(ACTIVATIONS, q.nbytes)

@@ -44,7 +44,8 @@ class UlyssesKept(NamedTuple):
         **Communication**: four all_to_alls, of the gradients of the output, of queries, keys and values.
         """
         q, k, v, attended, mixed = self
-        mine, whole = plan.exchanged[device.position(plan.sharding.split.rows)], (range(plan.shapes.x[1]),)
+        mine = plan.exchanged[device.position(plan.sharding.split.rows)]
+        whole = (range(plan.shapes.x[1]),)
         grad = _to_heads(device, plan, grad, 0)
         q_grad, k_grad, v_grad = (device.empty(x.shape, x.dtype) for x in (q, k, v))
         rows = BlockwiseBackward(device, q, whole, mine.serves, attended, grad, q_grad, mask=plan.mask)
@@ -67,7 +68,8 @@ def ulysses_forward(device: Device, plan: AttentionPlan, projected: list[Array])
 
     **Communication**: four all_to_alls, of queries, keys, values and of the output.
     """
-    mine, whole = plan.exchanged[device.position(plan.sharding.split.rows)], (range(plan.shapes.x[1]),)
+    mine = plan.exchanged[device.position(plan.sharding.split.rows)]
+    whole = (range(plan.shapes.x[1]),)
     q = _to_heads(device, plan, projected.pop(0), 0)
     k, v = (_to_heads(device, plan, spread_heads(projected.pop(0), _keys(plan)), 1) for _ in range(2))
     device.hold(ACTIVATIONS, q.nbytes)

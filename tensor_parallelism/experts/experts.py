@@ -60,7 +60,8 @@ class MixtureOfExpertsSharding(Sharding, ndims=(2, 2, 3, 2, 3, 2, 2), waits=("ou
     def expert_parallel(cls, axes: AxisOrAxes, batch: AxisOrAxes = ()) -> Self:
         """Experts and sequence over ``axes``, the batch over ``batch``, for x of [batch, sequence, model]."""
         x = TensorSharding(batch, axes, None)
-        w, b = TensorSharding(axes, None, None), TensorSharding(axes, None)
+        w = TensorSharding(axes, None, None)
+        b = TensorSharding(axes, None)
         return cls(x, TensorSharding(None, None), w, b, w, b, x)
 
     @property
@@ -296,7 +297,9 @@ class MixtureOfExperts(Layer[MixtureOfExpertsSharding]):
 
     def _moves(self, shapes: dict[str, Shape], mesh: Mesh) -> Moving:
         """All but those of tokens to experts and back."""
-        x, router, layouts = shapes["x"], shapes["router"], self.sharding
+        x = shapes["x"]
+        router = shapes["router"]
+        layouts = self.sharding
         experts, lead = layouts.experts, layouts.tokens(len(x))
         tokens = TensorSharding(*lead, None)
         others = without(tokens.axes, experts)

@@ -218,15 +218,17 @@ def _plan(
 ) -> FeedForwardPlan:
     """The plan of ``policy`` for tensors of these shapes, which fit each other."""
     lead = "abcdeghijkl"[: len(shapes["x"]) - 1]
-    first, second = Contraction(f"{lead}m", "mf", f"{lead}f"), Contraction(f"{lead}f", "fn", f"{lead}n")
+    first = Contraction(f"{lead}m", "mf", f"{lead}f")
+    second = Contraction(f"{lead}f", "fn", f"{lead}n")
     given = {name: getattr(sharding, name).over(len(shape)) for name, shape in shapes.items()}
-    chosen, why, grad, hiddens = None, "the cheapest ways", given["out"], _hidden_layouts(given)
+    chosen = None
+    why = "the cheapest ways"
+    grad = given["out"]
+    hiddens = _hidden_layouts(given)
     if policy is not FeedForwardShardingPolicy.GENERAL:
         split = sharding.split()
-        chosen, why = (
-            {lead[1:][-1:]: split["sequence"], lead[:1]: split["batch"], "f": split["hidden"]},
-            policy.value,
-        )
+        chosen = {lead[1:][-1:]: split["sequence"], lead[:1]: split["batch"], "f": split["hidden"]}
+        why = policy.value
         rows = [chosen.get(letter) for letter in lead]
         grad, hiddens = TensorSharding(*rows, None), [TensorSharding(*rows, chosen["f"])]
 

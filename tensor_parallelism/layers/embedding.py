@@ -117,7 +117,9 @@ class Embedding(Layer[EmbeddingSharding]):
 
     def _moves(self, shapes: dict[str, Shape], mesh: Mesh) -> Moving:
         tokens, table = shapes["tokens"], shapes["table"]
-        layout, out, out_shape = self.sharding.table.over(2), self.sharding.out, (*tokens, table[1])
+        layout = self.sharding.table.over(2)
+        out = self.sharding.out
+        out_shape = (*tokens, table[1])
         vocabulary, model = (dim.axes for dim in layout.dims)
         *dims, _ = out.over(len(out_shape)).dims
         lead = [without(dim.axes, layout.axes) for dim in dims]

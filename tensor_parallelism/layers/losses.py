@@ -246,7 +246,8 @@ class VocabularyLoss(_Loss[VocabularyLossSharding]):
     def forward(self, device: Device, *shards: Any) -> tuple[Array, tuple[Array, Array, LayerPlan, OfLoss]]:
         """The loss, from this device's shards of x, table and targets."""
         (x, table, targets), plan = self._arrived(device, *shards)
-        x, table = moved(device, plan["x"], x), table.astype(plan.dtype, copy=False)
+        x = moved(device, plan["x"], x)
+        table = table.astype(plan.dtype, copy=False)
         logits = moved(device, plan["logits"], device.matmul(x, table.T))
         device.hold("activations", x.nbytes)
         vocabulary, _ = self.sharding.table.slices(plan.shapes[1], device.mesh, device.rank)
@@ -285,7 +286,9 @@ class VocabularyLoss(_Loss[VocabularyLossSharding]):
         check_tokens("targets", targets, table.shape[0])
 
     def _moves(self, shapes: dict[str, Shape], mesh: Mesh) -> Moving:
-        x, table, layouts = shapes["x"], shapes["table"], self.sharding
+        x = shapes["x"]
+        table = shapes["table"]
+        layouts = self.sharding
         lead, vocabulary, model = layouts.split(len(x))
         logits = *x[:-1], table[0]
         terms, made = (TensorSharding(*lead, vocabulary, partial=pending) for pending in (model, ()))

@@ -75,7 +75,8 @@ class _Normalization(Layer[NormalizationSharding]):
         ``shapes`` are the shapes of the whole inputs; if they are not given, the devices exchange them.
         """
         (x, *arrays), plan = self._arrived(device, *shards, shapes=shapes)
-        x, features = x.astype(plan.dtype, copy=False), plan.shapes[0][-1]
+        x = x.astype(plan.dtype, copy=False)
+        features = plan.shapes[0][-1]
         weight, *bias = (
             moved(device, plan[name], one) for name, one in zip(self.NAMES[1:], arrays, strict=True)
         )
@@ -129,9 +130,12 @@ class _Normalization(Layer[NormalizationSharding]):
         return {**shapes, "out": x}
 
     def _moves(self, shapes: dict[str, Shape], mesh: Mesh) -> Moving:
-        x, model, weight = shapes["x"], shapes["weight"], self.sharding.weight.over(1)
+        x = shapes["x"]
+        model = shapes["weight"]
+        weight = self.sharding.weight.over(1)
         *lead, last = self.sharding.x.over(len(x)).dims
-        statistics, both = (*x[:-1], 1), (1 + self.CENTRED, *x[:-1], 1)
+        statistics = (*x[:-1], 1)
+        both = (1 + self.CENTRED, *x[:-1], 1)
         sums, whole = (TensorSharding(*lead, None, partial=axes) for axes in (last.axes, ()))
         backward_sums, backward_whole = (
             TensorSharding(None, *lead, None, partial=axes) for axes in (last.axes, ())

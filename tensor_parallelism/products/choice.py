@@ -162,7 +162,9 @@ def _least_elements(
     costs nothing.
     """
     axes = singles(task.mesh)
-    blocks, before, after = blocks_of(shape, task.mesh, axes), state_of(source, axes), state_of(target, axes)
+    blocks = blocks_of(shape, task.mesh, axes)
+    before = state_of(source, axes)
+    after = state_of(target, axes)
     stays = source.op == target.op and set(after.partial) <= set(before.partial)
     reduced = tuple(axis for axis in before.partial if source.op != target.op or axis not in after.partial)
     if not reduced:

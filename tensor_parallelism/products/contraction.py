@@ -121,7 +121,9 @@ def _arrangements(of: Contraction, a: tuple[int, ...], b: tuple[int, ...]) -> _A
     def elements(letters: str) -> int:
         return prod(extents[letter] for letter in letters)
 
-    m, k, n = elements(rows), elements(of.summed), elements(columns)
+    m = elements(rows)
+    k = elements(of.summed)
+    n = elements(columns)
     made = batch + rows + columns
     return _Arrangements(
         (_order(of.lhs, batch + rows + of.summed), (*shape, m, k)),

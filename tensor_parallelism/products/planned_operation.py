@@ -58,25 +58,28 @@ class Sharding:
 
     def __post_init__(self) -> None:
         """``TypeError`` or ``ValueError`` unless the fields are as wanted."""
-        of, (ndims, exactly, waits) = f"of {with_article(type(self))}", self._wanted
+        subject, (ndims, exactly, waits) = f"of {with_article(type(self))}", self._wanted
         for name, ndim in zip((field.name for field in fields(self)), ndims, strict=True):
             layout = getattr(self, name)
             if not isinstance(layout, TensorSharding):
-                raise TypeError(f"{name} {of} is a TensorSharding, got {layout!r}")
-            given, open_ended = len(layout.dims), layout.ellipsis is not None
+                raise TypeError(f"{name} {subject} is a TensorSharding, got {layout!r}")
+            given = len(layout.dims)
+            open_ended = layout.ellipsis is not None
             if given < ndim:
                 fits = open_ended
             else:
                 fits = given == ndim or not exactly
             if not fits:
                 least = "" if exactly else "at least "
-                raise ValueError(f"{name} {of} is of {least}{ndim} dim{'s' * (ndim > 1)}, got {layout!r}")
+                raise ValueError(
+                    f"{name} {subject} is of {least}{ndim} dim{'s' * (ndim > 1)}, got {layout!r}"
+                )
             if exactly:
                 object.__setattr__(self, name, layout.over(ndim))
             if waits is not None and layout.partial and name not in waits:
-                raise ValueError(f"{name} {of} cannot be partial, got {layout!r}")
+                raise ValueError(f"{name} {subject} cannot be partial, got {layout!r}")
             if waits is not None and layout.op != "sum":
-                raise ValueError(f"{name} {of} may wait for a sum, got {layout!r}")
+                raise ValueError(f"{name} {subject} may wait for a sum, got {layout!r}")
 
 
 class PlannedOperation(ShardedOperation, Generic[Layouts, Planned]):
@@ -243,7 +246,8 @@ def check_shard(
     device: Device, shard: Any, layout: TensorSharding, shape: Shape, what: str = "the gradient of y"
 ) -> Array:
     """A shard as an array; ``ValueError`` if it is not that of a tensor of this shape on this device."""
-    array, expected = plain_array(what, shard), _local_shape(layout, shape, device.mesh, device.rank)
+    array = plain_array(what, shard)
+    expected = _local_shape(layout, shape, device.mesh, device.rank)
     if array.shape != expected:
         raise ValueError(
             f"{what} must have the shape of its shard, {expected} on rank {device.rank}, got {array.shape}"

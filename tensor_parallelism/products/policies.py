@@ -69,18 +69,20 @@ class MatMulSharding(Sharding, ndims=(2, 2, 2)):
     @property
     def policy(self) -> MatMulShardingPolicy:
         """The named policy of the operands' layouts; GENERAL if they have none."""
-        of, lhs, rhs = MatMulShardingPolicy, _sides(self.lhs), _sides(self.rhs)
+        policies = MatMulShardingPolicy
+        lhs = _sides(self.lhs)
+        rhs = _sides(self.rhs)
         if lhs is None or rhs is None:
-            return of.GENERAL
+            return policies.GENERAL
         (m, k), (k_of_b, n) = lhs, rhs
         split = bool(m), bool(k), bool(k_of_b), bool(n)
         fits = {
-            of.UNSHARDED: not any(split),
-            of.MATCHED_INNER: split == (False, True, True, False) and k == k_of_b,
-            of.UNMATCHED_INNER: split == (False, True, True, False) and not {*k} & {*k_of_b},
-            of.OUTER: split == (True, True, True, False) and m == k_of_b,
-            of.FULL: all(split) and m == k_of_b and n == k,
-            of.GENERAL: True,
+            policies.UNSHARDED: not any(split),
+            policies.MATCHED_INNER: split == (False, True, True, False) and k == k_of_b,
+            policies.UNMATCHED_INNER: split == (False, True, True, False) and not {*k} & {*k_of_b},
+            policies.OUTER: split == (True, True, True, False) and m == k_of_b,
+            policies.FULL: all(split) and m == k_of_b and n == k,
+            policies.GENERAL: True,
         }
         return next(policy for policy, fit in fits.items() if fit)
 

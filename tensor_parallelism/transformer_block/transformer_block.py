@@ -72,10 +72,10 @@ class TransformerBlockPlan(Plan):
         )
 
     def __str__(self) -> str:
-        of = self.attention.shapes
+        shapes = self.attention.shapes
         return "\n".join(
             [
-                f"a block of x{list(of.x)}, {of.heads} heads on {self.mesh!r}: {self.attention.policy.value}",
+                f"a block of x{list(shapes.x)}, {shapes.heads} heads on {self.mesh!r}: {self.attention.policy.value}",
                 *self.table(),
                 f"  in all {self.totals()}",
             ]
@@ -204,10 +204,8 @@ class TransformerBlock(PlannedOperation[TransformerBlockSharding, TransformerBlo
                 f"{tuple(x)} and {heads} heads"
             )
         width = model // heads if head_dim is None else head_dim
-        keys, hidden = (
-            (model, heads if kv_heads is None else kv_heads, width),
-            4 * model if hidden is None else hidden,
-        )
+        keys = (model, heads if kv_heads is None else kv_heads, width)
+        hidden = 4 * model if hidden is None else hidden
         shapes = {
             "wq": (model, heads, width),
             "wk": keys,
@@ -329,7 +327,8 @@ class TransformerBlock(PlannedOperation[TransformerBlockSharding, TransformerBlo
 
     def _whole(self, device: Device, arrays: list[Array]) -> list[Shape]:
         """The shapes of the whole inputs; the devices exchange only those that do not follow from others."""
-        held, needed = dict(zip(self.NAMES, arrays, strict=True)), ("x", "wq", "wk", "w1")
+        held = dict(zip(self.NAMES, arrays, strict=True))
+        needed = ("x", "wq", "wk", "w1")
         x, wq, wk, w1 = device.global_shapes(
             [held[name] for name in needed], [getattr(self.sharding, name) for name in needed]
         )

@@ -161,9 +161,9 @@ LOSSES: dict[str, float] = {
     "glm4_moe_lite": 3.601613, "sarvam_mla": 3.930096, "sarvam_moe": 4.193436, "solar_open": 4.257577, "dots1": 3.955229,
     "exaone_moe": 3.747813, "minimax_m2": 3.757788, "aria_text": 3.806031, "qwen2_vl_text": 4.048041,
     "qwen2_5_vl_text": 4.048041, "qwen3_vl_text": 3.901966, "qwen3_vl_moe_text": 4.246244, "glm4v_text": 4.048000,
-    "glm4v_moe_text": 4.068328, "ernie4_5_moe": 3.957923, "bamba": 4.514187, "granitemoehybrid": 3.564876,
-    "nemotron_h": 3.979701, "mamba2": 4.213761, "qwen3_next": 4.189803, "qwen3_5_text": 3.726813,
-    "qwen3_5_moe_text": 4.176552,
+    "glm4v_moe_text": 4.068328, "ernie4_5_moe": 3.957923, "bamba": 4.660947, "granitemoehybrid": 3.608232,
+    "nemotron_h": 4.630468, "mamba2": 4.460346, "qwen3_next": 4.254241, "qwen3_5_text": 4.117590,
+    "qwen3_5_moe_text": 4.267628,
 }
 """What transformers computes of them."""
 
@@ -354,7 +354,7 @@ class Stored:
             array = self.need("conv1d", layer, what)
             found = parts_of(array, "qkv" if linear.is_delta else "vkq")
             joined = np.concatenate([found[part] for part in "vkq"], axis=1).reshape(len(array), -1)
-            return joined[:, 0] if what == "bias" else joined.T
+            return joined[:, 0] if what == "bias" else joined
         if not linear.is_delta:
             found = parts_of(self.need("in_proj", layer, what), "zvkqn")
         elif (joined := self.find("in_proj_qkvz", layer, what)) is not None:        # by groups already

@@ -260,7 +260,7 @@ for _kind in ("gated_rms_norm", "gated_rms_norm_gradient"):
 for _kind in ("short_convolution", "short_convolution_gradient"):
     for _x, _taps, _bias in (((2, 5, 3), 4, True), ((1, 2, 3, 2), 4, False), ((3, 4, 1), 1, True)):
         _given = [_x] * (2 if _kind.endswith("gradient") else 1)
-        example(_kind, *_given, (_taps, *_x[2:]), *([_x[2:]] if _bias else []))
+        example(_kind, *_given, (*_x[2:], _taps), *([_x[2:]] if _bias else []))
 
 
 def linear_attention(kind, batch, tokens, groups, served, width, values, **more):

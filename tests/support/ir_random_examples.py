@@ -458,7 +458,7 @@ def _short_convolution(kind, rng):
     channels, taps = extents(rng)[:2] or (2,), int(rng.integers(1, 5))
     x = (*(int(n) for n in rng.choice((1, 2, 5), 2)), *channels)
     given = [x] * (2 if kind.endswith("gradient") else 1)
-    return Example(kind, (*given, (taps, *channels), *([channels] if rng.integers(2) else [])))
+    return Example(kind, (*given, (*channels, taps), *([channels] if rng.integers(2) else [])))
 
 
 @maker("gated_rms_norm", "gated_rms_norm_gradient")

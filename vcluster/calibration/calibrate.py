@@ -225,8 +225,8 @@ def _nearest(
     cases = [case for case in cases if case.family in families]
 
     def predict(parameters: Floats) -> list[float]:
-        there = changed(hardware, parameters)
-        return [case.predicted(there) for case in cases]
+        trial = changed(hardware, parameters)
+        return [case.predicted(trial) for case in cases]
 
     return changed(hardware, fitted(predict, [case.seconds for case in cases], start, _ROUNDS))
 

@@ -138,10 +138,8 @@ def _runs(devices: int, sizes: Sizes, backend: str) -> Iterator[_Run]:
         for (policy, layouts), dtype in product(LAYOUTS.items(), DTYPES):
             multiply = MatMul(MatMulSharding(*(TensorSharding(*dims) for dims in layouts)), policy)
             for i, width in enumerate(sizes.policies):
-                again, operand = (
-                    Again(multiply, _fewer(sizes.repeats, width**3 // 8)),
-                    np.ones((width, width), dtype),
-                )
+                again = Again(multiply, _fewer(sizes.repeats, width**3 // 8))
+                operand = np.ones((width, width), dtype)
                 yield (
                     POLICIES,
                     f"{policy.value} {dtype}",
@@ -158,7 +156,8 @@ def _runs(devices: int, sizes: Sizes, backend: str) -> Iterator[_Run]:
                 stages=devices * chunks, microbatches=microbatches, schedule=schedule, chunks=chunks
             )
             step = MLP((width,) * (2 * devices + 1), pipeline).train_step(returns=())
-            again, x = Again(step, max(3, sizes.repeats // 5)), np.ones((rows, width))
+            again = Again(step, max(3, sizes.repeats // 5))
+            x = np.ones((rows, width))
             yield (
                 PIPELINES,
                 schedule,
@@ -301,7 +300,8 @@ def middle(traces: Sequence[Trace]) -> tuple[float, Trace]:
     seconds, number, which = sorted(repetitions)[(len(repetitions) - 1) // 2]
     trace = traces[number]
     columns, (_, barriers) = trace.columns, _repetitions(trace)
-    ranks, places = columns.numbers("rank"), np.arange(len(columns))
+    ranks = columns.numbers("rank")
+    places = np.arange(len(columns))
     begin, end = np.array([at[which : which + 2] for at in barriers]).T[:, ranks]
     return seconds, Trace(
         columns.take((places > begin) & (places < end)), trace.size, mesh_shape=trace.mesh_shape

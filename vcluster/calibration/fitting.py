@@ -32,7 +32,9 @@ def fitted(
 
     Errors above ``outliers`` count in proportion, not as squares.
     """
-    goal, at, damping = np.asarray(measured, np.float64), np.log(np.asarray(start, np.float64)), 1e-2
+    goal = np.asarray(measured, np.float64)
+    at = np.log(np.asarray(start, np.float64))
+    damping = 1e-2
 
     def errors(place: Floats) -> Floats:
         return np.asarray(predict(np.exp(place)), np.float64) / goal - 1

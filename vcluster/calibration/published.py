@@ -48,7 +48,8 @@ def reported(
     known: Mapping[Measured, float] | None = None,
 ) -> Report:
     """The table beside its stack as it is, or with other values of the parameters; ``known`` has predictions by them."""
-    used, known = {**_values(table), **(parameters or {})}, known or {}
+    used = {**_values(table), **(parameters or {})}
+    known = known or {}
     own = table.name in fitted_on(table.stack)
     lines = []
     for row in table.rows:
@@ -69,7 +70,8 @@ def refitted(table: Table, told: Told | None = None) -> Report:
     """
     if not table.parameters:
         return reported(table)
-    start, say = _values(table), told or (lambda what, done, count: None)
+    start = _values(table)
+    say = told or (lambda what, done, count: None)
     names = table.parameters
     rows = [row for row in table.rows if row.part in TIMES]
     slopes: dict[Measured, Callable[[np.ndarray], float]] = {}

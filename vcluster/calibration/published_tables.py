@@ -23,14 +23,12 @@ from parallelism.simulation import simulate
 from parallelism.training import MegatronFlags, TrainingRun
 from vcluster.calibration.training_runs import PublishedRun, published_runs, training_seconds
 
-FORWARD, BACKWARD, STEP, TRAINING, MEMORY, ALL_REDUCE = (
-    "layer forward",
-    "layer backward",
-    "step",
-    "training",
-    "memory",
-    "all_reduce",
-)
+FORWARD = "layer forward"
+BACKWARD = "layer backward"
+STEP = "step"
+TRAINING = "training"
+MEMORY = "memory"
+ALL_REDUCE = "all_reduce"
 TIMES = (FORWARD, BACKWARD, STEP, TRAINING, ALL_REDUCE)
 
 

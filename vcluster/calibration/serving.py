@@ -148,7 +148,8 @@ def loaded_throughput(run: LoadedRun, hardware: Hardware | None = None) -> float
     tokens = CACHE_SHARE * free / spec.cache_bytes(1, "float8_e4m3fn")
     prompt, new = run.input_tokens, run.output_tokens
     batch = int(max(1, min(MOST_REQUESTS, tokens // (prompt + new))))
-    context, most = prompt + new // 2, max(LOADED_CHUNK, 2 * batch)
+    context = prompt + new // 2
+    most = max(LOADED_CHUNK, 2 * batch)
 
     def seconds(tokens: int, picked: int, read: int, scored: int) -> float:
         work = _work(tokens, picked, read, scored)

@@ -31,7 +31,7 @@ class _Sort(NamedTuple):
 
     name: str
     length: Callable[[int], int]
-    """Of dim 0, by the number of ranks."""
+    """The extent of dim 0, by the number of ranks."""
     columns: int = 0
     dtype: str = "float64"
     root: Callable[[int], int] = lambda size: 0

@@ -30,9 +30,9 @@ def measured(trace: Trace) -> Traffic:
 def known(kind: CollectiveKind, size: int, nbytes: int, root: int) -> dict[str, Traffic]:
     """By algorithm, for a buffer S of ``nbytes``; algorithms that read shared memory have no messages to compare."""
     found = {}
-    for (of, name), record in ALGORITHMS.records.items():
-        if of == kind.name and name != "direct" and record.steps is not None and record.fits(size):
-            form = closed_form(of, name, size, root=root)
+    for (own_kind, name), record in ALGORITHMS.records.items():
+        if own_kind == kind.name and name != "direct" and record.steps is not None and record.fits(size):
+            form = closed_form(own_kind, name, size, root=root)
             found[name] = Traffic(max(form.bytes_received(nbytes)), max(form.messages), form.steps)
     return found
 

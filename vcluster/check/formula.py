@@ -26,7 +26,8 @@ def check_formula(
     >>> check_formula(lambda n: n, lambda n: n - 1, [(1,), (2,)], mistakes={"one too many": lambda n: n}).likely
     'one too many'
     """
-    given, name = list(cases), getattr(mine, "__name__", "a function")
+    given = list(cases)
+    name = getattr(mine, "__name__", "a function")
     subject = f"formula {name}"
     if not given:
         raise ValueError("check_formula needs at least one case, got none")

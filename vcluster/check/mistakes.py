@@ -58,8 +58,8 @@ def _line(case: Case, rank: int, output: Any, all_rounded: bool) -> str:
     piece = ""
     if case.kind.unit == "pieces" and len(array) >= case.size:
         parts = np.array_split(np.arange(len(array)), case.size)
-        of = next(number for number, part in enumerate(parts) if place[0] in part)
-        piece = f"piece {of}, "
+        which = next(number for number, part in enumerate(parts) if place[0] in part)
+        piece = f"piece {which}, "
     where = f"[{', '.join(map(str, place))}]" if place else "()"
     wanted, got = f"{expected[place]:.0f}", f"{array[place]:.0f}"
     if not all_rounded:
@@ -105,27 +105,27 @@ def _too_few_pieces(results: Results) -> str:
     size, kind, arrays = results.size, results.case.kind, results.arrays
     if not kind.joins or kind.cuts or any(arrays[rank].ndim != 1 for rank in results.wrong):
         return ""
-    there = {}
+    known = {}
     for rank in results.wrong if any(results.received) else ():
         whole = len(results.case.expected[rank])
         digits = digits_of(arrays[rank], size) if whole // size < len(arrays[rank]) < whole else None
         if digits is not None:
-            there[rank] = set(np.argmax(digits, axis=1).tolist())
-    if not there or any(len(pieces) == size for pieces in there.values()):
+            known[rank] = set(np.argmax(digits, axis=1).tolist())
+    if not known or any(len(pieces) == size for pieces in known.values()):
         return ""
-    some = next(iter(there))
+    some = next(iter(known))
     came = results.received[some]
     if came < size - 1:
         return (
             f"{'off by one: a step too few' if came == size - 2 else 'the steps end too early'}. Rank {some} "
             f"receives {came} of {size - 1} messages, and lacks the array of "
-            f"{ranks_in_words(sorted(set(range(size)) - there[some]))}"
+            f"{ranks_in_words(sorted(set(range(size)) - known[some]))}"
         )
-    if all(rank not in pieces for rank, pieces in there.items()):
+    if all(rank not in pieces for rank, pieces in known.items()):
         return "the own piece is overwritten: the place for what arrives is wrong, and in some step it is the own place"
     return (
         f"what arrives overwrites what arrived before: {came} messages come, and rank {some} has the arrays of "
-        f"{ranks_in_words(sorted(there[some]))} only. The place must change from step to step"
+        f"{ranks_in_words(sorted(known[some]))} only. The place must change from step to step"
     )
 
 
@@ -135,7 +135,8 @@ def _other_shape(results: Results) -> str:
     if first is None:
         return ""
     shape, wanted, given = arrays[first].shape, case.expected[first].shape, case.inputs[first]
-    own, same_dims = given is not None and shape == given.shape, len(shape) == len(wanted)
+    own = given is not None and shape == given.shape
+    same_dims = len(shape) == len(wanted)
     if case.kind.joins and not case.kind.cuts and own:
         return (
             "only one piece is returned: the pieces of all ranks are not joined, or what arrives takes the place "
@@ -280,7 +281,7 @@ def _own_is_left(results: Results) -> str:
     """Each wrong place has the own block of the rank still, and others have what should have arrived."""
     missing = {}
     for rank, blocks in results.blocks.items():
-        missing[rank] = [place for place, of in enumerate(blocks) if of != place]
+        missing[rank] = [place for place, source in enumerate(blocks) if source != place]
         if {blocks[place] for place in missing[rank]} != {rank} or len(missing[rank]) > results.size - 2:
             return ""
     some = results.wrong[0]

@@ -49,7 +49,8 @@ def check_resharding(
     assert run is not None
     array = case.arguments[0][0]
     plan = plan_resharding(source, target, array.shape, array.dtype, case.cluster.mesh)
-    mine_bytes, least = run.trace.bytes_received(), sum(plan.bytes_received)
+    mine_bytes = run.trace.bytes_received()
+    least = sum(plan.bytes_received)
     figures = (
         ("", "bytes received, all ranks", "operations"),
         ("yours", str(mine_bytes), calls(run.trace)),
@@ -84,9 +85,8 @@ def plural_steps(count: int) -> str:
 def _written(layout: TensorSharding) -> str:
     """The layout as `vcluster.check_kernel` reads it, with letters for dims."""
     names = string.ascii_uppercase.replace("U", "")
-    dims = [
-        f"{name}_{{{','.join(dim.axes)}}}" if dim.axes else name
-        for name, dim in zip(names, layout.dims, strict=False)
-    ]
+    dims = []
+    for name, dim in zip(names, layout.dims, strict=False):
+        dims.append(f"{name}_{{{','.join(dim.axes)}}}" if dim.axes else name)
     partial = f" {{U_{{{','.join(layout.partial)}}}}}" if layout.partial else ""
     return (", ".join(dims) or "()") + partial

@@ -208,7 +208,7 @@ def _parts(action: Any) -> tuple[int, str, int]:
 
 def _microbatches_of(kind: str, row: Iterable[Any]) -> list[int]:
     """The microbatches of the actions of a kind, in their order."""
-    return [k for _, of, k in map(_parts, row) if of == kind]
+    return [k for _, own_kind, k in map(_parts, row) if own_kind == kind]
 
 
 def _check_counts(rows: Rows, microbatches: int, like: str | None) -> None:

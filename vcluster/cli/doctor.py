@@ -67,8 +67,8 @@ def _versions(versions: str) -> Finding:
 def _cores(facts: Facts) -> Finding:
     if facts.cores is None and facts.usable_cores is None:
         return Finding("cores", "unknown")
-    usable, there = facts.usable_cores or facts.cores, facts.cores or facts.usable_cores
-    return Finding("cores", f"{usable}" if usable == there else f"{usable} of {there} may be used here")
+    usable, cores = facts.usable_cores or facts.cores, facts.cores or facts.usable_cores
+    return Finding("cores", f"{usable}" if usable == cores else f"{usable} of {cores} may be used here")
 
 
 def _memory(facts: Facts) -> Finding:

@@ -106,7 +106,8 @@ def container_limits(root: Path = Path("/")) -> Container:
         line.split(":", 2) for line in (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
     )
     paths = {name: path.strip("/") for _, controllers, path in lines for name in controllers.split(",")}
-    base, names = root / "sys/fs/cgroup", ("cpu", "memory", "pids")
+    base = root / "sys/fs/cgroup"
+    names = ("cpu", "memory", "pids")
     if "" in paths and (base / "cgroup.controllers").exists():
         cpu, memory, pids = (_upwards(base, paths[""]) for _ in names)
         limit, used = "memory.max", "memory.current"

@@ -237,7 +237,8 @@ def _keywords(option: Option) -> dict[str, Any]:
     if option.name == "optimizer":  # a program in a file takes others, with a rate
         return shown | {"metavar": "|".join(option.choices)}
     if option.choices:
-        known, named = option.choices + option.unmodelled, "|".join(option.choices)
+        known = option.choices + option.unmodelled
+        named = "|".join(option.choices)
         if len(named) > LONGEST_CHOICES:
             shown["help"] += f"; NAME is {', '.join(option.choices)}"
             named = "NAME"

@@ -50,7 +50,8 @@ def collectives_told(program: Executable, rank: int, hardware: Hardware | None) 
     events = list(trace.filter(kind="collective", rank=rank))
     if not events:
         return f"rank {rank} runs no collectives"
-    costs, of_ranks = Costs(found), _groups_of_ranks(program, rank)
+    costs = Costs(found)
+    of_ranks = _groups_of_ranks(program, rank)
     rows = [("", "along", "groups", "bytes", "received", "algorithm", "price")]
     for event in events:
         groups = next(of_ranks) if event.axes is None else program.mesh.groups(event.axes)

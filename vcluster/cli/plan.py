@@ -305,7 +305,8 @@ def _plans(search: Search, arguments: argparse.Namespace, told: Told) -> "tuple[
             **search.options,
         )
 
-    wrong, hardware = imperfections_of(arguments), searched_hardware(arguments.hardware, search.model)
+    wrong = imperfections_of(arguments)
+    hardware = searched_hardware(arguments.hardware, search.model)
     if not wrong:
         try:
             return on(hardware, arguments.devices, arguments.top), None

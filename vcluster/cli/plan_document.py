@@ -58,7 +58,7 @@ class Asked:
     rows: str = ROWS
     """The symbol for the rows of the batch, of a program in a file."""
     sizes: Mapping[str, int] = field(default_factory=dict)
-    """Those of its other symbols."""
+    """The numbers of its other symbols."""
     frozen: str = ""
     """The weights of a program in a file that are not trained, as words."""
     faults: Sequence[str] = ()
@@ -106,11 +106,14 @@ def document_of(
         *(partial(_of_front, asked, plan) for plan in plans.front),
     ]
     described = first_come(works, told=partial(told, "parts of the best plans"))
-    end_of_rows, begin_of_front = len(best), len(works) - len(plans.front)
-    rows, front = described[:end_of_rows], described[begin_of_front:]
+    end_of_rows = len(best)
+    begin_of_front = len(works) - len(plans.front)
+    rows = described[:end_of_rows]
+    front = described[begin_of_front:]
     outside = list(filter(None, described[end_of_rows:begin_of_front]))
     order = sorted(range(len(best)), key=lambda place: float(rows[place]["seconds"]))
-    rows, best = [rows[place] for place in order], tuple(best[place] for place in order)
+    rows = [rows[place] for place in order]
+    best = tuple(best[place] for place in order)
     asked_why_not = questions.items() if rows else ()
     document = {
         "format": FORMAT,
@@ -217,7 +220,7 @@ def _assumed(spec: TransformerSpec, task: Task) -> str:
     )
     return (
         f"{task.model.dtypes}; {optimizer_text(task.model.optimizer)}; {kernel}{load and f'; {load}'}"
-        f"{'; '.join(['', *tuning_texts(spec)])}"
+        f"{task.model.grouped and f'; {task.model.grouped}'}{'; '.join(['', *tuning_texts(spec)])}"
         f"{stack and f'; the stack {stack}'}{slow and f'. {slow}'}"
     )
 

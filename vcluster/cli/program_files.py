@@ -103,7 +103,7 @@ class Given:
     rows: int | None = None
     """The rows of the batch, of a pipeline."""
     weights: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    """Those that are in the file, by the names of inputs."""
+    """The weights that are in the file, by the names of inputs."""
 
     @property
     def function(self) -> ir.Function:
@@ -380,11 +380,11 @@ class Found(NamedTuple):
 
     program: ir.Function | Step | Partitioned
     weights: Mapping[str, NDArray[Any]] = {}
-    """Those of a model of ONNX, by the names of inputs."""
+    """The weights of a model of ONNX, by the names of inputs."""
     mesh: Mesh | None = None
     """The mesh that a module of StableHLO is for."""
     sizes: Mapping[str, int] = {}
-    """Those that the program has already: a model of ONNX may need them to be read."""
+    """The sizes that the program has already: a model of ONNX may need them to be read."""
 
 
 def program_in(path: Path, sizes: Mapping[str, int]) -> tuple[ir.Function | Step, dict[str, int]]:

@@ -235,7 +235,8 @@ def simulated(program: str, words: Sequence[str]) -> int:
         print(json.dumps(right(figures, trained_run(arguments), arguments.hardware).json(), indent=1))
         return 0
     found = given(arguments)
-    operation, mesh = found.operation(arguments), found.mesh or ONE_DEVICE
+    operation = found.operation(arguments)
+    mesh = found.mesh or ONE_DEVICE
     if arguments.fold and arguments.chakra:
         raise WrongWords("--chakra writes a file for each device; leave out --fold")
     fold = mesh.size >= FOLDED_FROM and not arguments.chakra if arguments.fold is None else arguments.fold
@@ -301,7 +302,8 @@ def run(program: str, words: Sequence[str]) -> int:
     if arguments.inputs is not None:
         _refuse_idle(arguments, ("seed",), "is of random arrays; leave it out with --inputs")
     found = given(arguments, most=MOST_DEVICES)
-    operation, mesh = found.operation(arguments), found.mesh or ONE_DEVICE
+    operation = found.operation(arguments)
+    mesh = found.mesh or ONE_DEVICE
     price = {"hardware": arguments.hardware, "priced_dtype": arguments.priced_dtype}
     on = {} if arguments.hardware is None else {**price, "compute": "modelled"}
     if isinstance(operation, Partitioned):

@@ -152,10 +152,8 @@ def training_run(arguments: argparse.Namespace, flags: MegatronFlags, devices: i
     if arguments.mesh is None:
         strategy, mesh = Strategy.parse_on_mesh(arguments.strategy)
     else:
-        strategy, mesh = (
-            Strategy.parse(arguments.strategy),
-            mesh_of(arguments, ONE_DEVICE, any_axes=True, most=None),
-        )
+        strategy = Strategy.parse(arguments.strategy)
+        mesh = mesh_of(arguments, ONE_DEVICE, any_axes=True, most=None)
     if mesh.size != devices and arguments.devices is not None:
         raise ValueError(f"--strategy: {mesh!r} has {mesh.size} devices, not {devices}")
     return strategy_run(flags, strategy, mesh, named)

@@ -289,7 +289,8 @@ class Group:
 
     def room(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """Shared memory for the payload of the next operation: as the buffers of a slot, used by every second one."""
-        nbytes, parity = dtype.itemsize * prod(shape), self.sequence & 1
+        nbytes = dtype.itemsize * prod(shape)
+        parity = self.sequence & 1
         room = self._rooms[parity]
         if room is None or room.nbytes < nbytes:
             room = self._rooms[parity] = self._endpoint.heap.block(nbytes)[1]

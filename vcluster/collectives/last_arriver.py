@@ -94,7 +94,8 @@ class LastArriver(Prepared):
 
         None if one of them calls something else.
         """
-        released, word = self._released[sequence & 1], self._word + sequence
+        released = self._released[sequence & 1]
+        word = self._word + sequence
         others, place, left = self._tokens[sequence & 1], 0, TURNS_FOR_THE_LAST
         for _ in self._endpoint.signals.turns():
             if released[0] == word:

@@ -106,7 +106,8 @@ def show(
         place = _place(endpoint, payload, private)
     if place is None:
         if group is not None and call.nbytes <= MOST_ROOM:
-            copied, lasts = group.room(payload.shape, dtype), target is None
+            copied = group.room(payload.shape, dtype)
+            lasts = target is None
         else:
             copied = endpoint.heap.empty(payload.shape, dtype)
         copied[...] = payload

@@ -179,7 +179,8 @@ def in_one_process(values: list[Any], grad: Any, mask: Mask) -> list[Any]:
 def _show_steps(screen: Screen, plan: AttentionPlan) -> None:
     """Write one row for each device: its rows and heads, its keys at each step, and the number of its scores."""
     size, ulysses = len(plan.runs), plan.is_ulysses
-    steps, whole = 1 if ulysses else size, (range(plan.shapes.x[1]),)
+    steps = 1 if ulysses else size
+    whole = (range(plan.shapes.x[1]),)
     if max(size, plan.mesh.size) > MOST_DRAWN:
         screen.line(f"  {plan.mesh.size} devices, {steps} steps: only drawn for up to {MOST_DRAWN}")
         return

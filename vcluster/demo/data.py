@@ -195,5 +195,10 @@ def pieces(
 
 def in_one_line(tokens: list[int]) -> str:
     """Tokens as one line of text: a line break becomes a space, and a character that cannot be shown becomes ``?``."""
-    text = bytes(tokens).decode("utf-8", "replace")
-    return "".join(" " if c.isspace() else c if c.isprintable() and c < LAST else "?" for c in text)
+    text = ""
+    for c in bytes(tokens).decode("utf-8", "replace"):
+        if c.isspace():
+            text += " "
+        else:
+            text += c if c.isprintable() and c < LAST else "?"
+    return text

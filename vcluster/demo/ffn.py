@@ -114,7 +114,8 @@ def run_demo(arguments: argparse.Namespace, screen: Screen) -> None:
 def in_one_process(values: list[Any], grad: Any, activation: str) -> list[Any]:
     """y and the gradients of x, W1, b1, W2 and b2."""
     (x, w1, b1, w2, b2), act = values, ACTIVATIONS[activation]
-    rows, grads = x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
+    rows = x.reshape(-1, x.shape[-1])
+    grads = grad.reshape(-1, grad.shape[-1])
     before = dense(rows, w1, b1)
     back = act.backward(before, grads @ w2.T)
     y = dense(act.forward(before), w2, b2).reshape(grad.shape)

@@ -163,7 +163,8 @@ def run_demo(arguments: argparse.Namespace, screen: Screen) -> None:
 
 def generate(job: Job, cluster: VirtualCluster, count: int) -> list[int]:
     """Continue the prompt: draw each byte from its sharpened probabilities and append it to the context."""
-    step, rng = job.model.predict_step(), np.random.default_rng(job.arguments.seed)
+    step = job.model.predict_step()
+    rng = np.random.default_rng(job.arguments.seed)
     context, written = [*job.prompt][-SEQUENCE:], list[int]()
     for _ in range(count):
         logits: npt.NDArray[Any] = cluster.run(step, np.array([context])).result[0, -1] / TEMPERATURE

@@ -219,7 +219,8 @@ def _show_timeline(screen: Screen, job: Job, trained: Trained) -> None:
 def _show_bytes(screen: Screen, job: Job, step: Trace) -> None:
     matrix = step.communication_matrix()
     channels = [(int(source), int(target)) for source, target in np.argwhere(matrix)]
-    expected, weights = _expected_bytes(job), (0, "weights' gradients, all_reduce")
+    expected = _expected_bytes(job)
+    weights = (0, "weights' gradients, all_reduce")
     rows = [
         (f"r{source} -> r{target}", f"{matrix[source, target]:,}", expected.get((source, target), weights)[1])
         for source, target in channels

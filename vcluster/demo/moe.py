@@ -188,12 +188,16 @@ def _show_rows(
 def in_one_process(values: list[Any], grad: Any, k: int, room: int) -> list[Any]:
     """y, the gradients of x, router, W1, b1, W2 and b2, and the load-balance loss."""
     x, router, w1, b1, w2, b2 = values
-    rows, grads, act = x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1]), ACTIVATIONS["gelu"]
+    rows = x.reshape(-1, x.shape[-1])
+    grads = grad.reshape(-1, grad.shape[-1])
+    act = ACTIVATIONS["gelu"]
     choice = choose_experts(rows @ router, k)
     counts, preceding = count_choices(choice.experts, 1, len(w1))
     place = places_before(counts)[0][np.arange(k), choice.experts] + preceding
     balance, slope = balance_loss(counts[0, 0], choice.probabilities.sum(axis=0), len(rows))
-    out, rows_grad, gates_grad = np.zeros_like(rows), np.zeros_like(rows), np.zeros_like(choice.gates)
+    out = np.zeros_like(rows)
+    rows_grad = np.zeros_like(rows)
+    gates_grad = np.zeros_like(choice.gates)
     w1_grad, b1_grad, w2_grad, b2_grad = (np.zeros_like(w) for w in (w1, b1, w2, b2))
     for e in range(len(w1)):
         token, rank = np.nonzero((choice.experts == e) & (place < room))

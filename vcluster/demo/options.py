@@ -28,9 +28,10 @@ def _parser(
     axis that has a flag; without any, there is no ``--mesh`` either. ``before`` and ``after``: lists around the
     examples, each with a title.
     """
-    calls = [
-        line if line.startswith("   ") else f"  {PROGRAM} {name} {line}" for line in examples.splitlines()
-    ]
+    calls = []
+    for line in examples.splitlines():
+        is_continued = line.startswith("   ")
+        calls.append(line if is_continued else f"  {PROGRAM} {name} {line}")
     epilog = "\n\n".join(filter(None, (before, "\n".join(["examples:", *calls]), after)))
     mesh = mesh_arguments(**axes) if axes else {}
     arguments = {**mesh, **options, **_PAGE, **_BACKEND}

@@ -110,7 +110,8 @@ def planned_bytes(plan: Any) -> int:
 def verdict_of_bytes(screen: Screen, trace: Trace, predicted: int, formula: str | None = None) -> None:
     """Say whether the bytes that were moved equal those of a formula, or with None those of the plan."""
     moved = trace.bytes_received()
-    word, whose = "equal" if moved == predicted else "NOT equal", "plan" if formula is None else "closed form"
+    word = "equal" if moved == predicted else "NOT equal"
+    whose = "plan" if formula is None else "closed form"
     screen.verdict(moved == predicted, f"{moved:,} bytes moved; {word} to the {whose}'s {predicted:,}")
     for line in wrap(f"closed form: {formula}", WIDTH - 7, subsequent_indent="    ") if formula else ():
         screen.line(f"       {line}")

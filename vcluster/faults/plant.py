@@ -123,7 +123,9 @@ def plant_marks(cluster: VirtualCluster, marks: Iterable[Mark]) -> Iterator[Plan
 
     The positional arguments of a mark are faults, its keywords are those of `plant`.
     """
-    faults, options, planted_by = list[Any](), dict[str, Any](), list(marks)
+    faults = list[Any]()
+    options = dict[str, Any]()
+    planted_by = list(marks)
     for mark in planted_by:
         faults += mark.args
         options |= mark.kwargs

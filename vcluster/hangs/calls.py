@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from itertools import islice, zip_longest
 from typing import NamedTuple
 
 import msgspec
@@ -132,11 +133,9 @@ def _is_installed(filename: str) -> bool:
 
 
 def _arrays(sizes: tuple[tuple[int, ...], ...], dtypes: tuple[str, ...]) -> str:
-    dtypes = dtypes or ("",)
-    texts = [
-        f"{dtypes[i] if i < len(dtypes) else dtypes[0]}{list(extents)}"
-        for i, extents in enumerate(sizes[:MOST_SIZES])
-    ]
+    first = dtypes[0] if dtypes else ""
+    pairs = zip_longest(sizes, dtypes[: len(sizes)], fillvalue=first)
+    texts = [f"{dtype}{list(extents)}" for extents, dtype in islice(pairs, MOST_SIZES)]
     more = [f"{len(sizes) - MOST_SIZES} more"] * (len(sizes) > MOST_SIZES)
     return ", ".join([*texts, *more])
 

@@ -156,16 +156,16 @@ def _deadlock(matching: Matching, waits: dict[int, Wait]) -> Explanation | None:
         (wait for wait in waits.values() if not idle.isdisjoint(wait.missing)), next(iter(waits.values()))
     )
     group = int(records.ranks[told.place.rank].group[told.place.at])
-    of = records.members(group)
+    ranks = records.members(group)
     if records.ranks[told.place.rank].is_message[told.place.at]:
-        of = (told.place.rank, *told.missing)
+        ranks = (told.place.rank, *told.missing)
     explanation = Explanation(
         "deadlock",
         cause,
         tuple(waits),
         tuple(each.location for each in stuck),
         details,
-        decision_of(matching, told.place, of),
+        decision_of(matching, told.place, ranks),
         records=records,
     )
     return _with_table(matching, group, explanation)

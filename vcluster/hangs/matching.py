@@ -93,7 +93,8 @@ class Matching:
         other = channel.target if is_send else channel.source
         if other not in self.records.ranks:
             return False
-        mine, its = self.records.ranks[place.rank], self.records.ranks[other]
+        mine = self.records.ranks[place.rank]
+        its = self.records.ranks[other]
         sent, received = self._sides(channel)
         own, others = (sent, received) if is_send else (received, sent)
         if mine.is_cut or its.is_cut:  # those that have completed belong together, so that the open ones do

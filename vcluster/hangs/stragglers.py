@@ -27,7 +27,7 @@ class Straggler(NamedTuple):
     rank: int
     times: int
     of: int
-    """To so many of so many collectives it came last."""
+    """How many collectives were looked at; to `times` of them it came last."""
     late_seconds: float
     """The median of how long after the median of the members it came."""
     clocks: dict[int, float]
@@ -60,7 +60,8 @@ def straggler_of(matching: Matching, group: int) -> Straggler | None:
     if known.sum() < FEWEST_COLLECTIVES:
         return None
     zero = ends[0, known][0]
-    begin, end = (begins[:, known] - zero) / 1e9, (ends[:, known] - zero) / 1e9
+    begin = (begins[:, known] - zero) / 1e9
+    end = (ends[:, known] - zero) / 1e9
     ahead = np.median(end - np.median(end, axis=0), axis=1)
     came = begin - ahead[:, None]
     last = came.argmax(axis=0)

@@ -138,7 +138,8 @@ def _of_gradient(facts: Facts, name: str) -> Iterator[Cause]:
         for cause in _of_mean(facts, name):
             yield from _clipped(facts, name, cause)
         return
-    added, mean = facts.added(name), facts.part(name, facts.case.whole.valid)
+    added = facts.added(name)
+    mean = facts.part(name, facts.case.whole.valid)
     for cause in _of_mean(facts, name):
         yield cause if cause.is_piece else Cause(cause.words, _sum(cause.value, added))
     for cause in of_balance(facts, f"{AUXILIARY}.{name}"):

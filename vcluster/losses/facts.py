@@ -37,7 +37,7 @@ class Facts:
         self.case, self._reference, self.outputs = case, reference, outputs
         self.sizes = dict(case.mesh.shape) | {"microbatches": case.microbatches}
         self.levels = [level for level in LEVELS if self.sizes[level] > 1]
-        """Those at which the batch of this case, or of another one of the same check, is cut."""
+        """The levels at which the batch of this case, or of another one of the same check, is cut."""
         self._kept: dict[bytes, Terms] = {}
 
     @cached_property

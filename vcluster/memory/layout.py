@@ -134,7 +134,8 @@ def _most_nbytes() -> int:
     """The most that the regions may be together. A process can address 2**47 bytes, unless ulimit says less."""
     limits = [1 << 45]
     if resource is not None:
-        files, space = resource.getrlimit(resource.RLIMIT_FSIZE)[0], resource.getrlimit(resource.RLIMIT_AS)[0]
+        files = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+        space = resource.getrlimit(resource.RLIMIT_AS)[0]
         # A device that is forked maps the regions beside the mapping of the host, which it inherits.
         limits += [limit for limit in (files, space // 4) if limit > 0]
     return min(limits)

@@ -68,10 +68,8 @@ class Endpoint:
         self.signals.before_sleep = self.take_in
         if number < layout.size:
             self.status = self._new_status()
-            self.signals.note_awaited, self.signals.publish_awaited = (
-                self.tasks.blocked_on,
-                self._publish_awaited,
-            )
+            self.signals.note_awaited = self.tasks.blocked_on
+            self.signals.publish_awaited = self._publish_awaited
             self.signals.after_sleep = partial(self.status.set, number, RUNNING)
 
     def mailbox(self, peer: int) -> Mailbox:

@@ -249,13 +249,11 @@ class Tasks:
         """Drop all operations after a failure. Who waits for one all the same is told so."""
         for queue in self.lanes.values():
             for task in queue:
-                task.error, task.finished = (
-                    ClusterError(
-                        f"{task.what}, called at {task.location}, was given up before it had ended: its run failed, or the "
-                        f"cluster was closed, or forget() was called"
-                    ),
-                    True,
+                task.error = ClusterError(
+                    f"{task.what}, called at {task.location}, was given up before it had ended: its run failed, or the "
+                    f"cluster was closed, or forget() was called"
                 )
+                task.finished = True
         self.lanes.clear()
         self._blocked.clear()
 

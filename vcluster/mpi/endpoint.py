@@ -247,10 +247,8 @@ class MpiEndpoint(Endpoint):
         """Wait until all devices of this node have come so far with this reset. Each of them has got its command."""
         self.signals.fence()
         self.arena.words(self.layout.word(self.number, which))[0] = generation
-        words, since = (
-            [self.arena.words(self.layout.word(each, which)) for each in self.beside],
-            time.monotonic(),
-        )
+        words = [self.arena.words(self.layout.word(each, which)) for each in self.beside]
+        since = time.monotonic()
         while any(word[0] < generation for word in words):
             self.transport.poll()
             self.signals.check()

@@ -214,7 +214,8 @@ class Exchanged(ByMessages):
         if total is None or total.shape != x.shape or total.dtype != x.dtype:
             total = new_array(self.endpoint, x.shape, x.dtype)
         is_in_place = np.may_share_memory(total, x)
-        terms, sums = np.array_split(x.reshape(-1), g), np.array_split(total.reshape(-1), g)
+        terms = np.array_split(x.reshape(-1), g)
+        sums = np.array_split(total.reshape(-1), g)
         others = [*range(mine + 1, g), *range(mine)]  # each begins elsewhere
         for peer in others:
             yield from self._give(peer, terms[peer], sequence)
@@ -264,7 +265,7 @@ class PreparedByPosts(PreparedCall):
         group, call = self._group, self._call
         self._post, room = self._endpoint.new_post(group.key, head_of_call(call), call.nbytes)
         self._others: list[tuple[int, int, int, NDArray[np.uint8] | None]] = []
-        """Of each other member its rank, the signature of its call, where its array begins, and where that goes."""
+        """For each other member: its rank, the signature of its call, where its array begins, and where that goes."""
         arrays: list[Array | None] = []
         for position, (rank, each) in enumerate(zip(group.ranks, calls, strict=True)):
             array: Array | None = None

@@ -180,7 +180,9 @@ class _Start:
         self.request = self.communicator.Iallreduce(given, total, self._op)
 
     def reduce(self) -> None:
-        given, total, at_root = self._terms(self._own()), None, self._call.position == self._call.root
+        given = self._terms(self._own())
+        total = None
+        at_root = self._call.position == self._call.root
         if at_root:
             total, self.result = self._total(self._own().shape)
         self.request = self.communicator.Ireduce(given, total, self._op, self._call.root)

@@ -57,15 +57,15 @@ def places_of_devices(devices: int, per_node: int) -> tuple[int, ...]:
     job = current(devices)
     found: dict[int, int] = {}
     ranks = job.next_ranks(devices)
-    by_node = (sorted(set(ranks).intersection(there)) for there in ranks_by_node(job.places).values())
-    for node, there in enumerate(filter(None, by_node)):
-        if len(there) > per_node:
-            name = job.places[there[0]].node
+    by_node = (sorted(set(ranks).intersection(on_node)) for on_node in ranks_by_node(job.places).values())
+    for node, on_node in enumerate(filter(None, by_node)):
+        if len(on_node) > per_node:
+            name = job.places[on_node[0]].node
             raise ClusterError(
-                f"{len(there)} devices lie on {name}, and a node of the hardware has {per_node}; start "
+                f"{len(on_node)} devices lie on {name}, and a node of the hardware has {per_node}; start "
                 f"fewer ranks on a node"
             )
-        found.update((rank, node * per_node + at) for at, rank in enumerate(there))
+        found.update((rank, node * per_node + at) for at, rank in enumerate(on_node))
     return tuple(found[rank] for rank in ranks)
 
 

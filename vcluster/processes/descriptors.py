@@ -33,7 +33,7 @@ def write_all(fd: int, program: bytes) -> None:
 
 
 def is_readable(fd: int, timeout_seconds: float | None) -> bool:
-    """Whether a descriptor is readable or becomes so in time. At the end of a pipe it is. None means no limit."""
+    """Whether a descriptor becomes readable within the time; None waits without a limit. The end of a pipe is readable."""
     poll = select.poll()  # `select.select` takes no descriptor above 1023
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(None if timeout_seconds is None else 1e3 * timeout_seconds))

@@ -331,7 +331,8 @@ def serve_in_process(spec: DeviceSpec, memory: int, wire: int) -> None:
     gc.freeze()  # keep objects from before the fork in pages shared with other devices
     keep_freed_memory()
     arena = Arena(spec.layout.nbytes, memory)
-    place, polls = spec.layout.wire(spec.rank), POLLS // spec.layout.size
+    place = spec.layout.wire(spec.rank)
+    polls = POLLS // spec.layout.size
     link = WireLink(Wire(arena, place, wire, host=False, polls=polls), spec.rank)
     forks.members.add(link)
     worker = Worker(spec, arena, link, own_process=True)

@@ -155,7 +155,8 @@ def _by_name(trace: Trace, since: np.ndarray) -> dict[str, float]:
     )
     fields = ("kind", "name", "stage", "phase", "axes")
     descriptions, firsts, place = groups(columns.only(*fields).take(taken), *fields)
-    sums, parts = np.bincount(place, spent[taken], len(firsts)).tolist(), part_of(columns)[taken][firsts]
+    sums = np.bincount(place, spent[taken], len(firsts)).tolist()
+    parts = part_of(columns)[taken][firsts]
     by_name: defaultdict[str, float] = defaultdict(float)
     for (kind, name, stage, phase, axes), part, amount in zip(descriptions, parts, sums, strict=True):
         if phase is not None and stage is not None:
@@ -209,7 +210,8 @@ def _least(comparison: Comparison) -> float:
 def _tables(comparison: Comparison) -> list[Rows]:
     if not isfinite(comparison.makespan.seconds):
         return []
-    least, parts = _least(comparison), [part for part in comparison.parts if part.before or part.after]
+    least = _least(comparison)
+    parts = [part for part in comparison.parts if part.before or part.after]
     found = [
         _rows("the mean device", parts, [comparison.makespan]),
         _rows("all devices together", comparison.names, least=least),

@@ -86,7 +86,8 @@ def _words(trace: Trace, events: Columns, wall: np.ndarray) -> list[str]:
         + (" Virtual time follows from declared flops and bytes." if trace.compute == "modelled" else "")
     )
     own = events.isin("kind", {"compute"}) & ~_declared(events)
-    spent, cpu = float(wall[own].sum()), float(events.numbers("cpu_seconds")[own].astype(np.float64).sum())
+    spent = float(wall[own].sum())
+    cpu = float(events.numbers("cpu_seconds")[own].astype(np.float64).sum())
     if 0 < spent < _LONGEST and 0 < cpu < _LONGEST:
         share = min(1.0, cpu / spent)
         sentences.append(

@@ -55,7 +55,9 @@ def payload(trace: Trace, *, most_bars: int = MOST_BARS, hardware: Hardware | No
     The times of a forged trace may add up to more than a float holds; they are not drawn.
     """
     moved = moving(trace)
-    by_rank, path, rows = split(trace, moved), critical_path(trace, moved), collectives(trace, moved)
+    by_rank = split(trace, moved)
+    path = critical_path(trace, moved)
+    rows = collectives(trace, moved)
     left_out: list[str] = []
     shown = trace.ranks[:MOST_DEVICES]
     if len(shown) < len(trace.ranks):

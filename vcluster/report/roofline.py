@@ -28,10 +28,10 @@ def roofline(trace: Trace, hardware: Hardware | None) -> Data:
     events, seconds = _whole(trace.columns)
     flops, nbytes = (events.numbers(field).astype(np.float64) for field in ("flops", "nbytes"))
     nbytes *= _scale(trace, events)
-    there = (flops > 0) & (nbytes > 0) & (seconds > 0)
-    x, y = (np.divide(flops, below, out=np.zeros(len(flops)), where=there) for below in (nbytes, seconds))
+    is_drawn = (flops > 0) & (nbytes > 0) & (seconds > 0)
+    x, y = (np.divide(flops, below, out=np.zeros(len(flops)), where=is_drawn) for below in (nbytes, seconds))
     shown = (
-        there
+        is_drawn
         & (x > 1 / _LARGEST)
         & (x < _LARGEST)
         & (y > 1 / _LARGEST)

@@ -36,7 +36,8 @@ def beside(
         raise ValueError(f"beside() needs two traces, got {len(traces)}")
     sections = ""
     for title, trace in traces.items():
-        text, name = escape(page(payload(trace, hardware=hardware or hardware_named(trace)))), escape(title)
+        text = escape(page(payload(trace, hardware=hardware or hardware_named(trace))))
+        name = escape(title)
         sections += f'<section><h2>{name}</h2><iframe title="{name}" srcdoc="{text}"></iframe></section>'
     text = _PAGE.format(
         title=escape(" and ".join(traces)),

@@ -14,7 +14,8 @@ UNEVEN = 1.1
 """A device is named if it computes at least this many times as long as the median device."""
 LONGEST = 1e300
 """Upper bound of a makespan in seconds. The times of a forged trace may add up to more than a float holds."""
-_COMPUTE, _LOSSES = ("forward", "backward", "recompute", "other"), ("communication", "bubble", "idle")
+_COMPUTE = ("forward", "backward", "recompute", "other")
+_LOSSES = ("communication", "bubble", "idle")
 
 
 def verdict(
@@ -85,7 +86,8 @@ def _uneven(by_rank: Mapping[int, Split]) -> list[str]:
 def _of_path(trace: Trace, path: Sequence[PathStep]) -> list[str]:
     if not path:
         return []
-    parts, ranks = part_of(trace.columns), trace.columns.numbers("rank")
+    parts = part_of(trace.columns)
+    ranks = trace.columns.numbers("rank")
     seconds_of: defaultdict[str, float] = defaultdict(float)
     for step in path:
         seconds_of[PARTS[parts[step.event]]] += step.end_seconds - step.start_seconds

@@ -56,7 +56,8 @@ def drawn(function: Function, seed: int, trained: Iterable[str] = ()) -> dict[st
     """
     rng = np.random.default_rng(seed)
     sources = _sources(function)
-    scales, extents = _scales(function, sources, frozenset(trained)), _extents(function, sources)
+    scales = _scales(function, sources, frozenset(trained))
+    extents = _extents(function, sources)
     return {
         value.name: _array(value, rng, scales.get(value.name, 1.0), extents.get(value.name, PLAIN))
         for value in function.inputs

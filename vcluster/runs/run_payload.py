@@ -50,7 +50,9 @@ class KeptEncodings:
 
         ``TypeError`` as `encode`.
         """
-        key, state, entries = id(program), program.__getstate__(), self._entries
+        key = id(program)
+        state = program.__getstate__()
+        entries = self._entries
         state = state if isinstance(state, dict) else {"": state}
         known = entries.get(key)
         by_value = travels_by_value(type(program).__module__)

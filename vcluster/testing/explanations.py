@@ -61,7 +61,8 @@ class _Config:
 
 def explain_assertions(device: object, settings: Settings) -> None:
     """In a device's process: explain failing asserts from now on."""
-    assertion, config = importlib.import_module("_pytest.assertion"), _Config(settings)
+    assertion = importlib.import_module("_pytest.assertion")
+    config = _Config(settings)
 
     def compare(op: str, left: object, right: object) -> str | None:
         with suppress(Exception):  # this pytest may need more; the assert still fails, and shows both sides

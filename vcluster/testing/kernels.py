@@ -128,7 +128,7 @@ class KernelCase(NamedTuple):
     arguments: tuple[tuple[npt.NDArray[Any], TensorSharding], ...]
     """The whole arrays, and their layouts."""
     layout: TensorSharding
-    """Of the result."""
+    """The layout of the result."""
     expected: npt.NDArray[Any]
     """The whole result."""
 

@@ -83,7 +83,8 @@ def _note_of_same(text: str, ranks: Sequence[int], failure: Failure) -> str:
     """The note that names the ranks that failed at the same line as the first one, with this message."""
     if text == failure.text:
         return f"the same on {ranks_in_words(ranks)}"
-    lines, known = text.splitlines() or [failure.type_name], failure.text.splitlines()
+    lines = text.splitlines() or [failure.type_name]
+    known = failure.text.splitlines()
     differs = next((line for line in lines if line not in known), lines[0])  # skip an equal first part
     return f"at the same line on {ranks_in_words(ranks)}: {differs}"
 

@@ -31,7 +31,7 @@ VAGUE = "the arithmetic of the kernel", "only"
 VAGUE_ON_TWO = "a reduction is missing"
 """On two ranks a ring with one step too few is that, too."""
 _MOST_AXES = 4
-"""Of meshes with more axes, exchanged axes are not looked for."""
+"""The most axes of a mesh on which exchanged axes are looked for."""
 
 
 def assert_sharded_allclose(

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from parallelism.events import Event
 
 VERSION = "2.10"
-"""Of PyTorch's dumps whose fields these have."""
+"""The version of PyTorch's dumps whose fields these have."""
 
 
 class Line(Protocol):
@@ -171,7 +171,7 @@ class _Dump:
         self._rank, self._ended, self._groups = rank, ended, groups
         self._entries: list[dict[str, Any]] = []
         self._lanes: list[Lane] = []
-        """Of each entry, what it is in order with."""
+        """For each entry, the lane in which it is in order with others."""
         self._numbers: Counter[Lane] = Counter()
         self._used = {groups.world}
 

@@ -77,7 +77,8 @@ def _stacked(parts: list[Any], axis: int) -> Any:
 @meaning("Scan")
 def _scan(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     count = node.get("num_scan_inputs")
-    state, sequences = list(x[: len(x) - count]), x[len(x) - count :]
+    state = list(x[: len(x) - count])
+    sequences = x[len(x) - count :]
     axes = list(node.get("scan_input_axes", (0,) * count))
     backwards = node.get("scan_input_directions", (0,) * count)
     for i, sequence in enumerate(sequences):
@@ -147,7 +148,8 @@ def _length(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
 
 @meaning("SequenceInsert", "SequenceErase")
 def _changed(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
-    found, at = list(x[0]), 1 if node.kind == "SequenceErase" else 2
+    found = list(x[0])
+    at = 1 if node.kind == "SequenceErase" else 2
     last = len(found) - (node.kind == "SequenceErase")
     place = int(reader.numbers(node, x[at], "the position").reshape(())) if len(x) > at else last
     if node.kind == "SequenceInsert":

@@ -277,7 +277,9 @@ def _softsign(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
 
 @meaning("Shrink")
 def _shrink(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
-    a, bias, edge = x[0], node.get("bias", 0.0), node.get("lambd", 0.5)
+    a = x[0]
+    bias = node.get("bias", 0.0)
+    edge = node.get("lambd", 0.5)
     above, below = (ew(kind, a, number(sign * edge, a)) for kind, sign in (("greater", 1), ("less", -1)))
     low = ew("where", below, ew("add", a, number(bias, a)), number(0, a))
     return ew("where", above, ew("subtract", a, number(bias, a)), low)

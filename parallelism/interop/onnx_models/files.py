@@ -30,7 +30,9 @@ from parallelism.interop.onnx_models.origins import origin_of
 from parallelism.ir.core import TensorType, symbol
 
 OLDEST = 7
-MOST_BYTES, MOST_NODES, MOST_ELEMENTS = 2**31 - 1, 1_000_000, 2**36
+MOST_BYTES = 2**31 - 1
+MOST_NODES = 1_000_000
+MOST_ELEMENTS = 2**36
 IN_DEFAULT_DOMAIN = ("SimplifiedLayerNormalization",)
 """Operators of com.microsoft that ONNX Runtime writes without their domain."""
 SMALL = 4096

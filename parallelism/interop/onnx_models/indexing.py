@@ -87,7 +87,9 @@ def _columns(indices: Any) -> list[Any]:
 
 @meaning("GatherND")
 def _gather_nd(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
-    data, indices, batch = x[0], convert(x[1], np.dtype(np.int64)), node.get("batch_dims", 0)
+    data = x[0]
+    indices = convert(x[1], np.dtype(np.int64))
+    batch = node.get("batch_dims", 0)
     if isinstance(data, Spread) and not batch:
         data, indices = _without_copies(data, indices)
     depth = indices.shape[-1]
@@ -124,7 +126,9 @@ def _put(x: Any, places: Any, updates: Any, op: str) -> Any:
 
 @meaning("ScatterND")
 def _scatter_nd(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
-    data, indices, updates = x[0], convert(x[1], np.dtype(np.int64)), x[2]
+    data = x[0]
+    indices = convert(x[1], np.dtype(np.int64))
+    updates = x[2]
     depth = indices.shape[-1]
     rest = tuple(data.shape[depth:])
     op = _REDUCTIONS[node.get("reduction", "none")]
@@ -146,7 +150,9 @@ def _scatter_nd(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
 
 @meaning("ScatterElements", "Scatter")
 def _scatter_elements(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
-    data, indices, updates = x[0], convert(x[1], np.dtype(np.int64)), x[2]
+    data = x[0]
+    indices = convert(x[1], np.dtype(np.int64))
+    updates = x[2]
     ndim = len(data.shape)
     axis, shape = axis_of(node, ndim), tuple(data.shape)
     op = _REDUCTIONS[node.get("reduction", "none")]
@@ -204,7 +210,9 @@ def _wide(x: Any, shape: Any) -> Any:
 def _tensor_scatter(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     """A cache of keys with the new ones put in from a place on, which may differ over the batch."""
     cache, update = x[0], x[1]
-    ndim, n, size = len(cache.shape), cache.shape[node.get("axis", -2)], update.shape[node.get("axis", -2)]
+    ndim = len(cache.shape)
+    n = cache.shape[node.get("axis", -2)]
+    size = update.shape[node.get("axis", -2)]
     axis = node.get("axis", -2) % ndim
     first: Any = (
         np.zeros((1,) * ndim, np.int64)

@@ -114,7 +114,8 @@ def _multi_head(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     heads = node.get("num_heads")
     q, k, v = _queries_keys_values(node, query, key, value, heads)
     if bias is not None:
-        first, second = q.shape[2] * q.shape[3], k.shape[2] * k.shape[3]
+        first = q.shape[2] * q.shape[3]
+        second = k.shape[2] * k.shape[3]
         terms: Any = np.split(recorded(whole(bias)), [first, first + second])
         q, k, v = (part + term.reshape(part.shape[2:]) for part, term in zip((q, k, v), terms, strict=True))
     if past_key is not None:
@@ -208,7 +209,8 @@ def _group_query(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     if node.get("sliding_window_cache", 0):
         raise node.unsupported("a buffer of the window alone (sliding_window_cache) is not supported")
     q, k, v = _grouped(query, key, value, node.get("num_heads"), node.get("kv_num_heads"))
-    rows, past = q.shape[1], 0 if past_key is None else past_key.shape[2]
+    rows = q.shape[1]
+    past = 0 if past_key is None else past_key.shape[2]
     first = None if past == 0 else recorded(whole(counts)).reshape((-1,)).astype(np.int64) + 1 - rows
     if node.get("do_rotary", 0):
         positions = _positions(rows, first) if places is None else recorded(whole(places))

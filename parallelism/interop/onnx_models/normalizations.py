@@ -24,7 +24,9 @@ def along(vector: Any, ndim: int, axis: int = 1) -> Any:
 
 @meaning("BatchNormalization")
 def _batch_norm(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
-    a, ndim, epsilon = x[0], len(x[0].shape), node.get("epsilon", 1e-5)
+    a = x[0]
+    ndim = len(x[0].shape)
+    epsilon = node.get("epsilon", 1e-5)
     scale, shift, mean, variance = x[1:]
     if node.get("training_mode", 0):
         axes = tuple(d for d in range(ndim) if d != 1)

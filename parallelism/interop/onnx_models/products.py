@@ -40,7 +40,8 @@ def _matmul(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
 
 @meaning("Gemm")
 def _gemm(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
-    left, right = ("ki" if node.get("transA", 0) else "ik"), ("jk" if node.get("transB", 0) else "kj")
+    left = "ki" if node.get("transA", 0) else "ik"
+    right = "jk" if node.get("transB", 0) else "kj"
     result = emit("einsum", whole(x[0]), whole(x[1]), equation=f"{left},{right}->ij")
     if node.get("alpha", 1.0) != 1:
         result = ew("multiply", result, number(node.get("alpha"), result))
@@ -181,7 +182,8 @@ def _of_no_elements(a: Any, kind: str, along: Sequence[int], kept: bool) -> Any:
 
 @meaning("ArgMax", "ArgMin")
 def _argument(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
-    axis, kind = axis_of(node, len(x[0].shape)), node.kind.lower()
+    axis = axis_of(node, len(x[0].shape))
+    kind = node.kind.lower()
     a = whole(x[0])
     if node.get("select_last_index", 0):
         place = ew("subtract", np.asarray(a.shape[axis] - 1), emit(kind, whole(flipped(a, axis)), axis=axis))
@@ -197,16 +199,17 @@ def _cumsum(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     a = flipped(x[0], axis) if node.get("reverse", 0) else x[0]
     n, ndim = a.shape[axis], len(a.shape)
     one = 0 if node.kind == "CumSum" else 1
+
+    def one_dim(pads: int) -> list[int]:
+        return [pads if d == axis else 0 for d in range(ndim)]
+
     if node.get("exclusive", 0):
-        low = [1 if d == axis else 0 for d in range(ndim)]
-        a = padded(a, number(one, a), low, [-k for k in low], [0] * ndim)
+        a = padded(a, number(one, a), one_dim(1), one_dim(-1), [0] * ndim)
     if node.kind == "CumSum":
         own = a.array if isinstance(a, Spread) and a.array.shape[axis] == n else whole(a)
         a = spread(convert(emit("cumsum", own, axis=axis), a.dtype), a.shape)
     else:
-        wide = padded(
-            a, number(1, a), [n - 1 if d == axis else 0 for d in range(ndim)], [0] * ndim, [0] * ndim
-        )
+        wide = padded(a, number(1, a), one_dim(n - 1), [0] * ndim, [0] * ndim)
         a = convert(
             emit("prod", whole(grid(wide, [axis], [n], [1], [1])), axes=(ndim,), keepdims=False), a.dtype
         )
@@ -215,7 +218,8 @@ def _cumsum(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
 
 @meaning("TopK")
 def _top_k(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
-    k, axis = int(reader.ints(node, x[1], "k")[0]), axis_of(node, len(x[0].shape), -1)
+    k = int(reader.ints(node, x[1], "k")[0])
+    axis = axis_of(node, len(x[0].shape), -1)
     a = whole(x[0])
     if node.get("largest", 1):
         last = np.asarray(a.shape[axis] - 1)

@@ -105,8 +105,9 @@ def _check_sizes(model: Model, graph: Graph) -> None:
 def imported(
     model: Model, weights: Collection[str], prefix: str, name: str, still: Collection[str] = ()
 ) -> Imported:
-    """The program of a model whose weights are told: those tensors, by names that begin with ``prefix``, which goes.
+    """The program of a model, where the caller says which tensors are ``weights``.
 
+    ``prefix`` is removed from their names.
     Other tensors are constants, or inputs by their own names if they are too large.  Of the weights those that are
     ``still`` are frozen.
     """
@@ -177,8 +178,8 @@ def _read(
             results.append(recorded(whole(x)).value)
     plain = re.sub(r"[^A-Za-z0-9_.]+", "_", called).strip("_") or "model"
     program = builder.function(plain, results, prune=True)
-    there = {value.name for value in program.inputs}
-    held = [name for each in still if each in weights and (name := names[weights[each]]) in there]
+    input_names = {value.name for value in program.inputs}
+    held = [name for each in still if each in weights and (name := names[weights[each]]) in input_names]
     return Imported(frozen(program, held), arrays)
 
 

@@ -23,7 +23,8 @@ def _scaled_like(node: GraphNode, scale: Any, a: Any) -> Any:
     if len(scale.shape) == 1 and scale.shape[0] != 1:
         return _along(scale, len(a.shape), axis_of(node, len(a.shape), 1))
     if len(scale.shape) > 1:
-        axis, block = axis_of(node, len(a.shape), 1), node.get("block_size", 0)
+        axis = axis_of(node, len(a.shape), 1)
+        block = node.get("block_size", 0)
         if not block:
             raise node.unsupported("a scale of several dims needs block_size")
         wide = reshaped(scale, (*scale.shape[: axis + 1], 1, *scale.shape[axis + 1 :]))

@@ -25,6 +25,10 @@ class Products(NamedTuple):
     hidden: int
 
 
+_GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
+_USUAL_ACTIVATIONS = {"RNN": ("Tanh",), "GRU": ("Sigmoid", "Tanh"), "LSTM": ("Sigmoid", "Tanh", "Tanh")}
+
+
 @meaning("RNN", "GRU", "LSTM")
 def _recurrent(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     return recurrent(node, x)
@@ -41,18 +45,13 @@ def recurrent(node: GraphNode, x: list[Any], products: Products | None = None) -
     directions = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}[
         node.get("direction", "forward")
     ]
-    gates = {"RNN": 1, "GRU": 3, "LSTM": 4}[node.kind]
-    given = node.get("activations") or {
-        "RNN": ("Tanh",),
-        "GRU": ("Sigmoid", "Tanh"),
-        "LSTM": ("Sigmoid", "Tanh", "Tanh"),
-    }[node.kind] * len(directions)
+    given = node.get("activations") or _USUAL_ACTIVATIONS[node.kind] * len(directions)
     if any(name not in _ACTIVATIONS for name in given):
         raise node.unsupported(f"activations must be among {', '.join(_ACTIVATIONS)}, got {', '.join(given)}")
     every, ends, cells = [], [], []
     for d, backwards in enumerate(directions):
         acts = [_ACTIVATIONS[name] for name in given[d * len(given) // len(directions) :]]
-        ys, h, c = _direction(node, x, d, gates, acts, products, backwards=backwards)
+        ys, h, c = _direction(node, x, d, _GATES[node.kind], acts, products, backwards=backwards)
         every.append(ys)
         ends.append(h)
         cells.append(c)

@@ -55,7 +55,8 @@ def _resize(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
         beyond = (places < 0) | (places > dim.extent - 1)
         if _crops(node) and beyond.any():
             outside.append(beyond.reshape(vector_shape(len(a.shape), dim.axis)))
-    result, value = _narrowed(result, a.dtype), node.get("extrapolation_value", 0.0)
+    result = _narrowed(result, a.dtype)
+    value = node.get("extrapolation_value", 0.0)
     if a.dtype.kind in "iu":
         value = min(max(round(value), np.iinfo(a.dtype).min), np.iinfo(a.dtype).max)
     for beyond in outside:
@@ -122,7 +123,8 @@ def _resized_dims(reader: Reader, node: GraphNode, x: list[Any]) -> list[_Resize
         scales, sizes = _kept_ratio(node, [shape[axis] for axis in axes], sizes)
     found = []
     for i, axis in enumerate(axes):
-        begin, end = np.float32(roi[i] if roi else 0), np.float32(roi[len(axes) + i] if roi else 1)
+        begin = np.float32(roi[i] if roi else 0)
+        end = np.float32(roi[len(axes) + i] if roi else 1)
         part = end - begin
         n, whole_dim = shape[axis], begin == 0 and part == 1
         if whole_dim and (not sizes or sizes[i] == n) and (not scales or isclose(scales[i], 1)):
@@ -282,7 +284,8 @@ def _weighted(
 
 def _cubic(d: np.ndarray[Any, Any], a: float) -> np.ndarray[Any, Any]:
     """The weights at distances, by the kernel of Keys (1981) with the parameter ``a``."""
-    near, far = ((a + 2) * d - (a + 3)) * d * d + 1, ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
+    near = ((a + 2) * d - (a + 3)) * d * d + 1
+    far = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
     return np.where(d <= 1, near, np.where(d < 2, far, 0))
 
 

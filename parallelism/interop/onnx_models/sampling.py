@@ -182,8 +182,10 @@ def _rows(chosen: Any, stays: Any, count: int) -> Any:
     numbers = [np.broadcast_to(np.arange(batch)[:, None, None], chosen.shape)]
     numbers += [np.broadcast_to(np.arange(classes)[None, :, None], chosen.shape), chosen]
     rows = np.stack([np.reshape(each, (batch * classes * most,)) for each in numbers], axis=1)
-    there = stays.reshape((batch * classes * most,))
-    order = np.argsort(np.logical_not(there).astype(np.int64))  # stable: those that stay come first, in order
-    kept = np.take(np.where(there[:, None], rows, -1), order, axis=0)
+    is_kept = stays.reshape((batch * classes * most,))
+    order = np.argsort(
+        np.logical_not(is_kept).astype(np.int64)
+    )  # stable: those that stay come first, in order
+    kept = np.take(np.where(is_kept[:, None], rows, -1), order, axis=0)
     total = batch * classes * most
     return kept[:count] if count <= total else np.pad(kept, ((0, count - total), (0, 0)), constant_values=-1)

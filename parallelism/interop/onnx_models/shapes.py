@@ -73,11 +73,10 @@ def _size(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
 
 @meaning("Reshape")
 def _reshape(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
-    wanted = reader.ints(node, x[1], "the shape")
-    shape = [
-        x[0].shape[i] if n == 0 and isinstance(n, int) and not node.get("allowzero", 0) else n
-        for i, n in enumerate(wanted)
-    ]
+    shape = list(reader.ints(node, x[1], "the shape"))
+    for i, n in enumerate(shape):
+        if isinstance(n, int) and n == 0 and not node.get("allowzero", 0):
+            shape[i] = x[0].shape[i]
     if -1 in [n for n in shape if isinstance(n, int)]:
         at = next(i for i, n in enumerate(shape) if isinstance(n, int) and n == -1)
         rest = prod(n for i, n in enumerate(shape) if i != at)

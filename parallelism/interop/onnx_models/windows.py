@@ -78,10 +78,12 @@ def _conv_transpose(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     if total is None:
         low, high = pads_of(node, image.shape[2:], kernel, strides, dilations)
     else:
-        low, high = [t - t // 2 for t in total], [t // 2 for t in total]
+        low = [t - t // 2 for t in total]
+        high = [t // 2 for t in total]
         if node.get("auto_pad") == "SAME_UPPER":
             low, high = high, low
-    inputs, outputs = weights.shape[0] // groups, weights.shape[1]
+    inputs = weights.shape[0] // groups
+    outputs = weights.shape[1]
     turned = reshaped(weights, (groups, inputs, outputs, *kernel))
     turned = transposed(turned, (0, 2, 1, *range(3, 3 + count)))
     turned = reshaped(turned, (groups * outputs, inputs, *kernel))

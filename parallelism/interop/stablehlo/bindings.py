@@ -251,9 +251,8 @@ def _spelled(text: str, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     spelled = re.findall(r"[^\s,\[\]]+", body)
     if is_integer(dtype):
         return np.array([int(each) for each in spelled], np.int64).astype(dtype)
-    numbers = np.array(
-        [0.0 if each.startswith("0x") else float(each) for each in spelled], np.float64
-    ).astype(dtype)
+    floats = [0.0 if each.startswith("0x") else float(each) for each in spelled]
+    numbers = np.array(floats, np.float64).astype(dtype)
     for i, each in enumerate(spelled):  # infinities and nans are spelled by their bits
         if each.startswith("0x"):
             numbers[i : i + 1] = np.array([int(each, 16)], words).view(dtype)

@@ -142,7 +142,9 @@ def _all_gather(reader: Reader, node: Node, operands: list[Any]) -> Any:
 
 @meaning("stablehlo.reduce_scatter")
 def _reduce_scatter(reader: Reader, node: Node, operands: list[Any]) -> Any:
-    dim, x, type = node.attributes["scatter_dimension"], operands[0], node.type()
+    dim = node.attributes["scatter_dimension"]
+    x = operands[0]
+    type = node.type()
     op = reducer(node.body, x.dtype)
     if op is None:
         raise node.unsupported("a reduce_scatter needs add, multiply, maximum or minimum, or and/or of bools")

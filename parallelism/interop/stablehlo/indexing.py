@@ -81,11 +81,7 @@ def _gather(reader: Reader, node: Node, x: list[Any]) -> Any:
         return reshaped(along, shape)
     flat = None
     if not batching and dropped == {*start_map} and _looks_up_elements(operand, sizes, start_map):
-        clipped_ones = [
-            column if is_own(column, operand.shape[d]) else clipped(column, 0, operand.shape[d] - 1)
-            for d, column in enumerate(columns)
-        ]
-        flat = gathered(operand, clipped_ones)
+        flat = gathered(operand, _inside(operand, columns))
     if flat is None:
         places = _places(operand.shape, sizes, columns, start_map, batching, batch, vector, clip=True)
         flat = emit("take", whole(reshaped(operand, (prod(operand.shape),))), whole(places), axis=0)
@@ -95,6 +91,14 @@ def _gather(reader: Reader, node: Node, x: list[Any]) -> Any:
     for position, d in enumerate([*batch_dims, *offset]):
         order[d] = position
     return transposed(arranged, order)
+
+
+def _inside(operand: Any, columns: Sequence[Any]) -> list[Any]:
+    """The indices of the first dims, clipped to their extents; ranges are as they are."""
+    return [
+        column if is_own(column, extent) else clipped(column, 0, extent - 1)
+        for column, extent in zip(columns, operand.shape, strict=False)
+    ]
 
 
 def _looks_up_elements(operand: Any, sizes: Sequence[Any], start_map: Sequence[int]) -> bool:

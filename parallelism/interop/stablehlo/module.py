@@ -74,7 +74,7 @@ class Block:
     types: tuple[Type, ...]
     nodes: tuple[Node, ...]
     names: tuple[str, ...] = ()
-    """Of the arguments, as their locations have them; empty for one without a name."""
+    """The names of the arguments, from their locations; empty for one without a name."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -136,7 +136,8 @@ def _reshape(reader: Reader, node: Node, x: list[Any]) -> Any:
 
 @meaning("stablehlo.dynamic_iota")
 def _iota(reader: Reader, node: Node, x: list[Any]) -> Any:
-    shape, axis = extents(node, x[0]), node.attributes["iota_dimension"]
+    shape = extents(node, x[0])
+    axis = node.attributes["iota_dimension"]
     return spread(iota(shape[axis], node.type().dtype, len(shape), axis), shape)
 
 

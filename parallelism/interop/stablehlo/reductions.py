@@ -92,7 +92,8 @@ def combined(op: str, a: Any, b: Any) -> Any:
 
 @meaning("stablehlo.reduce")
 def _reduce(reader: Reader, node: Node, operands: list[Any]) -> Any:
-    arrays, starts = operands[: len(operands) // 2], operands[len(operands) // 2 :]
+    arrays = operands[: len(operands) // 2]
+    starts = operands[len(operands) // 2 :]
     axes = sorted(numbers(node, "dimensions"))
     if (
         len(arrays) == 2

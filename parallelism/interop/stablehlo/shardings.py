@@ -146,7 +146,10 @@ def _in_parts(text: str, parts: Mapping[str, list[tuple[str, int, int]]]) -> str
         return text
 
     def of(found: re.Match[str]) -> str:
-        name, size, before, length = found[1], found[2], int(found[3] or 1), int(found[4] or 0)
+        name = found[1]
+        size = found[2]
+        before = int(found[3] or 1)
+        length = int(found[4] or 0)
         if name not in parts:
             return found[0]
         if size is not None:

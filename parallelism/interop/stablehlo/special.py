@@ -123,7 +123,8 @@ def _lanczos(a: Any, small: Any) -> tuple[Any, Any, Any, Any]:
     for i, coefficient in enumerate(_LANCZOS[1:], 1):
         part = ew("reciprocal", ew("add", z, number(i, a)))
         term = ew("multiply", part, number(coefficient, a))
-        total, slope = ew("add", total, term), ew("subtract", slope, ew("multiply", term, part))
+        total = ew("add", total, term)
+        slope = ew("subtract", slope, ew("multiply", term, part))
     log = ew("add", number(math.log(7.5), a), ew("log1p", ew("divide", z, number(7.5, a))))
     return total, slope, ew("add", z, number(7.5, a)), log
 

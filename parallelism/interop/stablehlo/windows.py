@@ -67,7 +67,8 @@ def _convolution(reader: Reader, node: Node, x: list[Any]) -> Any:
 
 @meaning("stablehlo.reduce_window")
 def _reduce_window(reader: Reader, node: Node, operands: list[Any]) -> Any:
-    arrays, starts = operands[: len(operands) // 2], operands[len(operands) // 2 :]
+    arrays = operands[: len(operands) // 2]
+    starts = operands[len(operands) // 2 :]
     ndim, sizes = arrays[0].ndim, numbers(node, "window_dimensions")
     strides, dilations, gaps = (
         _listed(node, name, ndim) for name in ("window_strides", "window_dilations", "base_dilations")
@@ -130,7 +131,8 @@ def _select_and_scatter(reader: Reader, node: Node, x: list[Any]) -> Any:
     if reducer(scatter, operand.dtype) != "sum":
         raise node.unsupported("only sums are scattered")
     axes = [d for d in range(ndim) if sizes[d] != 1 or strides[d] != 1]
-    own, steps = [sizes[d] for d in axes], [strides[d] for d in axes]
+    own = [sizes[d] for d in axes]
+    steps = [strides[d] for d in axes]
     compare = select.nodes[0]
     directions = {"GE": -np.inf, "GT": -np.inf, "LE": np.inf, "LT": np.inf}
     worst = directions.get(compare.word("comparison_direction"))

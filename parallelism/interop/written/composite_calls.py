@@ -47,7 +47,8 @@ def _attended(jax: Any, op: Op, q: Any, k: Any, v: Any) -> Any:
     if op["rate"]:
         what = "dropout inside attention has no counterpart in StableHLO here"
         raise UnsupportedError(what, op.kind, op.region or "")
-    served, wide = q.shape[2] // k.shape[2], np.result_type(q.dtype, np.float32)
+    served = q.shape[2] // k.shape[2]
+    wide = np.result_type(q.dtype, np.float32)
     q, k, v = (
         each.astype(wide) for each in (q, jax.numpy.repeat(k, served, 2), jax.numpy.repeat(v, served, 2))
     )
@@ -119,14 +120,18 @@ def _masked(jax: Any, mask: Mask, scores: Any, rows: Any, columns: Any) -> Any:
 
 
 def _rotary(jax: Any, op: Op, x: list[Any]) -> Any:
-    width, wide = x[0].shape[-1], x[0].astype(np.result_type(x[0].dtype, np.float32))
+    width = x[0].shape[-1]
+    wide = x[0].astype(np.result_type(x[0].dtype, np.float32))
     positions = positions_of(_order(op), x[0].ndim - 3, op["starts"][-3], x[0].shape[-3])
     angles = (
         positions[:, None, None]
         * op["base"] ** (-np.arange(0, width, 2) / width)
         * (-1 if op["inverse"] else 1)
     )
-    even, odd, cos, sin = wide[..., ::2], wide[..., 1::2], np.cos(angles), np.sin(angles)
+    even = wide[..., ::2]
+    odd = wide[..., 1::2]
+    cos = np.cos(angles)
+    sin = np.sin(angles)
     return jax.numpy.stack([even * cos - odd * sin, even * sin + odd * cos], -1).reshape(x[0].shape)
 
 

@@ -90,7 +90,9 @@ def _slice(w: Nodes, op: Op, x: list[str], y: list[str]) -> None:
 
 def _place(w: Nodes, op: Op, x: list[str], y: list[str]) -> None:
     """Zeros around the elements, and between them: those are behind each one in a dim of its own, cut off at the end."""
-    shape, axis, step = [*map(int, op.inputs[0].type.shape)], op["axis"], op["step"]
+    shape = [*map(int, op.inputs[0].type.shape)]
+    axis = op["axis"]
+    step = op["step"]
     n, name = shape[axis], x[0]
     if step != 1 and n > 1:
         apart = w.node("Reshape", name, w.ints(*shape[: axis + 1], 1, *shape[axis + 1 :]), allowzero=1)
@@ -112,7 +114,10 @@ def _at(ndim: int, axis: int, low: int, high: int) -> list[int]:
 
 def _windows(w: Nodes, op: Op, x: list[str], y: list[str]) -> None:
     """The elements of each window are gathered, and their dim goes to the end."""
-    axis, size, step, ndim = op["axis"], op["size"], op["step"], op.inputs[0].type.ndim
+    axis = op["axis"]
+    size = op["size"]
+    step = op["step"]
+    ndim = op.inputs[0].type.ndim
     count = int(op.outputs[0].type.shape[axis])
     places = np.arange(count)[:, None] * step + np.arange(size)
     gathered = w.node("Gather", x[0], w.tensor(places.astype(np.int64)), axis=axis)

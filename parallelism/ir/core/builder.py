@@ -73,7 +73,8 @@ class Builder:
         ``line`` is that of the op from which they are derived.
         """
         before = self._region, self._line
-        self._region, self._line = regions.joined(self._region, path), line or self._line
+        self._region = regions.joined(self._region, path)
+        self._line = line or self._line
         try:
             yield
         finally:

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from parallelism.ir.core.extents import Extent
-from parallelism.ir.core.function import Function, Op, Source, Value
+from parallelism.ir.core.function import Function, Op, Source, Value, unchecked_op
 from parallelism.ir.core.lines import Line
 from parallelism.ir.core.table import Attributes
 from parallelism.sharding import TensorSharding
 
-Built = TypeVar("Built", Function, Op, Value)
+Built = TypeVar("Built", Function, Value)
 
 
 def with_values(
@@ -47,16 +47,7 @@ def with_values(
             or path is not op.region
             or given is not op.attributes
         ):
-            op = _built(
-                Op,
-                kind=op.kind,
-                inputs=inputs,
-                attributes=given,
-                outputs=outputs,
-                region=path,
-                line=op.line,
-                checked=op.checked,
-            )
+            op = unchecked_op(op.kind, inputs, given, outputs, path, op.line, checked=op.checked)
         ops.append(op)
     return _built(
         Function,
@@ -99,29 +90,13 @@ def checked_op(
     line: Line | None = None,
 ) -> Op:
     """An op whose attributes are frozen, and whose outputs have the types that the table of operators says."""
-    return _built(
-        Op,
-        kind=kind,
-        inputs=tuple(inputs),
-        attributes=attributes,
-        outputs=tuple(outputs),
-        region=region,
-        line=line,
-        checked=True,
-    )
+    return unchecked_op(kind, tuple(inputs), attributes, tuple(outputs), region, line, checked=True)
 
 
 def repeated_op(op: Op, inputs: Iterable[Value], outputs: Iterable[Value]) -> Op:
     """The same op with other values, which have the types of the old ones."""
-    return _built(
-        Op,
-        kind=op.kind,
-        inputs=tuple(inputs),
-        attributes=op.attributes,
-        outputs=tuple(outputs),
-        region=op.region,
-        line=op.line,
-        checked=op.checked,
+    return unchecked_op(
+        op.kind, tuple(inputs), op.attributes, tuple(outputs), op.region, op.line, checked=op.checked
     )
 
 

@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from parallelism.ir.core.function import Function, Value
 
 MOST_SHOWN = 200
-"""So many characters of a line are shown."""
+"""The most characters of a line that are shown."""
 
 
 class Line(NamedTuple):

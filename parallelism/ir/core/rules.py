@@ -26,7 +26,8 @@ from parallelism.ir.core.extents import Expression, Extent, product, quotient
 Dim = tuple[str, ...]
 Shape = tuple[Extent, ...]
 
-_DIM, _WHOLE = re.compile(r"\(\w*\)|\w"), re.compile(r"(\w)!")
+_DIM = re.compile(r"\(\w*\)|\w")
+_WHOLE = re.compile(r"(\w)!")
 
 
 @dataclass(frozen=True)

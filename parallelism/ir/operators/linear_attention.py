@@ -237,7 +237,7 @@ def _convolution_rule(*types: TensorType, given: int) -> Rule:
             f"tokens have a dim of channels, and the weight has taps for each, got {x} and {weight}"
         )
     channels = letters(x.ndim - 2, "btk")
-    rows, weights = f"bt!{channels}", [f"k!{channels}", channels][: len(types) - 1 - given]
+    rows, weights = f"bt!{channels}", [f"{channels}k!", channels][: len(types) - 1 - given]
     inputs = ",".join((*([rows] * (given + 1)), *weights))
     return rule(f"{inputs}->{','.join((rows, *weights)) if given else rows}", [type.shape for type in types])
 

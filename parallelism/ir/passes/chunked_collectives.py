@@ -58,7 +58,7 @@ class Gathered(NamedTuple):
     """Products of what is gathered: the numbers of their ops, each with that of the bias that is added to it."""
 
     gathers: tuple[int, ...]
-    """Those that are cut: of the operand, and of its scales."""
+    """The gathers that are cut: of the operand, and of its scales."""
     products: tuple[tuple[int, int | None], ...]
     group: int
 
@@ -106,13 +106,15 @@ def in_chunks(program: Function, axis: str, chosen: Collection[int]) -> Function
 
 def side_by_side(ops: Iterable[Op]) -> dict[Value, tuple[Extent, ...]]:
     """By the result of each product of a chunk: the shape of the products of all the chunks that are computed at once."""
-    made, found = dict[Value, Op](), dict[Value, tuple[Extent, ...]]()
+    made = dict[Value, Op]()
+    found = dict[Value, tuple[Extent, ...]]()
     for op in ops:
         made.update(dict.fromkeys(op.outputs, op))
         shape = product_shape(op)
         if shape is None:
             continue
-        gather, second = made.get(op.inputs[0]), made.get(op.inputs[len(op.inputs) // 2])
+        gather = made.get(op.inputs[0])
+        second = made.get(op.inputs[len(op.inputs) // 2])
         rows = made.get(gather.inputs[0]) if gather is not None and gather.kind == "all_gather" else None
         for place, chunk in ((1, rows), (2, second)):
             if chunk is not None and chunk.kind == "chunk":
@@ -354,21 +356,20 @@ class _Writer:
         assert letters is not None
         place = letters.b.index(letters.result[found.dim])
         half = len(op.inputs) // 2
-        operand, others = op.inputs[half : 2 * half], op.inputs[2 * half :]
-        operands = [
-            self._chunks(value, place, SPLITS, op.region)
-            if value.type.ndim and value.type.shape[place] != 1
-            else []
-            for value in operand
-        ]
-        for each in operands:
-            yield from each
+        operand = op.inputs[half : 2 * half]
+        others = op.inputs[2 * half :]
+        chunks: list[list[Op]] = []
+        """Of each array of the operand; none of one that has no columns, or one for all."""
+        for value in operand:
+            is_whole = not value.type.ndim or value.type.shape[place] == 1
+            chunks.append([] if is_whole else self._chunks(value, place, SPLITS, op.region))
+            yield from chunks[-1]
         parts, algorithm = [], str(ChunkOf(SPLITS))
         for number in range(SPLITS):
-            second = [
-                chunks[number].outputs[0] if chunks else value
-                for chunks, value in zip(operands, operand, strict=True)
-            ]
+            second = list(operand)
+            for i, each in enumerate(chunks):
+                if each:
+                    second[i] = each[number].outputs[0]
             y, z = (
                 self._value(value, found.dim, value.type.shape[found.dim] // SPLITS)
                 for value in (op.outputs[0], scatter.outputs[0])

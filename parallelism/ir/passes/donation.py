@@ -93,24 +93,24 @@ def donations(function: Function, names: str | Iterable[str], kinds: Kinds | Non
         kind, read = kind_of[value], last[value]
         if returned.get(value) == kind:
             continue  # it lies in its own memory: it is returned as it is, or as a sum in place
-        there = free.get(kind, [])
-        place = bisect_right(there, read, key=made.__getitem__)
+        candidates = free.get(kind, [])
+        place = bisect_right(candidates, read, key=made.__getitem__)
         if (
             place
-            and made[there[place - 1]] == read
-            and _in_place(function.ops[made[there[place - 1]]], value, there[place - 1], owner)
+            and made[candidates[place - 1]] == read
+            and _in_place(function.ops[made[candidates[place - 1]]], value, candidates[place - 1], owner)
         ):
             place -= 1
-        if place == len(there):
+        if place == len(candidates):
             what = f"@{function.name} cannot take the memory of the donated %{value.name}: "
             if kind not in kinds.outputs:
                 where = f" in layout {kind[1].short()}" if kind[1] else ""
                 raise ValueError(f"{what}it has no output of type {kind[0]}{where}")
-            if not there:
+            if not candidates:
                 raise ValueError(f"{what}its outputs of this type take the memory of other inputs")
             reader = "it is returned" if read == inf else f"it is read by {function.ops[int(read)]}"
             raise ValueError(f"{what}{reader}, and no output of this type that is left is made later")
-        donated[there.pop(place)] = value
+        donated[candidates.pop(place)] = value
     return donated
 
 

@@ -168,7 +168,8 @@ def depending(
     function: Function, chosen: Sequence[Value], rounded: Collection[Value] | None = None
 ) -> set[Value]:
     """The floating-point values that depend on the chosen inputs, and those that are ``rounded`` (`rounded_values`)."""
-    rounded, found = rounded_values(function) if rounded is None else rounded, set(chosen)
+    rounded = rounded_values(function) if rounded is None else rounded
+    found = set(chosen)
     for op in function.ops:
         if op.operator.gradient == "passes" and not found.isdisjoint(op.inputs):
             found.update(value for value in op.outputs if value in rounded or is_floating(value.type.dtype))

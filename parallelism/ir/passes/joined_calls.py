@@ -13,7 +13,8 @@ from typing import Any
 from parallelism.ir.core import Function, Op
 from parallelism.ir.passes.overlapping import Order
 
-SUMS, GATHERS = ("all_reduce", "reduce_scatter"), ("all_gather",)
+SUMS = ("all_reduce", "reduce_scatter")
+GATHERS = ("all_gather",)
 BETWEEN = ("convert", "widen", "all_slice")
 """The ops that may stand between a gradient and its sum, or between a gather and what is returned, besides views."""
 

@@ -51,12 +51,11 @@ def _roomy(op: Op, values: dict[str, Value]) -> Op:
     inputs = tuple(values[value.name] for value in op.inputs)
     attributes = tuple(sorted(_attributes(op)))
     made = meaning(op.kind, tuple(value.type for value in inputs), attributes).outputs
-    outputs = tuple(
-        value if value.type == type else Value(value.name, type, value.layout)
-        for value, type in zip(op.outputs, made, strict=True)
-    )
+    outputs = []
+    for value, type in zip(op.outputs, made, strict=True):
+        outputs.append(value if value.type == type else Value(value.name, type, value.layout))
     values.update((value.name, value) for value in outputs)
-    return Op(op.kind, inputs, attributes, outputs, op.region, op.line)
+    return Op(op.kind, inputs, attributes, tuple(outputs), op.region, op.line)
 
 
 def _attributes(op: Op) -> Iterator[tuple[str, Any]]:

@@ -22,7 +22,9 @@ def with_tables_once(function: Function) -> Function:
 
     A layer that makes the angles of its positions by itself repeats them for each layer; XLA computes them once, too.
     """
-    fixed, first, same = tables(function), dict[Any, Op](), dict[Value, Value]()
+    fixed = tables(function)
+    first = dict[Any, Op]()
+    same = dict[Value, Value]()
     ops = list[Op]()
     for op in function.ops:
         own = replace(op, inputs=tuple([same.get(value, value) for value in op.inputs])) if same else op

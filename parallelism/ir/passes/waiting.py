@@ -211,9 +211,9 @@ def owners_overlapped(
             elif value in donated:
                 place = donated[value]
             elif op.kind in in_place and number in started:
-                there = owner[op.inputs[0]]
-                if there not in own and all(read.get(each, -1) <= number for each in inside[there]):
-                    place = there
+                taken = owner[op.inputs[0]]
+                if taken not in own and all(read.get(each, -1) <= number for each in inside[taken]):
+                    place = taken
             owner[value] = place
             inside.setdefault(place, []).append(value)
     return owner

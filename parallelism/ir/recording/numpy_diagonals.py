@@ -18,7 +18,9 @@ def diagonal_of(x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
     n = max(0, min(rows, columns - offset) if offset >= 0 else min(rows + offset, columns))
     rest = [d for d in range(x.ndim) if d not in (first, second)]
     turned = transposed(x, (*rest, first, second))
-    kept, begin, at = turned.shape[:-2], max(0, -offset), len(rest)
+    kept = turned.shape[:-2]
+    begin = max(0, -offset)
+    at = len(rest)
     square = part(part(turned, at, begin, begin + n), at + 1, max(0, offset), max(0, offset) + n)
     found = part(reshaped(square, (*kept, n * n)), at, 0, n * n, n + 1)
     if x.ndim == 2 and not offset and not first:

@@ -147,8 +147,8 @@ def _nan_to_num(x: Any, copy: bool = True, nan: Any = 0.0, posinf: Any = None, n
 @stands_for(np.isin)
 def _isin(element: Any, test_elements: Any, *, invert: bool = False, **_: Any) -> Any:
     found, tests = of_one_dtype("numpy.isin", element, test_elements)
-    there = np.any(found[..., None] == tests.reshape(-1), axis=-1)
-    return ~there if invert else there
+    is_in = np.any(found[..., None] == tests.reshape(-1), axis=-1)
+    return ~is_in if invert else is_in
 
 
 @stands_for(np.choose)

@@ -87,7 +87,8 @@ def _insert(arr: Any, obj: Any, values: Any, axis: Any = None) -> Any:
     axis = 0 if axis is None else axis_of(axis, x.ndim)
     if not isinstance(obj, int):
         refuse("numpy.insert at several places", "give one place, as an integer")
-    place, n = obj + x.shape[axis] if obj < 0 else obj, x.shape[axis]
+    place = obj + x.shape[axis] if obj < 0 else obj
+    n = x.shape[axis]
     value: Any = lift(values).astype(x.dtype)
     value = np.moveaxis(value, 0, axis) if value.ndim == x.ndim and axis else value
     wide = value.shape[axis] if value.ndim == x.ndim else 1
@@ -200,7 +201,8 @@ def _roll(x: Any, shift: Any, axis: Any = None) -> Any:
 
 @stands_for(np.resize)
 def _resize(a: Any, new_shape: Any) -> Any:
-    flat, shape = lift(a).reshape(-1), new_shape if isinstance(new_shape, tuple | list) else (new_shape,)
+    flat = lift(a).reshape(-1)
+    shape = new_shape if isinstance(new_shape, tuple | list) else (new_shape,)
     places = np.resize(np.arange(known_extent(flat, 0, "numpy.resize")), shape)
     return apply("take", flat, places, axis=0)
 

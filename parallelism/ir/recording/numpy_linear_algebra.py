@@ -9,7 +9,7 @@ from parallelism.ir.recording.numpy_shapes import stands_for
 from parallelism.ir.tracing import lift, refuse
 
 MOST_ROWS = 64
-"""Of a matrix whose elimination is unrolled."""
+"""The most rows of a matrix whose elimination is unrolled."""
 
 
 def _square(a: Any, name: str) -> Any:
@@ -51,7 +51,8 @@ def _eliminated(a: Any, b: Any) -> tuple[Any, Any, Any]:
         sign = np.where(pivot == k, sign, -sign)
         ratios = a[..., :, k] / a[..., k, k][..., None]
         factors = np.where(rows == k, lift(0, dtype=a.dtype), ratios)[..., None]
-        a, b = a - factors * a[..., k, :][..., None, :], b - factors * b[..., k, :][..., None, :]
+        a = a - factors * a[..., k, :][..., None, :]
+        b = b - factors * b[..., k, :][..., None, :]
     return a, b, sign
 
 
@@ -89,7 +90,8 @@ def _slogdet(a: Any) -> Any:
     x = _square(a, "slogdet")
     left, _, sign = _eliminated(x, x)
     pivots = np.linalg.diagonal(left)
-    signs, sizes = sign * np.prod(np.sign(pivots), axis=-1), np.sum(np.log(np.abs(pivots)), axis=-1)
+    signs = sign * np.prod(np.sign(pivots), axis=-1)
+    sizes = np.sum(np.log(np.abs(pivots)), axis=-1)
     return _SlogdetResult(signs, sizes)
 
 

@@ -68,7 +68,8 @@ def _einsum(equation: Any, *operands: Any, optimize: Any = False) -> Any:
 
 def _in_letters(given: list[Any]) -> list[Any]:
     """An equation and its operands, of operands that have a list of numbers behind each."""
-    arrays, numbers = given[0 : len(given) // 2 * 2 : 2], given[1::2]
+    arrays = given[0 : len(given) // 2 * 2 : 2]
+    numbers = given[1::2]
     terms = [*map(_term, numbers)]
     if len(given) % 2 == 0:
         return [",".join(terms), *arrays]
@@ -95,7 +96,8 @@ VIEWS[np.einsum] = _place_seen
 def _tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
     a, b = lift(a), lift(b)
     if isinstance(axes, int):
-        left, right = list(range(a.ndim - axes, a.ndim)), list(range(axes))
+        left = list(range(a.ndim - axes, a.ndim))
+        right = list(range(axes))
     else:
         left, right = (np.atleast_1d(side).tolist() for side in axes)
     names = letters(a.ndim + b.ndim)

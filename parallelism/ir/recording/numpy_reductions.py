@@ -84,10 +84,10 @@ def _mean(
 ) -> Any:
     x = lift(x)
     if where is not None:
-        there: Any = np.broadcast_to(lift(where), x.shape)
+        counted: Any = np.broadcast_to(lift(where), x.shape)
         given = np.mean(np.zeros(1, x.dtype), dtype=dtype).dtype
-        total = np.sum(x, axis=axis, dtype=given, keepdims=keepdims, where=there)
-        count: Any = np.sum(there, axis=axis, keepdims=keepdims)
+        total = np.sum(x, axis=axis, dtype=given, keepdims=keepdims, where=counted)
+        count: Any = np.sum(counted, axis=axis, keepdims=keepdims)
         return (total / count).astype(
             given
         )  # as NumPy, which divides in float64 where an integer is asked for
@@ -170,7 +170,8 @@ def _diff(x: Any, n: int = 1, axis: int = -1) -> Any:
     if not n:
         refuse("numpy.diff of order 0", "it returns the array itself")
     for _ in range(n):
-        later, earlier = part(x, axis, 1, x.shape[axis]), part(x, axis, 0, x.shape[axis] - 1)
+        later = part(x, axis, 1, x.shape[axis])
+        earlier = part(x, axis, 0, x.shape[axis] - 1)
         x = later ^ earlier if x.dtype == bool else later - earlier
     return x
 

@@ -109,7 +109,8 @@ def _moveaxis(x: Any, source: Any, destination: Any) -> Any:
 
 @stands_for(np.rollaxis, view=True)
 def _rollaxis(x: Any, axis: int, start: int = 0) -> Any:
-    axis, start = axis_of(axis, x.ndim), start + x.ndim if start < 0 else start
+    axis = axis_of(axis, x.ndim)
+    start = start + x.ndim if start < 0 else start
     return _moveaxis(x, axis, start - (axis < start))
 
 

@@ -199,7 +199,8 @@ def _quantile_of_all(ordered: Any, flat: Any, q: float, between: Callable[[Any, 
     n = known_extent(flat, flat.ndim - 1, "numpy.quantile")
     place = q * (n - 1)
     low = min(floor(place), n - 1)
-    below, above = ordered[..., low], ordered[..., min(low + 1, n - 1)]
+    below = ordered[..., low]
+    above = ordered[..., min(low + 1, n - 1)]
     share = place - low
     found = (
         below

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from parallelism.arrays import vector_shape, with_extent
 from parallelism.ir.core import Extent, broadcast as common_shape, product
 from parallelism.ir.operators.shapes import count
 from parallelism.ir.recording.numpy_diagonals import places_along
@@ -79,7 +80,8 @@ def _without_bools(key: Any) -> Sequence[Any]:
 def _scattered(x: Any, axes: list[int], arrays: list[Any], value: Any, op: str) -> Any:
     """``x`` with ``value`` at the indices ``arrays`` of the dims ``axes``, the other dims whole."""
     shape = common_shape([k.shape for k in arrays])
-    first, rest = axes[0], [d for d in range(x.ndim) if d not in axes]
+    first = axes[0]
+    rest = [d for d in range(x.ndim) if d not in axes]
     together = axes == list(range(first, first + len(axes)))
     at = first if together else 0  # as in NumPy, where the dims of the indices stand in the result
     order = [*rest[:at], *axes, *rest[at:]]
@@ -153,23 +155,20 @@ def _written_in_spans(x: Any, keys: list[Any], value: Any) -> Any:
     while value.ndim > len(shape) and value.shape[0] == 1:
         value = reshaped(value, value.shape[1:])
     value = reshaped(broadcast(value, shape), counts)
-    there: Any = None
+    written: Any = None
+    """True where ``value`` is written; None: everywhere."""
     for axis, (begin, end, step) in enumerate(spans):
         if step < 0:
             value = apply("flip", value, axis=axis)
         if (begin, end, abs(step)) != (0, x.shape[axis], 1):
-            here = [1] * x.ndim if there is None else [*there.shape]
-            here[axis] = counts[axis]
-            there = (
-                apply("constant", value=True, shape=tuple(here), dtype=np.dtype(bool))
-                if there is None
-                else broadcast(there, here)
-            )
-            value, there = (
-                apply("place", array, axis=axis, begin=begin, step=abs(step), extent=x.shape[axis])
-                for array in (value, there)
-            )
-    return value if there is None else np.where(there, value, x)
+            if written is None:
+                ones = vector_shape(x.ndim, axis, counts[axis])
+                written = apply("constant", value=True, shape=ones, dtype=np.dtype(bool))
+            else:
+                written = broadcast(written, with_extent(written.shape, axis, counts[axis]))
+            how = {"axis": axis, "begin": begin, "step": abs(step), "extent": x.shape[axis]}
+            value, written = apply("place", value, **how), apply("place", written, **how)
+    return value if written is None else np.where(written, value, x)
 
 
 # -- functions that write ----------------------------------------------------------------------------------------------

@@ -69,10 +69,10 @@ class Selected(np.lib.mixins.NDArrayOperatorsMixin):
         if function is not np.mean:
             neutral = lift(_neutral(function, self.dtype), dtype=self.dtype)
             return function(np.where(mask, self.whole, neutral), axis=axes)
-        there = np.broadcast_to(mask, self.whole.shape)
+        counted = np.broadcast_to(mask, self.whole.shape)
         total = self._reduced(np.sum, axis)
         total = total if is_floating(self.dtype) else total.astype(np.float64)
-        return total / np.sum(there, axis=axes).astype(total.dtype)
+        return total / np.sum(counted, axis=axes).astype(total.dtype)
 
     def astype(self, dtype: Any) -> "Selected":
         return Selected(self.whole.astype(dtype), self.mask)

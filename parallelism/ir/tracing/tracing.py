@@ -43,10 +43,10 @@ CALLS: dict[Any, Callable[..., Any]] = {}
 ACCUMULATIONS: dict[Any, Callable[..., Any]] = {}
 """How the methods ``accumulate`` of ufuncs are recorded."""
 VIEWS: dict[Any, Callable[..., int | None]] = {}
-"""Those of the functions whose results share the memory of an argument: each returns the argument's place, or None if
+"""The functions whose results share the memory of an argument: each returns the argument's place, or None if
 these arguments give a copy."""
 PASSING: set[Any] = set()
-"""Those of the functions whose results are known to be views or not, because other functions have made them."""
+"""The functions whose results are known to be views or not, because other functions have made them."""
 
 
 class Traced(Writable, np.lib.mixins.NDArrayOperatorsMixin):
@@ -171,13 +171,13 @@ class Traced(Writable, np.lib.mixins.NDArrayOperatorsMixin):
             and options.get("dtype") is None
         ):
             options["dtype"] = out.dtype
-        there = options.pop("where", None) if method == "__call__" else None
+        where = options.pop("where", None) if method == "__call__" else None
         result = self.__array_ufunc__(ufunc, method, *inputs, **options)
-        if there is None:
+        if where is None:
             return out.become(result)
         if not np.can_cast(result.dtype, out.dtype, "same_kind"):
             refuse(f"changing an array of {out.dtype} in place into one of {result.dtype}")
-        return out.become(np.where(lift(there), result.astype(out.dtype), out))
+        return out.become(np.where(lift(where), result.astype(out.dtype), out))
 
     def __array_function__(self, function: Any, types: Any, args: Any, options: Any) -> Any:
         name = f"{function.__module__}.{function.__name__}"

@@ -60,12 +60,12 @@ class SymbolicProgram:
         alone = frozenset(axis for axis, n in mesh.shape.items() if n == 1)
         program, splits = self._variant(alone)
         for extent, axes in splits:
-            count, of = 1, specialized(extent, numbers)
+            count, whole = 1, specialized(extent, numbers)
             for axis in axes:
                 count *= mesh.shape[axis]
-            if not isinstance(of, Expression) and of % count:
+            if not isinstance(whole, Expression) and whole % count:
                 raise ValueError(
-                    f"a dim of {of} of @{self.function.name} is not split evenly over the {count} devices "
+                    f"a dim of {whole} of @{self.function.name} is not split evenly over the {count} devices "
                     f"along {', '.join(axes)} of {mesh!r}: localize the program on this mesh"
                 )
         known = {**mesh.shape, **numbers}

@@ -107,13 +107,14 @@ class Paths:
         It is the dim of another value with the same letter and these axes, or a dim with another letter that took the
         axis.
         """
-        of = relation(op.kind, op.types, op.attributes)
+        rule = relation(op.kind, op.types, op.attributes)
         place = op.inputs.index(value)
-        letter, axes = of.inputs[place][dim], dims_of(placed.inputs[place])[dim]
+        letter = rule.inputs[place][dim]
+        axes = dims_of(placed.inputs[place])[dim]
         lost = set(dims_of(layouts[value.name])[dim]) - set(axes)
         sides = [
-            *zip(op.inputs, of.inputs, placed.inputs, strict=True),
-            *zip(op.outputs, of.outputs, placed.outputs, strict=True),
+            *zip(op.inputs, rule.inputs, placed.inputs, strict=True),
+            *zip(op.outputs, rule.outputs, placed.outputs, strict=True),
         ]
         for other, letters, wanted in sides:
             for d, now in enumerate(dims_of(layouts[other.name])):

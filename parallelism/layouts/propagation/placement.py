@@ -57,14 +57,14 @@ def placement(
 
     ``carries`` says that a reduction that is pending in the inputs may stay pending in the output.
     """
-    of = relation(kind, types, attributes)
+    rule = relation(kind, types, attributes)
     if carries and (kept := _kept(inputs)):
-        place = _placement(of, types, (kind, attributes), inputs, outputs, devices, kept)
+        place = _placement(rule, types, (kind, attributes), inputs, outputs, devices, kept)
         # A partial input is not resharded: its reduction stays pending only if the input can stay where it is.
         pairs = zip(inputs, place.inputs, strict=True)
         if all(moved_dim(lies, wanted) is None for lies, wanted in pairs if lies.partial):
             return place
-    return _placement(of, types, (kind, attributes), inputs, outputs, devices, ())
+    return _placement(rule, types, (kind, attributes), inputs, outputs, devices, ())
 
 
 def _kept(inputs: Sequence[TensorSharding]) -> Axes:
@@ -108,7 +108,8 @@ def dealt(op: Op, lies: TensorSharding, devices: Devices) -> Placement:
     moved = tuple(axis for axis in op["axes"] if axis in dims[op["before"]])
     dims[op["before"]] = tuple(axis for axis in dims[op["before"]] if axis not in moved)
     dims[op["after"]] = (*dims[op["after"]], *moved)
-    extent, count = op.outputs[0].type.shape[op["after"]], devices.along(dims[op["after"]])
+    extent = op.outputs[0].type.shape[op["after"]]
+    count = devices.along(dims[op["after"]])
     if isinstance(extent, int) and isinstance(count, int) and extent % count:
         raise ValueError(
             f"an all_to_all over {', '.join(moved)} deals a dim of {extent}, such as heads, to {count} devices, which must "

@@ -91,7 +91,7 @@ class _Propagation:
         self.given = given
         self.relations = [relation(op.kind, op.types, op.attributes) for op in function.ops]
         self.values = [(*op.inputs, *op.outputs) for op in function.ops]
-        self.letters = [(*of.inputs, *of.outputs) for of in self.relations]
+        self.letters = [(*rule.inputs, *rule.outputs) for rule in self.relations]
         self.sides: list[tuple[range, range]] = []
         """By op, the places in `values` of its inputs, and those of its outputs."""
         for op, values in zip(function.ops, self.values, strict=True):
@@ -105,6 +105,9 @@ class _Propagation:
         self.used: dict[str, set[str]] = {value.name: set() for value in function.values}
         self.used |= {name: {*layout.axes, *layout.partial} for name, layout in given.items()}
         self.paths = Paths(function)
+        self.dims_of = [[self.dims[value.name] for value in values] for values in self.values]
+        """By op, the dims of each of its values, and the axes that each uses."""
+        self.used_of = [[self.used[value.name] for value in values] for values in self.values]
 
     # -- from value to value -------------------------------------------------------------------------------------------
 
@@ -131,7 +134,7 @@ class _Propagation:
     def _step(self, number: int, side: range) -> set[str]:
         """Propagate to the values on one side of an op from all its other values; the names of what changed."""
         changed: dict[str, None] = {}
-        for target in side:
+        for target in side if any(self.used_of[number]) else ():
             others = [i for i in range(len(self.values[number])) if i != target]
             changed.update(dict.fromkeys(value.name for value in self._take(number, target, others)))
         return {*changed}.union(*[self._one_to_one(self.near[name]) for name in changed])
@@ -151,31 +154,34 @@ class _Propagation:
 
     def _take(self, number: int, target: int, sources: Iterable[int]) -> list[Value]:
         """Give axes to the unsplit dims of a value, from dims of other values with the same letters."""
-        values, letters_of, of = self.values[number], self.letters[number], self.relations[number]
-        value = values[target]
-        if value.name in self.given:
+        used_of = self.used_of[number]
+        sources = [source for source in sources if used_of[source]]
+        value = self.values[number][target]
+        if not sources or value.name in self.given:
             return []
-        dims, used = self.dims[value.name], self.used[value.name]
+        letters_of, dims = self.letters[number], self.dims_of[number][target]
         open_dims = [d for d, letter in enumerate(letters_of[target]) if letter and not dims[d]]
         if not open_dims:
             return []
-        sides = [(values[source], letters_of[source]) for source in sources if self.used[values[source].name]]
+        values, rule, used = self.values[number], self.relations[number], used_of[target]
+        dims_of = self.dims_of[number]
+        sides = [(values[source], letters_of[source], dims_of[source]) for source in sources]
         changed = []
-        for d in open_dims if sides else ():
+        for d in open_dims:
             letter = letters_of[target][d]
             assert letter is not None
             asked = [
                 (axes, other, e)
-                for other, letters in sides
+                for other, letters, axes_of in sides
                 for e, same in enumerate(letters)
-                if same == letter and (axes := self.dims[other.name][e])
+                if same == letter and (axes := axes_of[e])
             ]
             if not asked:
                 continue
             counts = Counter(axes for axes, _, _ in asked)
             best, source, place = max(asked, key=lambda ask: (counts[ask[0]], len(ask[0])))
             free = next((i for i, axis in enumerate(best) if axis in used), len(best))
-            axes = of.exact(letter, best[:free], self.devices)
+            axes = rule.exact(letter, best[:free], self.devices)
             if axes:
                 dims[d] = axes
                 used.update(axes)

@@ -45,7 +45,8 @@ class Relation(NamedTuple):
         return axes
 
     def _splits(self, letter: str, factors: tuple[Extent, ...]) -> bool:
-        extent, numbers = self.extents[letter], tuple(n for n in factors if isinstance(n, int))
+        extent = self.extents[letter]
+        numbers = tuple(n for n in factors if isinstance(n, int))
         if isinstance(extent, Expression) or len(numbers) < len(factors) or extent % prod(numbers) == 0:
             return True
         sizes = split_sizes(extent, numbers)

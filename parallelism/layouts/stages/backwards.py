@@ -68,8 +68,8 @@ def with_backward(
         backward.outputs[len(returned) :],
     )
     between = [value for value in second.inputs if value not in weights]
-    there = {*backward.inputs, *returns}
-    handed_on = [value for value in between if value not in there]
+    known = {*backward.inputs, *returns}
+    handed_on = [value for value in between if value not in known]
     return StageFunctions(
         forward=replace(
             forward,

@@ -25,7 +25,8 @@ def balanced(costs: Sequence[float], stages: int, sent: Sequence[float]) -> tupl
 
 def _least_whole(total: Sequence[float], stages: int) -> int:
     """`_least_largest` of integers: the least number with which greedy stages come to the end, by halving."""
-    low, high = int(max(map(sub, total[1:], total))), int(total[-1])
+    low = int(max(map(sub, total[1:], total)))
+    high = int(total[-1])
     while low < high:
         most, end = (low + high) // 2, 0
         for _ in range(stages):

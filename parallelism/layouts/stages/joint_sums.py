@@ -26,7 +26,7 @@ class JointSums:
 
     function: Function
     terms: Mapping[Value, Terms]
-    """Those of each joint sum.  None if values that belong to different owners are never combined."""
+    """The terms of each joint sum.  None if values that belong to different owners are never combined."""
 
     @classmethod
     def of(cls, function: Function, owners: Mapping[str, str | None]) -> JointSums:

@@ -158,8 +158,8 @@ def _term(
     # The op will be placed with numbers for its symbols: then activations, which have rows, weigh more than gradients.
     alone = Function("gradient", op.inputs, (op,), op.outputs)
     (number,) = alone.specialize(**dict.fromkeys(alone.symbols, MANY_ROWS)).ops
-    there, homes = (tuple(map(layout_of, side)) for side in (op.inputs, op.outputs))
-    place = op_placement(number, there, homes, devices, constants)
+    taken, homes = (tuple(map(layout_of, side)) for side in (op.inputs, op.outputs))
+    place = op_placement(number, taken, homes, devices, constants)
     return source, wide, place.outputs[op.outputs.index(source)]
 
 

@@ -45,7 +45,9 @@ def microbatched(function: Function, batch: str = "B") -> Function:
     for name in (f"{batch}_whole", f"{batch}_first"):
         if name in function.symbols:
             raise ValueError(f"@{function.name} has a symbol {name} already, which the part of a batch needs")
-    sums, names, ops = _checked_sums(function, batch), {value.name for value in function.values}, list[Op]()
+    sums = _checked_sums(function, batch)
+    names = {value.name for value in function.values}
+    ops = list[Op]()
     zeros = {op.outputs[0] for op in function.ops if op.kind == "constant" and op["value"] == 0}
     for op in function.ops:
         inputs = op.inputs
@@ -66,7 +68,8 @@ def _adds(op: Op) -> bool:
 
 def _weighted(value: Value, batch: str, region: str | None, names: set[str]) -> list[Op]:
     """The ops that multiply a value by the part of all rows that a microbatch has."""
-    exact, own = TensorType(np.float64, ()), TensorType(value.type.dtype, ())
+    exact = TensorType(np.float64, ())
+    own = TensorType(value.type.dtype, ())
 
     def new(name: str, type: TensorType) -> Value:
         return Value(free_name(f"{value.name}.{name}", names), type)

@@ -84,13 +84,13 @@ class StageFunctions:
         grads = {f"{GRADIENT}{name}" for name in self.answered}
         kept = {*self.saved, *self.weights, *grads}
         again = set() if self.recompute is None else {value.name for value in self.recompute.outputs}
-        for function, there in (
+        for function, known in (
             (self.forward, given),
             (self.backward, kept | again),
             (self.backward_input, kept | again),
             (self.backward_weights, {*self.between, *self.weights}),
         ):
-            if missing := {value.name for value in function.inputs} - there:
+            if missing := {value.name for value in function.inputs} - known:
                 raise ValueError(
                     f"@{function.name} takes {', '.join(sorted(missing))}, which its stage does not have"
                 )

@@ -96,7 +96,8 @@ def summed_in(function: Function, first: int, dtypes: Sequence[np.dtype[Any] | N
 
     If an output is a resharded value, that value is widened, so that a sum in the resharding has the wider dtype.
     """
-    taken, outputs = {value.name for value in function.values}, list(function.outputs)
+    taken = {value.name for value in function.values}
+    outputs = list(function.outputs)
     after: dict[Value, list[Op]] = {}
     gone: set[Value] = set()
     maker = {value: op for op in function.ops for value in op.outputs}

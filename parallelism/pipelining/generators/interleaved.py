@@ -1,7 +1,8 @@
 """Schedules with several stages on each rank: rank ``r`` of ``P`` has stages ``r``, ``r + P``, ``r + 2 P``, ..."""
 
 from collections.abc import Iterator
-from itertools import islice
+from functools import partial
+from itertools import chain, repeat, zip_longest
 
 from parallelism.pipelining.generators.step import Slot, Work, only_first
 
@@ -23,7 +24,7 @@ def interleaved_1f1b(rank: int, ranks: int, microbatches: int, chunks: int = 1) 
     ``microbatches // ranks`` rounds (at least one), and a round has as many microbatches as needed.
     """
     every = by_turns(rank, ranks, microbatches, chunks)
-    yield from only_first(microbatches, every) if microbatches % max(1, microbatches // ranks) else every
+    return only_first(microbatches, every) if microbatches % max(1, microbatches // ranks) else every
 
 
 def by_turns(rank: int, ranks: int, microbatches: int, chunks: int, *, split: bool = False) -> Iterator[Work]:
@@ -34,17 +35,10 @@ def by_turns(rank: int, ranks: int, microbatches: int, chunks: int, *, split: bo
     count = max(1, microbatches // ranks)
     each = -(-microbatches // count)
     ahead = (chunks - 1) * each + (1 if split else 2) * (ranks - 1 - rank)
-    kinds = "FIW" if split else "FBW"
-    forwards, backwards, weights = (_by_rounds(rank, ranks, each, count, chunks, kind) for kind in kinds)
-    yield from islice(forwards, ahead)
-    for step, backward in enumerate(backwards):
-        if (forward := next(forwards, None)) is not None:  # none are left at the end
-            yield forward
-        yield backward
-        if split and step >= rank:
-            yield next(weights)
-    if split:
-        yield from weights
+    of = partial(_by_rounds, rank, ranks, each, count, chunks)
+    forwards = of("F")
+    in_turn = [of("I"), [*repeat(None, rank), *of("W")]] if split else [of("B")]
+    return chain(forwards[:ahead], filter(None, chain.from_iterable(zip_longest(forwards[ahead:], *in_turn))))
 
 
 def looped_bfs(rank: int, ranks: int, microbatches: int, chunks: int = 1) -> Iterator[Slot]:
@@ -66,14 +60,16 @@ def looped_bfs(rank: int, ranks: int, microbatches: int, chunks: int = 1) -> Ite
     yield from ((stage, "B", k) for stage in reversed(here) for k in reversed(range(microbatches)))
 
 
-def _by_rounds(rank: int, ranks: int, each: int, rounds: int, chunks: int, kind: str) -> Iterator[Work]:
+def _by_rounds(rank: int, ranks: int, each: int, rounds: int, chunks: int, kind: str) -> list[Work]:
     """The works of one kind on a rank: a round of microbatches runs through one stage, then through the next.
 
     Backwards visit the rank's stages from the last to the first.
     """
     here = range(rank, ranks * chunks, ranks)
     stages = here if kind == "F" else here[::-1]
-    for first in range(0, rounds * each, each):
-        for stage in stages:
-            for microbatch in range(first, first + each):
-                yield stage, kind, microbatch
+    return [
+        (stage, kind, microbatch)
+        for first in range(0, rounds * each, each)
+        for stage in stages
+        for microbatch in range(first, first + each)
+    ]

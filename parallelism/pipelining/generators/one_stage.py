@@ -1,6 +1,7 @@
 """Schedules with one stage on each rank: GPipe, 1F1B, PipeDream, inference and local losses."""
 
 from collections.abc import Iterator
+from itertools import chain
 
 from parallelism.pipelining.generators.step import Work
 
@@ -40,11 +41,9 @@ def one_forward_one_backward(rank: int, stages: int, microbatches: int) -> Itera
     (PipeDream-Flush); Fan et al., *DAPPLE*, 2021, arXiv:2007.01045.
     """
     ahead = min(stages - rank, microbatches)
-    yield from ((rank, "F", k) for k in range(ahead))
-    for k in range(microbatches):
-        yield rank, "B", k
-        if ahead + k < microbatches:
-            yield rank, "F", ahead + k
+    forwards, backwards = ([(rank, kind, k) for k in range(microbatches)] for kind in "FB")
+    in_turn = chain.from_iterable(zip(backwards, forwards[ahead:], strict=False))
+    return chain(forwards[:ahead], in_turn, backwards[microbatches - ahead :])
 
 
 def pipedream(rank: int, stages: int, microbatches: int) -> Iterator[Work]:

@@ -14,7 +14,8 @@ import pytest
 
 from parallelism import models, side_by_side as module
 from parallelism.hardware import Hardware
-from parallelism.planning import assembled_steps, batch_pricing, find_plan, search, two_block_steps
+from parallelism.pipelining.generators import ScheduleKind
+from parallelism.planning import assembled_steps, batch_pricing, find_plan, orders, search, two_block_steps
 from parallelism.planning.plan import Task
 from parallelism.planning.space import choices
 from parallelism.planning.trained import TrainedModel
@@ -51,7 +52,7 @@ def test_results_are_in_order_and_works_are_dealt_out(count: int, works: int) ->
     told: list[tuple[int, int]] = []
 
     def work(number: int) -> tuple[int, bool, bytes]:
-        return number, in_a_copy(), bytes(200_000)      # more than a pipe holds
+        return number, in_a_copy(), bytes(2_000_000)     # more than a pipe holds
 
     found = side_by_side([partial(work, number) for number in range(works)], told=lambda *each: told.append(each))
     shares = min(max(works, 1), 1 + count)
@@ -249,11 +250,11 @@ def test_rows_that_a_copy_took_before_it_failed_are_priced_here(monkeypatch: pyt
     os.close(tell)
 
 
-def test_whoever_comes_first_does_the_next_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whoever_comes_first_does_the_next_work_while_its_results_wait_to_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "copies", lambda: 1)
     (begun, begin), (asked, ask) = os.pipe(), os.pipe()
 
-    def work(place: int) -> tuple[int, bool]:
+    def work(place: int) -> tuple[int, bool, bytes]:
         if not in_a_copy():
             os.write(begin, b".")
             assert select([asked], [], [], 20)[0]       # the copy has done all others
@@ -261,13 +262,13 @@ def test_whoever_comes_first_does_the_next_work(monkeypatch: pytest.MonkeyPatch)
             assert select([begun], [], [], 20)[0]
             if place == 4:
                 os.write(ask, b".")
-        return place, in_a_copy()
+        return place, in_a_copy(), bytes(200_000)
 
     told: list[tuple[int, int]] = []
-    took: dict[int, tuple[int, bool]] = {}
+    took: dict[int, tuple[int, bool, bytes]] = {}
     works = [partial(work, place) for place in range(5)]
     found = first_come(works, told=lambda *each: told.append(each), took=took.__setitem__)
-    assert [place for place, _ in found] == [*range(5)] and sum(copied for _, copied in found) == 4
+    assert [place for place, *_ in found] == [*range(5)] and sum(copied for _, copied, _ in found) == 4
     assert told[0] == (0, 5) and took == dict(enumerate(found))
     for each in (begun, begin, asked, ask):
         os.close(each)
@@ -389,3 +390,41 @@ def test_plans_cost_the_same_with_and_without_copies(count: int, tp: Any, monkey
     none = batch_pricing.price_plans(task, possible, np.zeros(len(possible)), lambda *_: None)
     assert np.array_equal(none.peaks, found.peaks)
     assert np.isinf(none.seconds[together]).all()
+
+
+def test_orders_that_copies_made_are_those_of_this_process(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of one pipeline with other numbers of microbatches are one order, also when they come from a copy."""
+    asked = [("1f1b", ranks, rows, 1, range(0)) for ranks in (2, 3, 4) for rows in (3, 40, 41)]
+    asked += [("interleaved_1f1b", 3, 30, 2, range(2, 3)), ("zero_bubble_v", 2, 24, 2, range(0))]
+    monkeypatch.setattr(orders, "_known", {})
+    alone = [orders.order_of(*each) for each in asked]
+    assert [repeats > 0 for _, repeats in alone] == [False, True, True] * 3 + [True, True]
+    orders._known.clear()
+    orders._order_of.cache_clear()
+    orders._repeating.cache_clear()
+    monkeypatch.setattr(orders, "copies", lambda: 1)    # whether there are any is another question
+    orders.make_orders(asked)
+    monkeypatch.setattr(orders, "_made", None)          # nothing more is made
+    for each, (expected, repeats) in zip(asked, alone, strict=True):
+        order, more = orders.order_of(*each)
+        assert (more, order.messages, order.rank_of) == (repeats, expected.messages, expected.rank_of)
+        for name in ("kept", "begun", "first_state", "key_of", "microbatch_of", "last"):
+            np.testing.assert_array_equal(getattr(order, name), getattr(expected, name), strict=True)
+        for column, wanted in zip(order.levels, expected.levels, strict=True):
+            assert [level.tolist() for level in column] == [level.tolist() for level in wanted]
+            assert column[0].dtype == wanted[0].dtype
+        assert (order.window is None) == (expected.window is None)
+    assert all(orders.order_of("1f1b", n, 40, 1)[0] is orders.order_of("1f1b", n, 41, 1)[0] for n in (2, 3, 4))
+
+
+def test_an_order_that_cannot_be_made_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(rank: int, ranks: int, microbatches: int) -> Any:
+        raise ValueError("no order")
+
+    monkeypatch.setattr(module, "copies", lambda: 0)
+    monkeypatch.setattr(orders, "copies", lambda: 1)
+    monkeypatch.setitem(orders.SCHEDULES.kinds, "wrong", ScheduleKind("wrong", wrong))
+    orders.make_orders([("wrong", 2, 4, 1, range(0)), ("1f1b", 2, 3, 1, range(0))])
+    with pytest.raises(ValueError, match="no order"):
+        orders.order_of("wrong", 2, 4, 1)
+    assert orders.order_of("1f1b", 2, 3, 1)[0].count == 12

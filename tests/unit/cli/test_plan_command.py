@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import re
 import shlex
 import subprocess
+import sys
 from contextlib import redirect_stdout
 from dataclasses import replace
 from functools import cache
@@ -29,7 +29,7 @@ from parallelism.trace import Trace
 from parallelism.training import MegatronFlags
 from parallelism.training.training_run import ADAM_W
 from parallelism.transforms import SGD
-from vcluster.__main__ import PROGRAM, ended, main
+from vcluster.__main__ import PROGRAM, main
 from vcluster.cli import plan_document, plan_text as text, sliced
 from vcluster.cli.command_line import serve
 from vcluster.cli.sweeps.question import fixed_settings, question, settings
@@ -49,12 +49,23 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str
     return status, out, err
 
 
-def test_a_command_ends_with_its_status_and_without_a_last_look_of_the_collector(monkeypatch):
-    frozen = list[int]()
-    monkeypatch.setattr(gc, "freeze", lambda: frozen.append(1))
-    with pytest.raises(SystemExit) as end:
-        ended(3)
-    assert (end.value.code, frozen) == (3, [1])
+ENDS = """
+import atexit, os, sys, threading
+from vcluster.__main__ import ended
+leave = os._exit
+os._exit = lambda status: os.write(1, b"left") and leave(status)
+atexit.register(print, "at the end")
+if sys.argv[1] == "thread":
+    threading.Thread(target=lambda: threading.main_thread().join() or print("thread")).start()
+print("all", end=" ")
+ended(3)
+"""
+
+
+@pytest.mark.parametrize(("what", "said"), [("alone", "all at the end\nleft"), ("thread", "all thread\nat the end\n")])
+def test_a_command_ends_with_its_status_and_does_not_free_its_objects_one_by_one(what: str, said: str) -> None:
+    ran = subprocess.run([sys.executable, "-c", ENDS, what], capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (3, said, "")
 
 
 @cache

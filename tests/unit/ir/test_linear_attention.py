@@ -62,14 +62,14 @@ def test_states_that_are_forgotten_at_once_overflow_nothing(decay):
 
 def test_the_convolution_sees_the_last_tokens_alone():
     x = np.arange(12.0).reshape(1, 6, 2)
-    weight = np.array([[1.0, 0.0], [0.0, 10.0], [100.0, 0.0]])
+    weight = np.array([[1.0, 0.0, 100.0], [0.0, 10.0, 0.0]])
     summed = np.zeros((1, 6, 2))
     for t in range(6):
         for tap in range(3):
             if t - 2 + tap >= 0:
-                summed[0, t] += weight[tap] * x[0, t - 2 + tap]
+                summed[0, t] += weight[:, tap] * x[0, t - 2 + tap]
     assert_allclose(short_convolution(x, weight), summed / (1 + np.exp(-summed)))
-    assert_allclose(short_convolution(x[:, :1], weight), (weight[-1] * x[:, :1]) / (1 + np.exp(-weight[-1] * x[:, :1])))
+    assert_allclose(short_convolution(x[:, :1], weight), (weight[:, -1] * x[:, :1]) / (1 + np.exp(-weight[:, -1] * x[:, :1])))
 
 
 def op_of(kind="linear_attention", sizes=(2, 512, 2, 4, 16, 8), dtype="bf16", **how):

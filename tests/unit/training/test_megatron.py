@@ -14,6 +14,7 @@ from parallelism.mesh import Mesh
 from parallelism.models import Experts, LatentAttention, LoRA, TransformerSpec, transformer
 from parallelism.simulation import simulate
 from parallelism.training import OPTIONS, UNCHANGING, MegatronFlags, figures
+from parallelism.training.strategy_run import strategy_run
 from parallelism.transforms import ExpertParallel, Strategy
 
 SMALL: dict[str, Any] = {
@@ -519,6 +520,14 @@ def test_a_sharding_strategy_without_fsdp_changes_nothing() -> None:
     flags = MegatronFlags(**WIDE, data_parallel_sharding_strategy="optim")
     run = flags.run(8)
     assert str(run.strategy) == "dp pp 1f1b:1" and flags.idle(run.mesh) == ["data_parallel_sharding_strategy"]
+
+
+def test_a_strategy_has_a_batch_that_its_replicas_and_microbatches_divide():
+    strategy, mesh = Strategy.parse_on_mesh("dp=2 pp=2 1f1b:3")
+    flags = MegatronFlags(**SMALL | {"global_batch_size": 24, "micro_batch_size": 4})
+    assert strategy_run(flags, strategy, mesh).batch == 24
+    with pytest.raises(ValueError, match="must be --micro-batch-size 5 times the 6 microbatches of all replicas, 30; got 24"):
+        strategy_run(replace(flags, micro_batch_size=5), strategy, mesh)
 
 
 LONG: dict[str, Any] = WIDE | {"use_flash_attn": True, "attention_dropout": 0.0, "seq_length": 48}

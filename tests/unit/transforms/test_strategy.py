@@ -112,6 +112,17 @@ def test_meshes_of_stages_are_the_sizes_in_a_text():
         strategy.text_on(Mesh(dp=7))
 
 
+def test_a_strategy_gets_another_pipeline():
+    strategy = Strategy.parse("dp pp 1f1b:4 zero=1")
+    changed = strategy.with_pipeline(microbatches=8, batch="rows")
+    assert str(changed) == "dp zero=1 pp 1f1b:8,batch=rows"
+    assert strategy.pipeline.microbatches == 4                        # the strategy itself is as it was
+    without = Strategy.parse("dp tp")
+    assert without.with_pipeline(batch="rows") == without
+    with pytest.raises(ValueError, match="microbatches"):
+        strategy.with_pipeline(microbatches=0)
+
+
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("chosen", [
     [DataParallel(), TensorParallel(), SequenceParallel(), Zero(1)],

@@ -87,7 +87,8 @@ def calibrate(
     """
     budget, tables = Budget(seconds), Tables(bench.machine())
     found = Calibration(tables)
-    every, beside = items(quick=quick, devices=devices), tables_beside(output)
+    every = items(quick=quick, devices=devices)
+    beside = tables_beside(output)
 
     def keep() -> None:
         tables.save(beside)

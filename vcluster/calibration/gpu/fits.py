@@ -169,7 +169,8 @@ def _products(tables: Tables, found: Fit) -> None:
     ]
     if not dtypes:
         return
-    rows, units = fitted_products(tables, dtypes[0]), tables.machine.get("multiprocessors")
+    rows = fitted_products(tables, dtypes[0])
+    units = tables.machine.get("multiprocessors")
     if not units or len(rows) < 4:
         values, error = _nearest(found.hardware, ("flops_efficiency",), rows, product_seconds, (0.5,))
         found.set(
@@ -187,8 +188,8 @@ def _products(tables: Tables, found: Fit) -> None:
         }
 
     def seconds(values: Floats) -> list[float]:
-        there = replace(found.hardware, **shaped(values))
-        return [product_seconds(there, row) for row in rows]
+        trial = replace(found.hardware, **shaped(values))
+        return [product_seconds(trial, row) for row in rows]
 
     best = fitted(seconds, [row["seconds"] for row in rows], (0.8, 100.0, 4.0))
     made = replace(found.hardware, **shaped(best))
@@ -208,12 +209,12 @@ def _dtypes(tables: Tables, found: Fit) -> None:
             continue
 
         def seconds(values: Floats, dtype: str = dtype, rows: Sequence[Row] = rows) -> list[float]:
-            there = replace(found.hardware, flops_efficiencies={dtype: min(float(values[0]), 1.0)})
-            return [product_seconds(there, row) for row in rows]
+            trial = replace(found.hardware, flops_efficiencies={dtype: min(float(values[0]), 1.0)})
+            return [product_seconds(trial, row) for row in rows]
 
         efficiencies[dtype] = min(float(fitted(seconds, [row["seconds"] for row in rows], (0.5,))[0]), 1.0)
-        there = replace(found.hardware, flops_efficiencies=efficiencies)
-        notes.append(f"{dtype} {len(rows)} within {_error(there, rows, product_seconds):.1%}")
+        tried = replace(found.hardware, flops_efficiencies=efficiencies)
+        notes.append(f"{dtype} {len(rows)} within {_error(tried, rows, product_seconds):.1%}")
     found.set(f"products by dtype: {', '.join(notes)} in the mean", flops_efficiencies=efficiencies)
 
 
@@ -253,13 +254,14 @@ def _nearest(
 
     def named(values: Floats) -> dict[str, float]:
         told = dict(zip(names, values.tolist(), strict=True))
-        return {
-            name: min(value, 1.0) if name.endswith("efficiency") else value for name, value in told.items()
-        }
+        for name, value in told.items():
+            if name.endswith("efficiency"):
+                told[name] = min(value, 1.0)
+        return told
 
     def predict(values: Floats) -> list[float]:
-        there = replace(hardware, **named(values))  # type: ignore[arg-type]
-        return [seconds(there, row) for row in rows]
+        trial = replace(hardware, **named(values))  # type: ignore[arg-type]
+        return [seconds(trial, row) for row in rows]
 
     found = named(fitted(predict, [_took(row) for row in rows], start))
     return found, _error(replace(hardware, **found), rows, seconds)  # type: ignore[arg-type]

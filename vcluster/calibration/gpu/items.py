@@ -12,33 +12,18 @@ from typing import Any
 
 Given = Mapping[str, Any]
 
-(
-    PRODUCTS,
-    ATTENTION,
-    ELEMENTWISE,
-    OPTIMIZER,
-    COPIES,
-    LAUNCHES,
-    SUSTAINED,
-    DECODE,
-    LAYERS,
-    COMPILED,
-    COMPILED_OPS,
-    COLLECTIVES,
-) = (
-    "products",
-    "attention",
-    "elementwise",
-    "optimizer",
-    "copies",
-    "launches",
-    "sustained",
-    "decode",
-    "layers",
-    "compiled",
-    "compiled_ops",
-    "collectives",
-)
+PRODUCTS = "products"
+ATTENTION = "attention"
+ELEMENTWISE = "elementwise"
+OPTIMIZER = "optimizer"
+COPIES = "copies"
+LAUNCHES = "launches"
+SUSTAINED = "sustained"
+DECODE = "decode"
+LAYERS = "layers"
+COMPILED = "compiled"
+COMPILED_OPS = "compiled_ops"
+COLLECTIVES = "collectives"
 KERNELS = "kernels"
 """The table of the kernels of steps of training, which are no items: they are recorded with their step."""
 NARROW = ("bfloat16", "float16", "float8")

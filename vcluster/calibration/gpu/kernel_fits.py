@@ -111,10 +111,8 @@ def _nearest(hardware: Hardware, rows: Sequence[Row], source: Source) -> tuple[K
     if len({*sizes}) > 1:
         launches, times = fitted(lambda values: told(made(*values.tolist())), took, (1.0, 1.0)).tolist()
     else:
-        launches, times = (
-            1.0,
-            float(fitted(lambda values: told(made(1.0, float(values[0]))), took, (1.0,))[0]),
-        )
+        launches = 1.0
+        times = float(fitted(lambda values: told(made(1.0, float(values[0]))), took, (1.0,))[0])
     kernel = made(launches, times)
     return kernel, mean(abs(one / other - 1) for one, other in zip(told(kernel), took, strict=True))
 

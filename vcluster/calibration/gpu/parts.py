@@ -121,16 +121,16 @@ def _attention_cells(rows: list[Row]) -> list[tuple[str, str, str]]:
     for backend, width, causal in dict.fromkeys(
         (row["backend"], row["head_width"], row["causal"]) for row in rows
     ):
-        of = [
+        alike = [
             row
             for row in rows
             if (row["backend"], row["head_width"], row["causal"]) == (backend, width, causal)
         ]
-        ends = min(row["tokens"] for row in of), max(row["tokens"] for row in of)
+        ends = min(row["tokens"] for row in alike), max(row["tokens"] for row in alike)
         name = (
             f"{backend}, heads of {width}, {'causal' if causal else 'whole'}, {ends[0]} to {ends[1]} tokens"
         )
-        cells.append((name, _at_ends(of, "forward", ends), _at_ends(of, "backward", ends)))
+        cells.append((name, _at_ends(alike, "forward", ends), _at_ends(alike, "backward", ends)))
     return cells
 
 

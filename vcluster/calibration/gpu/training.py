@@ -21,7 +21,7 @@ class HeldOut:
     measured: float
     predicted: float
     flops: float
-    """Those of the model in a step, as MFU counts them."""
+    """The model's floating-point operations of a step, as MFU counts them."""
     peak: float
     """The flops per second of the device in the dtype of the products."""
 

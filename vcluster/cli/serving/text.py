@@ -171,18 +171,11 @@ def _front(plans: ServingPlans) -> list[str]:
     if not plans.front:
         return []
     most = max(plan.tokens_per_second_per_device for plan in plans.front)
-    rows = in_columns(
-        [("tokens/s of a user", "of a device", "")]
-        + [
-            (
-                f"{1 / plan.token_seconds:.1f}" if plan.token_seconds else "-",
-                count(plan.tokens_per_second_per_device),
-                _short(plan),
-            )
-            for plan in plans.front
-        ],
-        0,
-    )
+    cells = [("tokens/s of a user", "of a device", "")]
+    for plan in plans.front:
+        of_user = f"{1 / plan.token_seconds:.1f}" if plan.token_seconds else "-"
+        cells.append((of_user, count(plan.tokens_per_second_per_device), _short(plan)))
+    rows = in_columns(cells, 0)
     longest = max(1, min(LONGEST_BAR, WIDTH - 2 - max(map(len, rows))))
     shares = [plan.tokens_per_second_per_device / most for plan in plans.front]
     bars = ["", *("#" * max(1, round(longest * share)) for share in shares)]

@@ -37,7 +37,8 @@ def swept(program: str, arguments: argparse.Namespace) -> int:
     try:
         for name in arguments.hardware:
             Hardware.of(name)
-        search, budget = Search.of(program, arguments), budget_of(arguments)
+        search = Search.of(program, arguments)
+        budget = budget_of(arguments)
         interrupted = _search(search, budget, arguments, cells)
     except (ValueError, TypeError, OSError) as error:
         raise WrongWords(str(error)) from None

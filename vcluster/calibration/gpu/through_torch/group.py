@@ -38,7 +38,9 @@ def leave(torch: Any) -> None:
 
 def collective_row(clock: Clock, given: Given) -> Row:
     """A collective of float32; ``nbytes`` are those of the whole buffer, as `parallelism.cost` counts them."""
-    torch, name, devices = clock.torch, given["name"], given["devices"]
+    torch = clock.torch
+    name = given["name"]
+    devices = given["devices"]
     count = given["nbytes"] // 4
     whole = torch.randn(count, device=clock.device)
     part = torch.randn(count // devices, device=clock.device)

@@ -33,7 +33,11 @@ def drawn(clock: Clock, *shape: int, dtype: str = "bfloat16") -> Any:
 
 def product_row(clock: Clock, given: Given) -> Row:
     """A product of m x k with k x n matrices, laid out as a forward (tn) or the two gradients (nn, nt) have them."""
-    torch, m, n, k, dtype = clock.torch, given["m"], given["n"], given["k"], given["dtype"]
+    torch = clock.torch
+    m = given["m"]
+    n = given["n"]
+    k = given["k"]
+    dtype = given["dtype"]
     if dtype == "float8":
         work = _float8_product(clock, given)
     else:
@@ -55,10 +59,15 @@ def product_row(clock: Clock, given: Given) -> Row:
 
 
 def _float8_product(clock: Clock, given: Given) -> Callable[[], object]:
-    torch, m, n, k = clock.torch, given["m"], given["n"], given["k"]
-    left, right = drawn(clock, m, k, dtype="float8"), drawn(clock, n, k, dtype="float8").t()
+    torch = clock.torch
+    m = given["m"]
+    n = given["n"]
+    k = given["k"]
+    left = drawn(clock, m, k, dtype="float8")
+    right = drawn(clock, n, k, dtype="float8").t()
     by_row = given.get("scaling") == "row"
-    scales = [torch.ones(shape if by_row else (), device=clock.device) for shape in ((m, 1), (1, n))]
+    shapes = ((m, 1), (1, n)) if by_row else ((), ())
+    scales = [torch.ones(shape, device=clock.device) for shape in shapes]
 
     def work() -> object:
         return torch._scaled_mm(
@@ -119,7 +128,10 @@ def attention_row(clock: Clock, given: Given) -> Row:
 
 def decode_row(clock: Clock, given: Given) -> Row:
     """One query for each sequence over the keys and values of ``tokens`` tokens."""
-    torch, batch, tokens, width = clock.torch, given["batch"], given["tokens"], given["head_width"]
+    torch = clock.torch
+    batch = given["batch"]
+    tokens = given["tokens"]
+    width = given["head_width"]
     heads, shared = given["heads"], given["key_value_heads"]
     query = drawn(clock, batch, heads, 1, width, dtype=given["dtype"])
     key, value = (drawn(clock, batch, shared, tokens, width, dtype=given["dtype"]) for _ in range(2))
@@ -235,8 +247,11 @@ def _plain(name: str) -> Make:
     """Work without a gradient: casts, copies, sums."""
 
     def make(clock: Clock, given: Given) -> Made:
-        torch, rows, width = clock.torch, given["rows"], given["width"]
-        wide, narrow = drawn(clock, rows, width, dtype="float32"), drawn(clock, rows, width)
+        torch = clock.torch
+        rows = given["rows"]
+        width = given["width"]
+        wide = drawn(clock, rows, width, dtype="float32")
+        narrow = drawn(clock, rows, width)
         other, bias = torch.empty_like(narrow), drawn(clock, width)
         works: Mapping[str, Callable[[], Any]] = {
             "narrow_cast": lambda: wide.to(torch.bfloat16),

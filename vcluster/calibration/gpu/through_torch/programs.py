@@ -68,7 +68,9 @@ def _on_weights(torch: Any, how: str, weights: list[Any]) -> Callable[[], object
 
 def copy_row(clock: Clock, given: Given) -> Row:
     """A copy of so many bytes on the device, or between it and the memory of the host."""
-    torch, nbytes, way = clock.torch, given["nbytes"], given["way"]
+    torch = clock.torch
+    nbytes = given["nbytes"]
+    way = given["way"]
     pinned = way.endswith("pinned") and clock.on_gpu
     there = torch.randint(0, 255, (nbytes,), dtype=torch.uint8, device=clock.device)
     if way == "device":
@@ -192,7 +194,8 @@ def _issue_backward(clock: Clock, given: Given) -> Row:
     """The time of the host for the gradient of one op, in a chain of them."""
     torch, functions, count = clock.torch, clock.torch.nn.functional, given["count"]
     x = drawn(clock, 16, 16).requires_grad_()
-    weight, bias = drawn(clock, 16, 16).requires_grad_(), drawn(clock, 16).requires_grad_()
+    weight = drawn(clock, 16, 16).requires_grad_()
+    bias = drawn(clock, 16).requires_grad_()
     step: Callable[[Any], Any] = {
         "gelu": lambda y: functions.gelu(y),
         "linear": lambda y: functions.linear(y, weight, bias),
