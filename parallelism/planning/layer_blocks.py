@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
+MOST_BLOCKS = 10**4
+"""A model may have at most so many blocks in a search: layers beyond are not looked at."""
 MOST_OTHERS = 8
 """So many layers at the beginning, which are like no others, may be laid out in each piece that has them."""
 MOST_TOGETHER = 16

@@ -35,6 +35,7 @@ from parallelism.planning.dealing import (
     tried_exchanges,
     zero,
 )
+from parallelism.planning.layer_blocks import MOST_BLOCKS
 from parallelism.planning.trained import TrainedModel
 from parallelism.spelling import did_you_mean
 from parallelism.training.megatron import overlap_of
@@ -49,7 +50,7 @@ from parallelism.transforms.words import SHORTHANDS
 
 AXES = ("pp", "dp", "ep", "cp", "tp")
 """The mesh axes of a plan, outermost first in Megatron-LM's order."""
-MOST = {"devices": 1 << 20, "batch": 10**9, "blocks": 10**4}
+MOST = {"devices": 1 << 20, "batch": 10**9, "blocks": MOST_BLOCKS}
 """What is planned for at most: beyond it, products of settings would not fit 64 bits, or a search take hours."""
 TRIED_SCHEDULES = ("1f1b", "interleaved_1f1b")
 """GPipe takes as long as 1F1B, and more memory."""

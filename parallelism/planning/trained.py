@@ -18,7 +18,7 @@ from parallelism.ir.core import checked_dtype
 from parallelism.models import TransformerSpec, transformer
 from parallelism.models.expert_feed_forward import slots_of
 from parallelism.models.figures import kind_of_layer, spec_like_layer
-from parallelism.planning.layer_blocks import EACH_LAYER, MOST_OTHERS, LayerBlocks
+from parallelism.planning.layer_blocks import EACH_LAYER, MOST_BLOCKS, MOST_OTHERS, LayerBlocks
 from parallelism.planning.program_blocks import Blocks, with_regions
 from parallelism.training.stage_layers import balanced_ends, begins_of, even, head_layers
 from parallelism.transforms import SGD, Adam, MixedPrecision, train_step
@@ -174,7 +174,11 @@ class TrainedModel:
     def grouped(self) -> str:
         """Which layers stages do not part; empty where a stage may begin at any layer."""
         each = self.layer_blocks.each
-        return "" if each == 1 else f"stages have whole blocks of {each} layers, whose kinds come again and again"
+        return (
+            ""
+            if each == 1
+            else f"stages have whole blocks of {each} layers, whose kinds come again and again"
+        )
 
     @property
     def first_alike(self) -> int:
@@ -338,6 +342,8 @@ def _dealt_experts(function: Function) -> int | None:
 
 def _layer_blocks(spec: TransformerSpec) -> LayerBlocks:
     """The blocks of a Transformer.  Nothing before the first layer is trained beside adapters: its input has no gradient."""
+    if spec.layers > MOST_BLOCKS:
+        return EACH_LAYER
     adapted = spec.lora is not None
     return LayerBlocks.of(
         [(adapted and layer == 0, *kind_of_layer(spec, layer)) for layer in range(spec.layers)]

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from parallelism import Hardware, models
 from parallelism.planning.layer_blocks import EACH_LAYER, MOST_OTHERS, LayerBlocks
