@@ -34,7 +34,6 @@ from parallelism.ir.passes.fusion import space_of
 from parallelism.ir.passes.joined_calls import joined
 from parallelism.layouts import Devices, Localized, localize
 from parallelism.layouts.stages.laid_out_stages import laid_out_stages
-from parallelism.planning.layer_blocks import EACH_LAYER, LayerBlocks
 from parallelism.planning.symbolic_events import (
     COLLECTIVE,
     MESSAGE,
@@ -53,6 +52,7 @@ from parallelism.planning.symbolic_stages import (
     nbytes_of,
     splits_of,
 )
+from parallelism.training.layer_blocks import EACH_LAYER, LayerBlocks
 from parallelism.transforms import Step, carried, categories
 from parallelism.transforms.parts import NEXT
 

@@ -17,7 +17,6 @@ from parallelism.memoized import memoized
 from parallelism.models import TransformerSpec
 from parallelism.planning.dealing import EXPERTS_OVER, axes_beside_experts, split_of_sequences
 from parallelism.planning.event_prices import EventPrices, MeshOnHardware
-from parallelism.planning.layer_blocks import MOST_OTHERS
 from parallelism.planning.orders import (
     FIRST,
     KINDS,
@@ -38,6 +37,7 @@ from parallelism.planning.stage_costs import StageCosts, StageSeconds
 from parallelism.planning.symbolic_events import Unpriceable
 from parallelism.planning.two_block_steps import ExpertPattern, Pattern, Uneven, two_block_steps
 from parallelism.timeline import Pricing
+from parallelism.training.layer_blocks import MOST_OTHERS
 from parallelism.training.sequence_split import SequenceSplit
 
 Floats = npt.NDArray[np.float64]

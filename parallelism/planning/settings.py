@@ -35,9 +35,9 @@ from parallelism.planning.dealing import (
     tried_exchanges,
     zero,
 )
-from parallelism.planning.layer_blocks import MOST_BLOCKS
 from parallelism.planning.trained import TrainedModel
 from parallelism.spelling import did_you_mean
+from parallelism.training.layer_blocks import MOST_BLOCKS
 from parallelism.training.megatron import overlap_of
 from parallelism.transforms import (
     Recompute,

@@ -29,7 +29,6 @@ from parallelism.layouts.localization.local_program import moves_of
 from parallelism.layouts.stages import Part
 from parallelism.memoized import memoized
 from parallelism.pipelining.actions import BEFORE
-from parallelism.planning.layer_blocks import EACH_LAYER, LayerBlocks
 from parallelism.planning.symbolic_events import (
     LEFT,
     MEMORY,
@@ -43,6 +42,7 @@ from parallelism.planning.symbolic_events import (
     nbytes_of_one,
     of_block,
 )
+from parallelism.training.layer_blocks import EACH_LAYER, LayerBlocks
 
 Section = tuple[Any, Sequence[Event]]
 Inside = Mapping[str, Extent]

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, strategies as st
 
 from parallelism import Hardware, models
-from parallelism.planning.layer_blocks import EACH_LAYER, MOST_OTHERS, LayerBlocks
 from parallelism.planning.plan import Task
 from parallelism.planning.plan_costs import PlanCosts
 from parallelism.planning.space import choices
 from parallelism.planning.trained import TrainedModel
+from parallelism.training.layer_blocks import EACH_LAYER, MOST_OTHERS, LayerBlocks
 from parallelism.training.training_run import ADAM_W
 
 EXPERTS = models.Experts(count=4, chosen=2)
