@@ -71,7 +71,8 @@ PASSES = {
     ("linear_attention", True): _Passes(5, 6, 2, 0, 2, 2, 2, 3, 2, 3),
     ("linear_attention_gradient", True): _Passes(11, 15, 12, 0, 4, 2, 3, 9, 5, 8),
 }
-"""By kind of op and by ``delta``.  Without the delta rule they are counted in ``mamba_ssm/ops/triton/ssd_combined.py`` of
+"""By kind of op and by ``delta``: an estimate, written from memory of these kernels.  Without the delta rule they follow
+``mamba_ssm/ops/triton/ssd_combined.py`` of
 github.com/state-spaces/mamba, ``_mamba_chunk_scan_combined_fwd`` and ``_bwd``: the states of chunks and the scores ``C
 B^T``, of each group, are kernels of their own.  With it they are ``chunk_gated_delta_rule_fwd`` and ``_bwd`` of
 github.com/fla-org/flash-linear-attention, ``fla/ops/gated_delta_rule/chunk.py``: of each head the triangle is written, its
