@@ -9,8 +9,11 @@ import pytest
 
 from parallelism.models import Experts, LinearAttention, TransformerSpec
 from parallelism.planning import batch_pricing, find_plan
+from parallelism.planning.trained import TrainedModel
+from parallelism.training.training_run import ADAM_W
 
-KINDS = "MEM*ME" * 2
+KINDS = "MEM*EMME*MEM"
+"""Without a period: see `parallelism.training.layer_blocks`."""
 HYBRID = TransformerSpec(
     layers=12, width=64, heads=4, key_value_heads=2, feed_forward=96, vocabulary=128, sequence=32, norm="rms",
     positions="none", activation="relu2", biases=("convolution",), tied=False, dtype="bfloat16",
@@ -27,6 +30,7 @@ def plans_of(spec, **fixed):
 
 @pytest.mark.slow
 def test_the_most_promising_plans_have_the_best_among_them(monkeypatch):
+    assert TrainedModel.of(HYBRID, ADAM_W).takes_turns
     monkeypatch.setattr(batch_pricing, "MOST_PROMISING", 1000)
     every = plans_of(HYBRID, **FEW)
     monkeypatch.setattr(batch_pricing, "MOST_PROMISING", 4)
