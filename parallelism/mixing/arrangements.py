@@ -16,6 +16,7 @@ from parallelism.planning.plan import Task
 from parallelism.planning.settings import split_text
 from parallelism.planning.trained import BATCH
 from parallelism.simulation.operations import SimulatedOperation
+from parallelism.training.layer_blocks import EACH_LAYER, LayerBlocks
 from parallelism.training.stage_layers import runs_of
 from parallelism.transforms import Pipeline
 
@@ -26,6 +27,8 @@ class Stages:
 
     counts: tuple[int, ...]
     """The blocks of each stage."""
+    layer_blocks: LayerBlocks = EACH_LAYER
+    """The layers of a block."""
 
     def pipeline(self, task: Task, settings: Mapping[str, Any]) -> Pipeline:
         """The stages and their schedule."""
@@ -41,9 +44,10 @@ class Stages:
         return split_text(settings)
 
     def of_parts(self, hardware: MixedHardware) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The blocks of the stages of each part."""
+        """The layers of the stages of each part."""
         first = hardware.parts[0].devices * len(self.counts) // hardware.devices
-        return self.counts[:first], self.counts[first:]
+        layers = self.layer_blocks.layers_of(self.counts)
+        return layers[:first], layers[first:]
 
     def text(self, hardware: MixedHardware) -> str:
         """The layers of the stages: ``2x5 on dgx-a100`` are two stages of five."""

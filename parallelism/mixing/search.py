@@ -275,7 +275,8 @@ class _Search:
             part = stages.part_of(stage)
             peaks[part] = max(peaks[part], int(stages.bytes_held[stage, count - 1]))
         task = replace(self.task, hardware=stages.hardware)
-        self.add(MixedPlan(task, stages.settings, Stages(counts), seconds, (peaks[0], peaks[1])))
+        arrangement = Stages(counts, task.model.layer_blocks)
+        self.add(MixedPlan(task, stages.settings, arrangement, seconds, (peaks[0], peaks[1])))
 
     def add(self, plan: MixedPlan) -> None:
         """Keeps a plan if it is one of the best."""

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate, cycle, islice, pairwise
+from itertools import cycle, islice
 from math import gcd
 from typing import Any
 
@@ -310,8 +310,7 @@ class TrainedModel:
 
     def begin_of(self, counts: Sequence[int]) -> tuple[str, ...]:
         """The regions at which stages after the first begin, where the stages have so many blocks."""
-        ends = list(map(self.layer_blocks.layer_of, accumulate(counts)))
-        return begins_of([end - first for first, end in pairwise([0, *ends])], self.prefix)
+        return begins_of(self.layer_blocks.layers_of(counts), self.prefix)
 
 
 def _check_dtypes(

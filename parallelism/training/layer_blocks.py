@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 MOST_BLOCKS = 10**4
@@ -52,6 +53,11 @@ class LayerBlocks(NamedTuple):
         if block <= self.first:
             return self.before * block // max(self.first, 1)
         return self.before + (block - self.first) * self.each
+
+    def layers_of(self, counts: Iterable[int]) -> tuple[int, ...]:
+        """The layers of stages that have so many blocks."""
+        firsts = map(self.layer_of, accumulate(counts, initial=0))
+        return tuple(end - first for first, end in pairwise(firsts))
 
     def block_of(self, layer: int) -> int:
         """The block that a layer is in."""

@@ -118,6 +118,19 @@ def test_the_devices_of_a_stage_share_a_slow_link_between_sites_evenly():
 
 
 @pytest.mark.slow
+def test_stages_are_told_by_their_layers_where_a_block_has_several():
+    turns = replace(SPEC, layers=12, window=4, full_attention_every=2)
+    plans = find_mixed(turns, hardware=both(), simulations=1, pp=2, tp=2, microbatch=1, zero=1, **ASKED)
+    best = next(plan for plan in plans.found if isinstance(plan.arrangement, Stages))
+    layers = [count for part in best.arrangement.of_parts(best.hardware) for count in part]
+    assert sum(best.arrangement.counts) == 6 and sum(layers) == 12
+    assert best.run.pipeline.begin == (f"block.{layers[0]}",)
+    assert [part["layers"] for part in best.arrangement.json(best.hardware)] == [[count] for count in layers]
+    simulated = simulate(UnevenStep(best.task, best.settings, best.arrangement.counts), best.task.hardware)
+    assert best.simulated().seconds == pytest.approx(simulated.makespan_seconds, rel=1e-9)
+
+
+@pytest.mark.slow
 def test_faster_stages_have_more_blocks_and_memory_bounds_them(found):
     plan = next(each for each in found.found if isinstance(each.arrangement, Stages))
     of_parts = dict(zip(plan.hardware.labels, plan.arrangement.of_parts(plan.hardware), strict=True))

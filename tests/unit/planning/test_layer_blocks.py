@@ -63,6 +63,7 @@ def test_the_blocks_of_a_model_are_its_shortest_period(name: str) -> None:
 def test_stages_begin_where_blocks_do() -> None:
     model = TrainedModel.of(spec(**MODELS["gemma"][1]), ADAM_W)
     assert model.blocks == 3 and model.begin(3) == ("block.8", "block.14") and model.begin(2) == ("block.8",)
+    assert model.layer_blocks.layers_of([1, 2]) == (8, 12) and EACH_LAYER.layers_of([3, 1, 2]) == (3, 1, 2)
     assert "there are more stages than blocks" in choices(model, 4, 8, {}).refused
 
 
