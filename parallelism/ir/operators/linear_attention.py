@@ -65,6 +65,8 @@ class _Passes(NamedTuple):
     """Arrays of the shape of values."""
     keys_of_heads: int
     """Arrays that have a key for each head."""
+    numbers: int
+    """Arrays that have a number for each head, in the dtype of sums."""
     wide_states: int
     """States at the begin of all chunks, in the dtype of sums."""
     states: int
@@ -79,18 +81,22 @@ class _Passes(NamedTuple):
 
 
 PASSES = {
-    ("linear_attention", False): _Passes(4, 3, 0, 2, 2, 2, 0, 1, 1, 2),
-    ("linear_attention_gradient", False): _Passes(14, 11, 0, 12, 0, 6, 0, 3, 2, 5),
-    ("linear_attention", True): _Passes(5, 6, 2, 0, 2, 2, 2, 3, 2, 3),
-    ("linear_attention_gradient", True): _Passes(11, 15, 12, 0, 4, 2, 3, 9, 5, 8),
+    ("linear_attention", False): _Passes(4, 3, 0, 7, 2, 2, 2, 0, 1, 1, 2),
+    ("linear_attention_gradient", False): _Passes(27, 11, 0, 42, 6, 5, 8, 0, 3, 3, 5),
+    ("linear_attention", True): _Passes(9, 6, 2, 8, 0, 2, 0, 3, 3, 2, 3),
+    ("linear_attention_gradient", True): _Passes(21, 15, 13, 20, 0, 4, 0, 2, 9, 5, 8),
 }
-"""By kind of op and by ``delta``: an estimate, written from memory of these kernels.  Without the delta rule they follow
-``mamba_ssm/ops/triton/ssd_combined.py`` of
-github.com/state-spaces/mamba, ``_mamba_chunk_scan_combined_fwd`` and ``_bwd``: the states of chunks and the scores ``C
-B^T``, of each group, are kernels of their own.  With it they are ``chunk_gated_delta_rule_fwd`` and ``_bwd`` of
-github.com/fla-org/flash-linear-attention, ``fla/ops/gated_delta_rule/chunk.py``: of each head the triangle is written, its
-inverse, and what that makes of keys and values.  Its backward reads the inverse that the forward has kept; here it is
-computed again.  The operations of that inverse, a third of the square of a chunk for each token, are left out."""
+"""By kind of op and by ``delta``, counted in the kernels' sources: each array that a kernel loads or stores counts once for
+the kernel, however many of its blocks load it.  Nothing was measured.
+
+Without the delta rule they are those of mamba_ssm 2.3.2, ``ops/triton/ssd_combined.py``: ``_mamba_chunk_scan_combined_fwd``
+and ``_bwd`` without ``z``.  Scores ``C B^T`` are those of a group.  The gradients of keys and queries, and of scores, are in
+float32, counted as two, and are copied by a sum over splits of the heads, of which there is one where blocks fill the GPU.
+
+With it they are those of fla-core 0.6.0, ``fla/ops/gated_delta_rule/chunk.py``: ``chunk_gated_delta_rule_fwd`` and ``_bwd``
+with chunks of 64 tokens, in which the triangle and its inverse are one kernel, and ``l2norm`` of queries and keys.  The
+backward reads the inverse that the forward keeps, 64 numbers of a token and head, which no memory is counted for.  The
+operations of that inverse, a third of the square of a chunk for each token, are left out."""
 
 
 def _rule(
@@ -166,22 +172,26 @@ def _tokens_of_chunk(chunk: int, tokens: Extent) -> Extent:
 
 def _nbytes(op: Op) -> Extent:
     """What the kernels read and write: see `PASSES`."""
-    delta, chunk = op["delta"], op["chunk"]
-    passes, extents = PASSES[op.kind, delta], op.rule.extents
-    q, v, *numbers = op.inputs[-5].type, op.inputs[-3].type, op.inputs[-2].type, op.inputs[-1].type
-    narrow, wide = v.dtype.itemsize, sums_dtype(v.dtype).itemsize
+    delta, chunk, extents = op["delta"], op["chunk"], op.rule.extents
     tokens, chunks = extents["b"] * extents["t"], extents["b"] * ceil_div(extents["t"], chunk)
-    heads = product(extents[letter] for letter in "gr")
-    states = chunks * heads * extents["n"] * extents["p"]
-    scores = tokens * _tokens_of_chunk(chunk, extents["t"]) * (heads if delta else extents["g"])
-    return (
-        passes.keys * q.nbytes
-        + passes.values * v.nbytes
-        + passes.keys_of_heads * tokens * heads * extents["n"] * narrow
-        + (passes.wide_states * wide + passes.states * narrow) * states
-        + (passes.wide_scores * wide + passes.scores * narrow) * scores
-        + (1 if len(op.outputs) == 1 else 2) * sum(x.nbytes for x in numbers)
-    )
+    scores = tokens * _tokens_of_chunk(chunk, extents["t"])
+    return _moved(PASSES[op.kind, delta], op.inputs[-3].type, extents, (tokens, chunks, scores), delta=delta)
+
+
+def _moved(
+    passes: _Passes, v: TensorType, extents: Any, counts: tuple[Extent, Extent, Extent], *, delta: bool
+) -> Extent:
+    """The bytes of kernels on so many tokens, chunks and scores of a head."""
+    tokens, chunks, scores = counts
+    narrow, wide = v.dtype.itemsize, sums_dtype(v.dtype).itemsize
+    groups, heads = extents["g"], product(extents[letter] for letter in "gr")
+    keys, values = extents["n"], extents["p"]
+    of_token = (passes.keys * groups + passes.keys_of_heads * heads) * keys + passes.values * heads * values
+    of_chunk = (passes.wide_states * wide + passes.states * narrow) * heads * keys * values
+    of_score = (passes.wide_scores * wide + passes.scores * narrow) * (heads if delta else groups)
+    found: Extent = tokens * (of_token * narrow + passes.numbers * heads * wide)
+    found += chunks * of_chunk + scores * of_score
+    return found
 
 
 def _prepared(
@@ -294,23 +304,14 @@ def _cached_flops(of: Rule, *, chunk: int, delta: bool, read: Extent, scored: Ex
 
 def _cached_nbytes(op: Op) -> Extent:
     """States and inputs once and results once; and what chunks read and write more: see `PASSES`."""
-    delta, chunk = op["delta"], op["chunk"]
-    passes, extents = PASSES["linear_attention", delta], op.rule.extents
-    states, _, _, v = (value.type for value in op.inputs[:4])
-    narrow, wide = v.dtype.itemsize, sums_dtype(v.dtype).itemsize
-    groups, heads = extents["g"], product(extents[letter] for letter in "gr")
-    keys, values, state = extents["n"], heads * extents["p"], heads * extents["n"] * extents["p"]
-    numbers = (
-        (passes.keys - 2) * groups * keys + (passes.values - 2) * values + passes.keys_of_heads * heads * keys
-    )
-    of_chunk = (passes.wide_states * wide + passes.states * narrow) * state + chunk * narrow * numbers
-    of_chunk += (
-        chunk * chunk * (passes.wide_scores * wide + passes.scores * narrow) * (heads if delta else groups)
-    )
+    delta, chunk, extents = op["delta"], op["chunk"], op.rule.extents
+    states, v = op.inputs[0].type, op.inputs[3].type
+    whole = PASSES["linear_attention", delta]
+    more = whole._replace(keys=whole.keys - 2, values=whole.values - 2, numbers=whole.numbers - 2)
+    of_chunk = _moved(more, v, extents, (chunk, 1, chunk * chunk), delta=delta)
+    of_state = 2 * product((states.shape[0], *states.shape[2:])) * states.dtype.itemsize
     once = sum((value.type.nbytes for value in (*op.inputs[1:], op.outputs[1])), 0)
-    found: Extent = once + extents["b"] * (
-        2 * op["read"] * state * states.dtype.itemsize + op["scored"] * of_chunk
-    )
+    found: Extent = once + op["read"] * of_state + extents["b"] * op["scored"] * of_chunk
     return found
 
 

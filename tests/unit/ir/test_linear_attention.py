@@ -89,7 +89,7 @@ def test_the_flops_are_those_of_the_products_inside_chunks_and_with_states():
     assert found == 2 * tokens * (pairs * (groups * n + heads * p) + 2 * heads * n * p)
     found = op_of(delta=True, **chunk).flops
     assert found == 2 * tokens * heads * (pairs * (3 * n + 2 * p) + 3 * n * p)
-    assert op_of("linear_attention_gradient").flops == 2 * tokens * (pairs * (3 * groups * n + 2 * heads * p)
+    assert op_of("linear_attention_gradient").flops == 2 * tokens * (pairs * (3 * groups * n + 3 * heads * p)
                                                                      + 5 * heads * n * p)
     short = op_of(sizes=(2, 3, 2, 4, 16, 8))
     assert short.flops == 2 * 6 * (2 * (2 * n + heads * p) + 2 * heads * n * p)
@@ -97,14 +97,17 @@ def test_the_flops_are_those_of_the_products_inside_chunks_and_with_states():
 
 def test_the_bytes_are_those_of_the_kernels():
     tokens, groups, heads, n, p = 1024, 2, 8, 16, 8
-    keys, values, numbers = 2 * tokens * groups * n, 2 * tokens * heads * p, 2 * 4 * tokens * heads
+    keys, values, numbers = 2 * tokens * groups * n, 2 * tokens * heads * p, 4 * tokens * heads
     states, scores = tokens // 64 * heads * n * p, 64 * tokens
-    assert op_of().nbytes == 4 * keys + 3 * values + numbers + (2 * 4 + 2 * 2) * states + 2 * 4 * scores * groups
+    assert op_of().nbytes == 4 * keys + 3 * values + 7 * numbers + (2 * 4 + 2 * 2) * states + 2 * 4 * scores * groups
     # of heads with the delta rule, which has a key of its own for each head in memory
-    assert op_of(delta=True).nbytes == (5 * keys + 6 * values + 2 * 2 * tokens * heads * n + numbers + 2 * 2 * states
-                                        + (2 * 4 + 2 * 2) * scores * heads)
+    assert op_of(delta=True).nbytes == (9 * keys + 6 * values + 2 * 2 * tokens * heads * n + 8 * numbers + 2 * 2 * states
+                                        + 3 * 2 * scores * heads)
     gradient = op_of("linear_attention_gradient").nbytes
-    assert gradient == 14 * keys + 11 * values + 2 * numbers + 12 * 4 * states + 6 * 4 * scores * groups
+    assert gradient == (27 * keys + 11 * values + 42 * numbers + (6 * 4 + 5 * 2) * states + 8 * 4 * scores * groups)
+    gradient = op_of("linear_attention_gradient", delta=True).nbytes
+    assert gradient == (21 * keys + 15 * values + 13 * 2 * tokens * heads * n + 20 * numbers + 4 * 2 * states
+                        + 2 * 2 * scores * heads)
 
 
 def test_with_symbols_they_are_those_of_the_numbers():
