@@ -208,12 +208,14 @@ def unit_vectors_backward(grad: Array, y: Array, scale: Array) -> Array:
 # -- the short convolution ---------------------------------------------------------------------------------------------
 
 
-def short_convolution(x: Array, weight: Array, *bias: Array) -> Array:
-    """The silu of sums over the last tokens, of each channel by itself; the last tap is the token's own.
+def short_convolution(x: Array, weight: Array, *bias: Array, plain: bool = False) -> Array:
+    """The silu of sums over the last tokens, or the ``plain`` sums, of each channel by itself; the last tap is the token's
+    own.
 
     ``x`` is ``(batch, tokens, ...)``, ``weight`` ``(..., taps)``.  Before the first token are zeros.
     """
-    return _SILU.forward(_convolved(x, weight, *bias))
+    sums = _convolved(x, weight, *bias)
+    return sums if plain else _SILU.forward(sums)
 
 
 def _convolved(x: Array, weight: Array, *bias: Array) -> Array:
@@ -223,9 +225,11 @@ def _convolved(x: Array, weight: Array, *bias: Array) -> Array:
     return sum(bias, found)
 
 
-def short_convolution_backward(grad: Array, x: Array, weight: Array, *bias: Array) -> tuple[Array, ...]:
+def short_convolution_backward(
+    grad: Array, x: Array, weight: Array, *bias: Array, plain: bool = False
+) -> tuple[Array, ...]:
     """The gradients of ``x``, of the weight, and of the bias if there is one; what was convolved is computed again."""
-    grad = _SILU.backward(_convolved(x, weight, *bias), grad)
+    grad = grad if plain else _SILU.backward(_convolved(x, weight, *bias), grad)
     of_x, of_weight = grad * weight[..., -1], np.zeros_like(weight)
     of_weight[..., -1] = (grad * x).sum(axis=(0, 1))
     for back in range(1, min(weight.shape[-1], x.shape[1])):

@@ -20,6 +20,7 @@ from parallelism.models import inference
 from parallelism.models.block_parts import Parameters
 from parallelism.models.expert_layers import Experts
 from parallelism.models.figures import (
+    NORM_PLACES,
     PARTS_OF_QKV,
     Shape,
     check_layer_parts,
@@ -44,7 +45,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     ),
     "norm": ("layer", "rms"),
     "norm_parameters": ("all", "weights", "none"),
-    "norm_places": ("before", "after", "both"),
+    "norm_places": NORM_PLACES,
     "positions": ("learned", "rotary", "alibi", "none"),
     "query_key_norm": (False, True, "head", "all_heads", "without_weights"),
     "parallel": (False, True, "one_norm"),

@@ -261,6 +261,7 @@ for _kind in ("short_convolution", "short_convolution_gradient"):
     for _x, _taps, _bias in (((2, 5, 3), 4, True), ((1, 2, 3, 2), 4, False), ((3, 4, 1), 1, True)):
         _given = [_x] * (2 if _kind.endswith("gradient") else 1)
         example(_kind, *_given, (*_x[2:], _taps), *([_x[2:]] if _bias else []))
+        example(_kind, *_given, (*_x[2:], _taps), plain=True)
 
 
 def linear_attention(kind, batch, tokens, groups, served, width, values, **more):
@@ -283,7 +284,8 @@ def in_slots(kind, replicas, tokens, slots, *sizes, **more):
     if kind == "cached_short_convolution":
         channels, taps, bias = sizes
         given = (replicas, tokens, *channels), (*channels, taps), *([channels] if bias else [])
-        return Example(kind, ((replicas, slots, taps - 1, *channels), *given, *where), {"read": slots})
+        kept = replicas, slots, taps - 1, *channels
+        return Example(kind, (kept, *given, *where), {"read": slots} | more)
     groups, served, width, values = sizes
     plain = linear_attention("linear_attention", replicas, tokens, groups, served, width, values, **more)
     states = (replicas, slots, groups * served, width, values)
@@ -294,7 +296,7 @@ def in_slots(kind, replicas, tokens, slots, *sizes, **more):
 EXAMPLES.append(in_slots("cached_linear_attention", 2, 5, 3, 2, 2, 3, 1))
 EXAMPLES.append(in_slots("cached_linear_attention", 1, 4, 1, 1, 3, 2, 3, chunk=3, delta=True, unit=True))
 EXAMPLES.append(in_slots("cached_short_convolution", 2, 5, 3, (4,), 3, True))
-EXAMPLES.append(in_slots("cached_short_convolution", 1, 3, 2, (2, 3), 4, False))
+EXAMPLES.append(in_slots("cached_short_convolution", 1, 3, 2, (2, 3), 4, False, plain=True))
 
 
 EXCHANGING = {"context_attention", "context_attention_gradient", "attention_block", "attention_block_gradient", "ring_shift"}

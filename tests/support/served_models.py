@@ -48,6 +48,15 @@ SERVED: dict[str, TransformerSpec] = {
         "linear_attention": LinearAttention(kind="gated_delta", heads=4, head_width=5, state_width=3, groups=2, chunk=4,
                                             layers=(True, False, True)),
     }),
+    "falcon-h1": TransformerSpec(**_LLAMA | {
+        "layers": 2, "attention_scale": 0.4, "biases": ("state_in", "convolution"),
+        "linear_attention": LinearAttention(heads=6, head_width=3, state_width=4, groups=1, chunk=4, taps=2, beside=True,
+                                            gate="alone"),
+    }),
+    "lfm2": TransformerSpec(**_LLAMA | {
+        "query_key_norm": True, "linear_attention": LinearAttention(
+            kind="convolution", heads=6, groups=6, head_width=2, taps=3, layers=(True, False, True)),
+    }),
     "bloom": TransformerSpec(**_BASE | {"positions": "alibi", "embedding_norm": True}),
 }
 """The figures are small, and different where they can be."""

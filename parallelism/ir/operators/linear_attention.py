@@ -363,6 +363,9 @@ register(
 
 # -- the short convolution ---------------------------------------------------------------------------------------------
 
+_PLAIN = {"plain": "a bool"}
+"""Whether sums stay as they are; else silu makes the result of them."""
+
 
 def _convolution_rule(*types: TensorType, given: int) -> Rule:
     """``[grad,] x, weight[, bias]``, to the result, or to the gradients of all but the first."""
@@ -377,8 +380,8 @@ def _convolution_rule(*types: TensorType, given: int) -> Rule:
     return rule(f"{inputs}->{','.join((rows, *weights)) if given else rows}", [type.shape for type in types])
 
 
-def _taps(of: Rule, each: int, more: int) -> Extent:
-    return (2 * each * of.extents["k"] + more) * product(
+def _taps(of: Rule, each: int, more: int, plain: bool) -> Extent:
+    return (2 * each * of.extents["k"] + (0 if plain else more)) * product(
         extent for letter, extent in of.extents.items() if letter != "k"
     )
 
@@ -386,27 +389,29 @@ def _taps(of: Rule, each: int, more: int) -> Extent:
 register(
     Operator(
         "short_convolution",
-        lambda *types: _convolution_rule(*types, given=0),
+        lambda *types, **_: _convolution_rule(*types, given=0),
         floating,
         short_convolution,
-        lambda grad, y, *inputs: [*apply("short_convolution_gradient", grad, *inputs)],
-        lambda of: _taps(of, 1, 5),
+        lambda grad, y, *inputs, **how: [*apply("short_convolution_gradient", grad, *inputs, **how)],
+        lambda of, plain=False: _taps(of, 1, 5, plain),
+        optional=_PLAIN,
     )
 )
 register(
     Operator(
         "short_convolution_gradient",
-        lambda *types: _convolution_rule(*types, given=1),
+        lambda *types, **_: _convolution_rule(*types, given=1),
         floating,
         short_convolution_backward,
-        flops=lambda of: _taps(of, 3, 9),
+        flops=lambda of, plain=False: _taps(of, 3, 9, plain),
+        optional=_PLAIN,
     )
 )
 
 
-def _cached_convolution_rule(last: TensorType, *types: TensorType, read: Extent) -> Rule:
+def _cached_convolution_rule(last: TensorType, *types: TensorType, **_: Any) -> Rule:
     """``last, x, weight[, bias], positions, table``, to what is kept of the last tokens and the result."""
-    x, weight, *_ = types
+    x, weight = types[:2]
     _check_places(last, *types[-2:])
     plain = _convolution_rule(*types[:-2], given=0)
     if last.shape[2] != weight.shape[-1] - 1:
@@ -430,7 +435,13 @@ def _cached_convolution_nbytes(op: Op) -> Extent:
 
 
 def _cached_convolution(
-    last: Array, x: Array, weight: Array, *others: Array, out: Array | None = None, **_: Any
+    last: Array,
+    x: Array,
+    weight: Array,
+    *others: Array,
+    plain: bool = False,
+    out: Array | None = None,
+    **_: Any,
 ) -> tuple[Array, Array]:
     *bias, positions, table = others
     kept, before = last.copy() if out is None else out, last.shape[2]
@@ -438,7 +449,7 @@ def _cached_convolution(
     for replica, slot, tokens, begins in _in_slots(positions, table):
         history = np.zeros(last.shape[2:], x.dtype) if begins else kept[replica, slot]
         joined = np.concatenate([history, x[replica, tokens]])
-        made[replica, tokens] = short_convolution(joined[None], weight, *bias)[0, before:]
+        made[replica, tokens] = short_convolution(joined[None], weight, *bias, plain=plain)[0, before:]
         kept[replica, slot] = joined[len(joined) - before :]
     return kept, made
 
@@ -449,11 +460,12 @@ register(
         _cached_convolution_rule,
         _cached_convolution_dtypes,
         _cached_convolution,
-        flops=lambda of, **_: (
-            (2 * of.extents["k"] + 5)
-            * product(extent for letter, extent in of.extents.items() if letter not in "ksmy")
+        flops=lambda of, plain=False, **_: (
+            (2 * of.extents["k"] + (0 if plain else 5))
+            * product(of.extents[letter] for dim in of.inputs[1] for letter in dim)
         ),
         attributes={"read": "an extent"},
+        optional=_PLAIN,
         op_nbytes=_cached_convolution_nbytes,
         reuses=True,
     )

@@ -26,6 +26,51 @@ BAMBA = USUAL | {
     "rms_norm_eps": 1e-5,
     "max_position_embeddings": 262_144,
 }
+FALCON_H1 = USUAL | {
+    **_MAMBA,
+    "vocab_size": 128_000,
+    "intermediate_size": 14_336,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 8192,
+    "mamba_d_ssm": 1024,
+    "mamba_norm_before_gate": True,
+    **dict.fromkeys(("key_multiplier", "embedding_multiplier", "lm_head_multiplier"), 1.0),
+}
+OLMO_HYBRID = USUAL | {
+    "vocab_size": 100_352,
+    "hidden_size": 3840,
+    "num_attention_heads": 30,
+    "max_position_embeddings": 65_536,
+    "linear_conv_kernel_dim": 4,
+    "linear_allow_neg_eigval": True,
+}
+LFM2 = {
+    "vocab_size": 65_536,
+    "hidden_size": 2560,
+    "intermediate_size": 12_288,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 128_000,
+    "norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+    "conv_L_cache": 3,
+    "block_multiple_of": 256,
+    "block_ffn_dim_multiplier": 1.0,
+    "block_auto_adjust_ff_dim": True,
+}
+LFM2_MOE = LFM2 | {
+    "hidden_size": 2048,
+    "intermediate_size": 7168,
+    "moe_intermediate_size": 1792,
+    "num_dense_layers": 2,
+    "num_experts_per_tok": 4,
+    "num_experts": 32,
+    "use_expert_bias": True,
+    "routed_scaling_factor": 1.0,
+    "norm_topk_prob": True,
+}
 GRANITE_HYBRID = GRANITE_MOE | {**_MAMBA, "shared_intermediate_size": 1024}
 NEMOTRON_H = {
     "vocab_size": 131_072,

@@ -72,6 +72,19 @@ def test_the_convolution_sees_the_last_tokens_alone():
     assert_allclose(short_convolution(x[:, :1], weight), (weight[:, -1] * x[:, :1]) / (1 + np.exp(-weight[:, -1] * x[:, :1])))
 
 
+def test_plain_sums_have_no_activation():
+    rng = np.random.default_rng(3)
+    x, weight, bias = (rng.normal(size=shape) for shape in ((2, 5, 3), (3, 2), (3,)))
+    sums = x * weight[:, 1] + bias
+    sums[:, 1:] += x[:, :-1] * weight[:, 0]
+    assert_allclose(ir.apply("short_convolution", x, weight, bias, plain=True), sums, rtol=1e-12)
+    assert_allclose(ir.apply("short_convolution", x, weight, bias), sums / (1 + np.exp(-sums)), rtol=1e-12)
+    types = [ir.TensorType("f64", each.shape) for each in (x, weight, bias)]
+    plain, silu = (ir.record(lambda *x, how=how: ir.apply("short_convolution", *x, **how), *types).ops[0].flops
+                   for how in ({"plain": True}, {}))
+    assert (plain, silu) == (4 * 30, 9 * 30)
+
+
 def op_of(kind="linear_attention", sizes=(2, 512, 2, 4, 16, 8), dtype="bf16", **how):
     batch, tokens, groups, served, width, values = sizes
     keys, heads = (batch, tokens, groups, width), (batch, tokens, groups * served)

@@ -46,6 +46,39 @@ def test_a_file_without_states_has_none():
     assert (dense.linear_attention, dense.experts) == (None, None)
 
 
+def test_multipliers_of_falcon_h1_are_in_scales_and_weights():
+    given = {"key_multiplier": 0.5, "embedding_multiplier": 3.0, "lm_head_multiplier": 0.25, "ssm_in_multiplier": 7.0}
+    spec = from_config(CONFIGS["falcon-h1-7b"] | given)
+    assert (spec.attention_scale, spec.embedding_scale, spec.logit_scale) == (0.5 / 128**0.5, 3.0, 0.25)
+    assert spec == from_config(CONFIGS["falcon-h1-7b"] | given | {"ssm_in_multiplier": 1.0})
+    linear = spec.linear_attention
+    assert (linear.beside, linear.gate, linear.inner, linear.state_width, linear.groups) == (True, "alone", 3072, 256, 1)
+    normed = [from_config(CONFIGS["falcon-h1-7b"] | {"mamba_rms_norm": True, "mamba_norm_before_gate": each}).linear_attention
+              for each in (True, False)]
+    assert [each.gate for each in normed] == ["last", "first"]
+
+
+def test_layers_of_olmo_hybrid_have_norms_of_their_own():
+    spec = from_config({"model_type": "olmo_hybrid", "rope_parameters": {"rope_theta": None}})
+    assert (spec.positions, spec.norm_places, spec.linear_attention.norm_places) == ("none", "after", "before")
+    assert spec.linear_attention.layers == ((True,) * 3 + (False,)) * 8 and spec.linear_attention.doubled_rates
+    assert (spec.linear_attention.state_width, spec.linear_attention.head_width) == (96, 192)
+    assert from_config({"model_type": "olmo_hybrid"}).positions == "rotary"
+
+
+def test_widths_of_lfm2_follow_its_rule():
+    fields = {"model_type": "lfm2", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2,
+              "num_key_value_heads": 2, "full_attn_idxs": [1]}
+    assert from_config(fields | {"block_ff_dim": 12_288}).hidden == 8192
+    assert from_config(fields | {"block_ff_dim": 100, "block_multiple_of": 7}).hidden == 70            # of 66
+    assert from_config(fields | {"block_ff_dim": 100, "block_ffn_dim_multiplier": None}).hidden == 66
+    assert from_config(fields | {"block_ff_dim": 100, "block_auto_adjust_ff_dim": False}).hidden == 100
+    spec = from_config(fields)
+    assert spec.tied and spec.linear_attention.layers == (True, False) and spec.rotary_base == 1e6
+    assert spec == from_config({**fields, "full_attn_idxs": None, "layer_types": ["conv", "full_attention"]})
+    assert from_config(fields | {"full_attn_idxs": None}).linear_attention is None
+
+
 @pytest.mark.parametrize(("fields", "message"), [
     ({"model_type": "nemotron_h", "moe_latent_size": 1024}, "moe_latent_size=1024 changes the arithmetic and is not"),
     ({"model_type": "nemotron_h", "hybrid_override_pattern": "MX"}, "layers_block_type must be a list of linear_attention, "),

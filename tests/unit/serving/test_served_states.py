@@ -13,7 +13,7 @@ from served_models import SERVED, VOCABULARY, greedy, logits_of, parameters_of
 from parallelism import Executable, Hardware, Mesh, ir, models
 from parallelism.ir.passes import with_room
 from parallelism.models import LinearAttention, from_config
-from parallelism.models.inference.caches import cache_kind, kinds_of
+from parallelism.models.inference.caches import cache_kinds, kinds_of
 from parallelism.serving import Engine, EngineSettings, Request, StepPrices, find_serving
 from parallelism.serving.engine import Row, Work, read_and_scored
 from parallelism.serving.placement import ALONE, Placement, usual_strategy
@@ -32,7 +32,7 @@ def test_states_have_the_bytes_of_the_engines():
         "head_dim": 128})
     states = 64 * 64 * 128 * 4 + 3 * (64 * 64 + 2 * 8 * 128) * 2
     nano = replace(nano, dtype="bfloat16")
-    assert [cache_kind(nano, layer) for layer in range(5)] == ["states", None, "full", None, "states"]
+    assert [cache_kinds(nano, layer) for layer in range(5)] == [("states",), (), ("full",), (), ("states",)]
     assert nano.cache_bytes(0) == 2 * states
     assert nano.cache_bytes(1000) == nano.cache_bytes(1000, "bfloat16") == 2 * states + 1000 * 2 * 2 * 128 * 2
     assert nano.cache_bytes(10, "float8_e4m3fn") == 2 * states + 10 * 2 * 2 * 128
