@@ -27,6 +27,11 @@ _NOT_EVERY_BIAS = ("router", "shared_router", "head")
 """Products that have a bias only where their name is said."""
 
 
+def is_product(name: str, dims: int) -> bool:
+    """Whether a parameter is the weight of a product in a block: routers and convolutions are none that is narrow."""
+    return dims > 1 and name[0].isdecimal() and not name.endswith(("router", "_bias", "convolution"))
+
+
 def weights_of(spec: TransformerSpec) -> dict[str, Shape]:
     """The shape of each parameter, by name; see `TransformerSpec.weights`."""
     h = spec.width

@@ -16,7 +16,7 @@ from parallelism.ir.tracing.current import region
 from parallelism.ir.tracing.tracing import apply
 from parallelism.models.block_parts import Parameters
 from parallelism.models.feed_forward import feed_forward
-from parallelism.models.figures import NEXT
+from parallelism.models.figures import NEXT, is_product
 from parallelism.models.forward import Forward, checked_program
 from parallelism.models.inference.attention import CachedAttention, Places
 from parallelism.models.inference.caches import STATES, cache_arrays, cache_kinds, columns_of, kinds_of
@@ -128,11 +128,11 @@ def cache_types(
 
 
 def _weight_types(spec: TransformerSpec, part: Part, product_dtype: npt.DTypeLike | None = None) -> Types:
-    """The types of the parameters; the weights of products in blocks, but of routers, may be of another dtype."""
+    """The types of the parameters; the weights of products in blocks may be of another dtype (`is_product`)."""
     found = {}
     for name, shape in part.weights(spec).items():
-        is_weight = len(shape) > 1 and name[0].isdigit() and not name.endswith(("router", "_bias"))
-        dtype = spec.dtype if product_dtype is None or not is_weight else product_dtype
+        is_narrow = product_dtype is not None and is_product(name, len(shape))
+        dtype = product_dtype if is_narrow else spec.dtype
         found[name] = TensorType(checked_dtype(dtype), shape)
     return found
 

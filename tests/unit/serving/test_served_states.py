@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from served_models import SERVED, VOCABULARY, greedy, logits_of, parameters_of
 from parallelism import Executable, Hardware, Mesh, ir, models
 from parallelism.ir.passes import with_room
 from parallelism.models import LinearAttention, from_config
+from parallelism.models.figures import is_product
 from parallelism.models.inference.caches import cache_kinds, kinds_of
 from parallelism.serving import Engine, EngineSettings, Request, StepPrices, find_serving
 from parallelism.serving.engine import Row, Work, read_and_scored
@@ -159,6 +161,16 @@ def test_decode_waits_for_the_states_of_all_requests():
     assert many - few == pytest.approx(read_and_written, rel=0.02)
     longer = prices.parts(work | {"read_states": 256, "scored_states": 4}).attention
     assert longer > many
+
+
+def test_products_are_read_in_8_bits_and_convolutions_are_not():
+    given = {"input_tokens": 8, "output_tokens": 4, "batch": 4, "tp": 1, "pp": 1}
+    plain, narrow = (find_serving(HYBRID, "dgx-h100", 1, precision=each, **given).best for each in ("bf16", "fp8"))
+    weights = replace(HYBRID, dtype="bfloat16").weights
+    products = sum(prod(shape) for name, shape in weights.items() if is_product(name, len(shape)))
+    assert is_product("0.state_in", 2) and not is_product("0.convolution", 2)
+    assert plain.memory["weights"] - narrow.memory["weights"] == products
+    assert narrow.token_seconds < plain.token_seconds
 
 
 @pytest.mark.slow
