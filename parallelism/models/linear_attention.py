@@ -17,7 +17,8 @@ from parallelism.ir.tracing.tracing import apply
 from parallelism.models.block_parts import Parts
 
 CONVOLUTION = "convolution"
-CHUNKS = {"mamba2": 256, "gated_delta": 64, CONVOLUTION: 1}
+KIMI_DELTA = "kimi_delta"
+CHUNKS = {"mamba2": 256, "gated_delta": 64, KIMI_DELTA: 64, CONVOLUTION: 1}
 """The tokens of a chunk by kind: the ``chunk_size`` of Mamba-2's configurations, and of flash-linear-attention."""
 GATES = ("first", "last", "alone")
 
@@ -31,8 +32,10 @@ class LinearAttention:
     """
 
     kind: str = "mamba2"
-    """``mamba2``; ``gated_delta``: the gated delta rule (Yang et al., *Gated Delta Networks*, 2024, arXiv:2412.06464); or
-    ``convolution``: a short convolution between two gates alone, as in LFM2, whose heads are groups of its channels."""
+    """``mamba2``; ``gated_delta``: the gated delta rule (Yang et al., *Gated Delta Networks*, 2024, arXiv:2412.06464);
+    ``kimi_delta``: that with a decay for each feature of a key (*Kimi Linear*, 2025, arXiv:2510.26692), whose decays and gate
+    are made by narrow products; or ``convolution``: a short convolution between two gates alone, as in LFM2, whose heads are
+    groups of its channels."""
     heads: int = 80
     """Heads of values, each with a state."""
     head_width: int = 64
@@ -93,7 +96,7 @@ class LinearAttention:
     @property
     def is_delta(self) -> bool:
         """Whether the state follows the delta rule."""
-        return self.kind == "gated_delta"
+        return self.kind in ("gated_delta", KIMI_DELTA)
 
     @property
     def gating(self) -> str:
@@ -143,12 +146,15 @@ class LinearAttention:
         inner = served * self.head_width
         if self.kind == CONVOLUTION:
             return inner, inner, inner
+        if self.kind == KIMI_DELTA:
+            return inner, self.state_width, self.state_width, served
         return inner, inner, self.state_width, self.state_width, served * (2 if self.is_delta else 1)
 
     @property
     def convolved(self) -> tuple[int, ...]:
         """Those of `parts` that go through the convolution: values, keys and queries."""
-        return self.parts[2:] if self.kind == CONVOLUTION else self.parts[1:4]
+        first = {CONVOLUTION: 2, KIMI_DELTA: 0}.get(self.kind, 1)
+        return self.parts[first : first + 3]
 
     def weights(self, width: int) -> dict[str, tuple[int, ...]]:
         """The parameters of a layer of a model of so many features, but its biases and norms before and after it.
@@ -162,6 +168,17 @@ class LinearAttention:
         }
         if self.kind == CONVOLUTION:
             return ends
+        if self.kind == KIMI_DELTA:
+            narrow, keys = self.head_width, self.heads * self.state_width
+            return ends | {
+                "decay_down": (width, narrow),
+                "decay_up": (narrow, keys),
+                "gate_down": (width, narrow),
+                "gate_up": (narrow, self.inner),
+                "rate_bias": (keys,),
+                "decay": (self.heads,),
+                "state_norm": (self.head_width,),
+            }
         norm = {"state_norm": (self.head_width if self.is_delta else self.inner,)}
         return ends | {
             "rate_bias": (self.heads,),
@@ -205,6 +222,9 @@ def linear_attention(
         if layer.kind == CONVOLUTION:
             gate, first, mixed = np.split(joined, 3, axis=3)
             mixed = first * mixed
+        elif layer.kind == KIMI_DELTA:
+            mixed, numbers = np.split(joined, [sum(layer.convolved)], axis=3)
+            gate = parts.product(parts.product(x, block, "gate_down"), block, "gate_up")
         else:
             gate, mixed, numbers = np.split(joined, [inner, sum(layer.parts[:4])], axis=3)
     with region("convolution"):
@@ -222,7 +242,10 @@ def linear_attention(
         v, k, q = np.split(mixed, [inner, inner + layer.state_width], axis=3)
         v = v.reshape((*heads, layer.head_width))
     with region("state"):
-        decays, rates = _numbers(parts, numbers, block)
+        if layer.kind == KIMI_DELTA:
+            decays, rates = _decays_of_features(parts, x, block), apply("sigmoid", numbers.reshape(heads))
+        else:
+            decays, rates = _numbers(parts, numbers, block)
         how: dict[str, Any] = {
             "chunk": layer.tokens_of_chunk,
             "delta": layer.is_delta,
@@ -250,6 +273,8 @@ def _gated(parts: Parts, y: Any, gate: Any, block: str) -> Any:
     weight, first = parts.p[f"{block}state_norm"], layer.gating == "first"
     epsilon = parts.spec.epsilon if layer.epsilon is None else layer.epsilon
     groups = layer.normed_groups
+    if layer.kind == KIMI_DELTA:
+        return apply("rms_norm", y, weight, epsilon=epsilon) * apply("sigmoid", gate.reshape(y.shape))
     if layer.is_delta or groups == layer.groups:
         shape = y.shape if layer.is_delta else (*y.shape[:2], groups, layer.inner // groups)
         weight = weight if layer.is_delta else weight.reshape(shape[2:])
@@ -262,6 +287,18 @@ def _gated(parts: Parts, y: Any, gate: Any, block: str) -> Any:
     scale = (np.mean(of_groups * of_groups, axis=(3, 4), keepdims=True) + epsilon) ** -0.5
     normed = (of_groups * scale).reshape(y.shape) * weight.reshape((layer.heads, layer.head_width))
     return (normed if first else normed * gate).astype(y.dtype)
+
+
+def _decays_of_features(parts: Parts, x: Any, block: str) -> Any:
+    """The log-decays of each feature of the keys of all heads: ``-exp(decay) softplus(numbers + bias)``."""
+    layer = parts.spec.linear_attention
+    assert layer is not None
+    numbers = parts.product(parts.product(x, block, "decay_down"), block, "decay_up")
+    wide = np.result_type(numbers.dtype, np.float32)
+    shape = layer.heads, layer.state_width
+    numbers = numbers.reshape((*x.shape[:2], *shape)).astype(wide)
+    steps = np.logaddexp(numbers + parts.p[f"{block}rate_bias"].reshape(shape).astype(wide), 0)
+    return steps * -np.exp(parts.p[f"{block}decay"].astype(wide)).reshape((layer.heads, 1))
 
 
 def _numbers(parts: Parts, numbers: Any, block: str) -> tuple[Any, Any]:

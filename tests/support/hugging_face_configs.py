@@ -26,6 +26,7 @@ SMALL = {"num_hidden_layers": 5, "hidden_size": 96, "num_attention_heads": 6, "i
 LATENT = {"kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 12, "n_routed_experts": 8,
           "n_shared_experts": 2, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
 
+KIMI_FULL = [4, 8, 12, 16, 20, 24, 27]
 CONFIGS: dict[str, dict[str, Any]] = {
     "gpt2": {"model_type": "gpt2"},
     "gpt2-xl": {"model_type": "gpt2", "n_embd": 1600, "n_head": 25, "n_layer": 48},
@@ -193,6 +194,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "falcon-h1 with norms": sized(
         "falcon_h1", 2, 96, 6, 88, num_key_value_heads=2, vocab_size=101, mamba_d_ssm=None, mamba_n_heads=8,
         mamba_rms_norm=True, mamba_proj_bias=True, projectors_bias=True, mlp_bias=True),
+    "kimi-linear-48b-a3b": {
+        "model_type": "kimi_linear", "num_experts": 256, "num_experts_per_token": 8, "num_shared_experts": 1, "head_dim": 72,
+        "moe_renormalize": True, "moe_router_activation_func": "sigmoid", "num_expert_group": 1,
+        "model_max_length": 1_048_576, "first_k_dense_replace": 1, "linear_attn_config": {
+            "full_attn_layers": KIMI_FULL, "kda_layers": [layer for layer in range(1, 28) if layer not in KIMI_FULL],
+            "head_dim": 128, "num_heads": 32, "short_conv_kernel_size": 4}},
+    "kimi_linear of its class": {"model_type": "kimi_linear"},
     "olmo-hybrid-7b": {"model_type": "olmo_hybrid"},
     "lfm2-1.2b": {"model_type": "lfm2", "hidden_size": 2048, "block_ff_dim": 12_288, "num_hidden_layers": 16,
                   "full_attn_idxs": [2, 5, 8, 10, 12, 14]},
@@ -277,6 +285,8 @@ COUNTS: dict[str, int] = {
     "falcon-h1-7b": 7_585_513_568,
     "falcon-h1-34b": 33_642_221_312,
     "falcon-h1 with norms": 340_160,
+    "kimi-linear-48b-a3b": 49_122_675_072,
+    "kimi_linear of its class": 49_133_074_464,
     "olmo-hybrid-7b": 7_430_870_688,
     "lfm2-1.2b": 1_170_340_608,
     "lfm2 of its class": 3_712_130_560,

@@ -148,6 +148,11 @@ CASES: dict[str, dict[str, Any]] = {
     "olmo_hybrid": _SIZES | {
         "hidden_size": 32, "num_key_value_heads": 2, "rope_parameters": {"rope_theta": None, "rope_type": "default"},
         "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 6, "linear_value_head_dim": 5},
+    "kimi_linear": _LATENT | {
+        "q_lora_rank": None, "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+        "num_local_experts": 8, "num_experts": 8, "num_experts_per_tok": 3, "n_group": 1, "topk_group": 1,
+        "moe_intermediate_size": 12, "n_shared_experts": 2, "first_k_dense_replace": 1, "linear_head_dim": 6,
+        "linear_num_heads": 4},
     "lfm2": _GROUPED | {"full_attn_idxs": [1, 3], "conv_bias": True, "block_multiple_of": 8, "conv_L_cache": 3},
     "lfm2_moe": _GROUPED | _FOUR_OF_QWEN | {"layer_types": ["conv", "conv", "full_attention", "conv"], "num_dense_layers": 1},
     "qwen3_next": _OF_DELTA | {"mlp_only_layers": [1], "attention_bias": True},
@@ -174,6 +179,7 @@ LOSSES: dict[str, float] = {
     "qwen2_5_vl_text": 4.048041, "qwen3_vl_text": 3.901966, "qwen3_vl_moe_text": 4.246244, "glm4v_text": 4.048000,
     "glm4v_moe_text": 4.068328, "ernie4_5_moe": 3.957923, "bamba": 4.660947, "granitemoehybrid": 3.608232,
     "falcon_h1": 3.815020, "olmo_hybrid": 4.051939, "lfm2": 4.206591, "lfm2_moe": 4.216894,
+    "kimi_linear": 4.070832,
     "nemotron_h": 4.630468, "mamba2": 4.460346, "qwen3_next": 4.254241, "qwen3_5_text": 4.117590,
     "qwen3_5_moe_text": 4.267628,
 }
@@ -221,8 +227,12 @@ _PLACES = {
     "head": "lm_head|embed_out",
     "norm": "model.norm|language_model.norm|ln_f|norm_f|final_layer_norm|final_layernorm|model.final_layernorm|"
             "model.embedding_norm",
-    "state_norm": "mamba.norm|linear_attn.norm|mixer.norm|linear_attn.o_norm",
-    "state_out": "mamba.out_proj|linear_attn.out_proj|mixer.out_proj|linear_attn.o_proj|conv.out_proj",
+    "state_norm": "mamba.norm|linear_attn.norm|mixer.norm|linear_attn.o_norm|self_attn.o_norm",
+    "decay_down": "f_a_proj",
+    "decay_up": "f_b_proj",
+    "gate_down": "g_a_proj",
+    "gate_up": "g_b_proj",
+    "state_out": "mamba.out_proj|linear_attn.out_proj|mixer.out_proj|linear_attn.o_proj|conv.out_proj|o_proj",
     "rate_bias": "dt_bias",
     "decay": "A_log",
     "skip": "D",
@@ -274,7 +284,7 @@ class Stored:
         if inside == "qkv":
             return self._qkv(layer, what)
         if inside in ("rate_bias", "decay", "skip"):
-            return self.need(_PLACES[inside], layer, "")
+            return self.need(_PLACES[inside], layer, "").reshape(-1)
         if inside in ("state_in", "convolution"):
             return self._of_state(inside, layer, what)
         if inside in ("gate", "up", "shared_gate", "shared_up"):
@@ -357,7 +367,8 @@ class Stored:
         if linear.kind == "convolution":
             return self._of_convolution(inside, layer, what)
         groups, count = linear.groups, linear.heads // linear.groups
-        sizes = dict(zip("zvkqn", linear.parts, strict=True))
+        letters = "vkqn" if self.kind == "kimi_linear" else "zvkqn"
+        sizes = dict(zip(letters, linear.parts, strict=True))
 
         def parts_of(array: np.ndarray, order: str) -> dict[str, np.ndarray]:
             """The rows of each part, by group; all of a part follow each other."""
@@ -377,6 +388,9 @@ class Stored:
             ends = np.cumsum([sizes[part] for part in "qkv"])
             found = dict(zip("qkvz", np.split(rows, ends, axis=1), strict=True))
             found["n"] = self.need("in_proj_ba", layer, what).reshape(groups, 2 * count, -1)
+        elif self.kind == "kimi_linear":
+            found = {part: self.need(f"{name}_proj", layer, what) for part, name in zip("vkqn", "vkqb", strict=True)}
+            found = {part: rows.reshape(groups, -1, rows.shape[-1]) for part, rows in found.items()}
         elif self.kind == "olmo_hybrid":
             names = zip("zvkqba", "gvkqba", strict=True)
             found = {part: self.need(f"linear_attn.{name}_proj", layer, what) for part, name in names}
@@ -388,7 +402,7 @@ class Stored:
             found |= {part: self.need(name, layer, what) for part, name in names}
             found |= {part: found[part].reshape(groups, -1, found[part].shape[-1]) for part in "zba"}
             found["n"] = np.concatenate([found["b"], found["a"]], axis=1)
-        joined = np.concatenate([found[part] for part in "zvkqn"], axis=1)
+        joined = np.concatenate([found[part] for part in letters], axis=1)
         joined = joined.reshape(-1, joined.shape[-1])
         return joined[:, 0] if what == "bias" else joined.T
 

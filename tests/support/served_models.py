@@ -53,6 +53,12 @@ SERVED: dict[str, TransformerSpec] = {
         "linear_attention": LinearAttention(heads=6, head_width=3, state_width=4, groups=1, chunk=4, taps=2, beside=True,
                                             gate="alone"),
     }),
+    "kimi-linear": TransformerSpec(**_LLAMA | {
+        "key_value_heads": None, "head_width": None, "positions": "none",
+        "attention": LatentAttention(query_rank=None, key_value_rank=7, head_width=3, rotary_width=4, value_width=6),
+        "linear_attention": LinearAttention(kind="kimi_delta", heads=4, groups=4, head_width=5, state_width=3, chunk=4,
+                                            layers=(True, False, True)),
+    }),
     "lfm2": TransformerSpec(**_LLAMA | {
         "query_key_norm": True, "linear_attention": LinearAttention(
             kind="convolution", heads=6, groups=6, head_width=2, taps=3, layers=(True, False, True)),

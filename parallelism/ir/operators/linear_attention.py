@@ -1,9 +1,10 @@
 """Linear attention with decay, which keeps a state in place of keys and values, and the short convolution before it.
 
 `parallelism.kernels.linear_attention` says what they compute.  Queries and keys are ``(batch, tokens, groups, width)``,
-values ``(batch, tokens, heads, width)``, log-decays and rates ``(batch, tokens, heads)``; each group of queries and keys
-serves ``heads / groups`` adjacent heads.  ``delta`` is the delta rule, ``unit`` makes queries and keys vectors of length 1
-first, and ``scale`` multiplies the queries.  Batch, groups and heads may be split; the tokens of a sequence stay together.
+values ``(batch, tokens, heads, width)``, log-decays and rates ``(batch, tokens, heads)``, and decays may have a number for
+each feature of a key; each group of queries and keys serves ``heads / groups`` adjacent heads.  ``delta`` is the delta
+rule, ``unit`` makes queries and keys vectors of length 1 first, and ``scale`` multiplies the queries.  Batch, groups and
+heads may be split; the tokens of a sequence stay together.
 
 Both are priced as the kernels that software runs, chunk by chunk, whose states and scores go through memory: `PASSES` has
 the bytes.  The gradient reads the inputs alone: it computes the states again, and so keeps none of them.
@@ -53,7 +54,12 @@ WHOLE_SEQUENCES = frozenset(
 # -- the recurrence ----------------------------------------------------------------------------------------------------
 
 _KEYS, _VALUES, _NUMBERS = "bt!gn!", "bt(gr)p!", "bt(gr)"
-_INPUTS = ",".join((_KEYS, _KEYS, _VALUES, _NUMBERS, _NUMBERS))
+
+
+def _inputs(g: TensorType) -> str:
+    """The dims of the inputs: decays are those of heads, or of each feature of a key."""
+    decays = f"{_NUMBERS}n!" if g.ndim == 4 else _NUMBERS
+    return ",".join((_KEYS, _KEYS, _VALUES, decays, _NUMBERS))
 
 
 class _Passes(NamedTuple):
@@ -67,6 +73,8 @@ class _Passes(NamedTuple):
     """Arrays that have a key for each head."""
     numbers: int
     """Arrays that have a number for each head, in the dtype of sums."""
+    wide_keys_of_heads: int
+    """The same in the dtype of sums."""
     wide_states: int
     """States at the begin of all chunks, in the dtype of sums."""
     states: int
@@ -80,14 +88,18 @@ class _Passes(NamedTuple):
     products_of_states: int
 
 
+PLAIN, DELTA, CHANNELS = "plain", "delta", "channels"
 PASSES = {
-    ("linear_attention", False): _Passes(4, 3, 0, 7, 2, 2, 2, 0, 1, 1, 2),
-    ("linear_attention_gradient", False): _Passes(27, 11, 0, 42, 6, 5, 8, 0, 3, 3, 5),
-    ("linear_attention", True): _Passes(9, 6, 2, 8, 0, 2, 0, 3, 3, 2, 3),
-    ("linear_attention_gradient", True): _Passes(21, 15, 13, 20, 0, 4, 0, 2, 9, 5, 8),
+    ("linear_attention", PLAIN): _Passes(4, 3, 0, 7, 0, 2, 2, 2, 0, 1, 1, 2),
+    ("linear_attention_gradient", PLAIN): _Passes(27, 11, 0, 42, 0, 6, 5, 8, 0, 3, 3, 5),
+    ("linear_attention", DELTA): _Passes(9, 6, 2, 8, 0, 0, 2, 0, 3, 3, 2, 3),
+    ("linear_attention_gradient", DELTA): _Passes(21, 15, 13, 20, 0, 0, 4, 0, 2, 9, 5, 8),
+    ("linear_attention", CHANNELS): _Passes(10, 6, 4, 3, 6, 0, 2, 1, 5, 3, 2, 3),
+    ("linear_attention_gradient", CHANNELS): _Passes(12, 15, 8, 8, 14, 0, 4, 4, 3, 7, 5, 8),
 }
-"""By kind of op and by ``delta``, counted in the kernels' sources: each array that a kernel loads or stores counts once for
-the kernel, however many of its blocks load it.  Nothing was measured.
+"""By kind of op and by its rule, plain, the delta rule, or that with decays of each feature; counted in the kernels'
+sources: each array that a kernel loads or stores counts once for the kernel, however many of its blocks load it.  Nothing
+was measured.
 
 Without the delta rule they are those of mamba_ssm 2.3.2, ``ops/triton/ssd_combined.py``: ``_mamba_chunk_scan_combined_fwd``
 and ``_bwd`` without ``z``.  Scores ``C B^T`` are those of a group.  The gradients of keys and queries, and of scores, are in
@@ -96,14 +108,22 @@ float32, counted as two, and are copied by a sum over splits of the heads, of wh
 With it they are those of fla-core 0.6.0, ``fla/ops/gated_delta_rule/chunk.py``: ``chunk_gated_delta_rule_fwd`` and ``_bwd``
 with chunks of 64 tokens, in which the triangle and its inverse are one kernel, and ``l2norm`` of queries and keys.  The
 backward reads the inverse that the forward keeps, 64 numbers of a token and head, which no memory is counted for.  The
-operations of that inverse, a third of the square of a chunk for each token, are left out."""
+operations of that inverse, a third of the square of a chunk for each token, are left out.  With decays of each feature they
+are ``fla/ops/kda/chunk_fwd.py`` and ``chunk_bwd.py``, ``chunk_kda_fwd`` and ``_bwd``, which keep two triangles."""
+
+
+def _rule_of(delta: bool, decays: Any) -> str:
+    """Which kernels go through these decays, of so many dims."""
+    if len(decays) == 4:
+        return CHANNELS
+    return DELTA if delta else PLAIN
 
 
 def _rule(
     q: TensorType, k: TensorType, v: TensorType, g: TensorType, beta: TensorType, **attributes: Any
 ) -> Rule:
     types = q, k, v, g, beta
-    return rule(f"{_INPUTS}->{_VALUES}", [x.shape for x in types], _served(q, k, v, **attributes))
+    return rule(f"{_inputs(g)}->{_VALUES}", [x.shape for x in types], _served(q, k, v, **attributes))
 
 
 def _gradient_rule(
@@ -116,7 +136,9 @@ def _gradient_rule(
     **attributes: Any,
 ) -> Rule:
     types = grad, q, k, v, g, beta
-    return rule(f"{_VALUES},{_INPUTS}->{_INPUTS}", [x.shape for x in types], _served(q, k, v, **attributes))
+    return rule(
+        f"{_VALUES},{_inputs(g)}->{_inputs(g)}", [x.shape for x in types], _served(q, k, v, **attributes)
+    )
 
 
 def _served(
@@ -155,7 +177,7 @@ def _flops(kind: str) -> Any:
     """The operations of the products, two for each term; a token has scores with those of its chunk up to itself."""
 
     def flops(of: Rule, *, chunk: int, delta: bool, **_: Any) -> Extent:
-        passes, extents = PASSES[kind, delta], of.extents
+        passes, extents = PASSES[kind, _rule_of(delta, of.inputs[-2])], of.extents
         groups, heads = extents["g"], product(extents[letter] for letter in "gr")
         inside = passes.products_of_keys * extents["n"] * (heads if delta else groups)
         inside += passes.products_of_values * extents["p"] * heads
@@ -175,7 +197,8 @@ def _nbytes(op: Op) -> Extent:
     delta, chunk, extents = op["delta"], op["chunk"], op.rule.extents
     tokens, chunks = extents["b"] * extents["t"], extents["b"] * ceil_div(extents["t"], chunk)
     scores = tokens * _tokens_of_chunk(chunk, extents["t"])
-    return _moved(PASSES[op.kind, delta], op.inputs[-3].type, extents, (tokens, chunks, scores), delta=delta)
+    passes = PASSES[op.kind, _rule_of(delta, op.rule.inputs[-2])]
+    return _moved(passes, op.inputs[-3].type, extents, (tokens, chunks, scores), delta=delta)
 
 
 def _moved(
@@ -189,7 +212,8 @@ def _moved(
     of_token = (passes.keys * groups + passes.keys_of_heads * heads) * keys + passes.values * heads * values
     of_chunk = (passes.wide_states * wide + passes.states * narrow) * heads * keys * values
     of_score = (passes.wide_scores * wide + passes.scores * narrow) * (heads if delta else groups)
-    found: Extent = tokens * (of_token * narrow + passes.numbers * heads * wide)
+    wide_of_token = passes.numbers * heads + passes.wide_keys_of_heads * heads * keys
+    found: Extent = tokens * (of_token * narrow + wide_of_token * wide)
     found += chunks * of_chunk + scores * of_score
     return found
 
@@ -281,7 +305,7 @@ def _cached_rule(
     _check_places(states, positions, table)
     types = states, q, k, v, g, beta, positions, table
     kept = "bs!(gr)n!p!"
-    text = f"{kept},{_INPUTS},{_PLACES}->{kept},{_VALUES}"
+    text = f"{kept},{_inputs(g)},{_PLACES}->{kept},{_VALUES}"
     return rule(text, [x.shape for x in types], _served(q, k, v, **attributes))
 
 
@@ -294,7 +318,7 @@ def _cached_dtypes(
 
 def _cached_flops(of: Rule, *, chunk: int, delta: bool, read: Extent, scored: Extent, **_: Any) -> Extent:
     """Each token has the products with its states, and chunks have those between their tokens, whole ones."""
-    extents, passes = of.extents, PASSES["linear_attention", delta]
+    extents, passes = of.extents, PASSES["linear_attention", _rule_of(delta, of.inputs[4])]
     groups, heads = extents["g"], product(extents[letter] for letter in "gr")
     inside = passes.products_of_keys * extents["n"] * (heads if delta else groups)
     inside += passes.products_of_values * extents["p"] * heads
@@ -306,8 +330,11 @@ def _cached_nbytes(op: Op) -> Extent:
     """States and inputs once and results once; and what chunks read and write more: see `PASSES`."""
     delta, chunk, extents = op["delta"], op["chunk"], op.rule.extents
     states, v = op.inputs[0].type, op.inputs[3].type
-    whole = PASSES["linear_attention", delta]
+    rule = _rule_of(delta, op.rule.inputs[4])
+    whole = PASSES["linear_attention", rule]
     more = whole._replace(keys=whole.keys - 2, values=whole.values - 2, numbers=whole.numbers - 2)
+    if rule == CHANNELS:
+        more = more._replace(numbers=whole.numbers - 1, wide_keys_of_heads=whole.wide_keys_of_heads - 1)
     of_chunk = _moved(more, v, extents, (chunk, 1, chunk * chunk), delta=delta)
     of_state = 2 * product((states.shape[0], *states.shape[2:])) * states.dtype.itemsize
     once = sum((value.type.nbytes for value in (*op.inputs[1:], op.outputs[1])), 0)

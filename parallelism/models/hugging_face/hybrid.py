@@ -10,6 +10,7 @@ from typing import Any
 from parallelism.models.expert_layers import Experts
 from parallelism.models.hugging_face.config import Config
 from parallelism.models.hugging_face.dense import multipliers
+from parallelism.models.hugging_face.latent import latent_attention
 from parallelism.models.hugging_face.layers import (
     Figures,
     activation,
@@ -19,7 +20,7 @@ from parallelism.models.hugging_face.layers import (
     width_of_head,
 )
 from parallelism.models.hugging_face.with_experts import balanced_router, granite_moe, qwen_experts
-from parallelism.models.linear_attention import LinearAttention
+from parallelism.models.linear_attention import KIMI_DELTA, LinearAttention
 
 LINEAR, FULL, EXPERTS, DENSE = "linear_attention", "full_attention", "moe", "mlp"
 OLDER_KINDS = {"mamba": LINEAR, "attention": FULL}
@@ -263,6 +264,51 @@ def olmo_hybrid(config: Config) -> Figures:
         "query_key_norm": "all_heads",
         "linear_attention": linear,
     }
+
+
+def kimi_linear(config: Config) -> Figures:
+    """Kimi Linear: the delta rule with decays of each feature in three of four layers, latent attention without positions in
+    the others, and the experts of DeepSeek-V3."""
+    given = config.within("linear_attn_config", {})
+    config = config.with_fields(rope_parameters=None, rope_scaling=None)
+    found = latent_attention(config)
+    layers = found["layers"]
+    linear = LinearAttention(
+        kind=KIMI_DELTA,
+        heads=given.whole_or_none("num_heads") or config.whole("linear_num_heads"),
+        groups=given.whole_or_none("num_heads") or config.whole("linear_num_heads"),
+        head_width=given.whole_or_none("head_dim") or config.whole("linear_head_dim"),
+        state_width=given.whole_or_none("head_dim") or config.whole("linear_head_dim"),
+        taps=given.whole_or_none("short_conv_kernel_size") or config.whole("linear_conv_kernel_dim"),
+        layers=_layers_of_kimi(config, given, layers),
+    )
+    dense = config.whole("first_k_dense_replace", least=0)
+    kinds = config.listed("mlp_layer_types", layers, (str,))
+    routed = (
+        [layer >= dense for layer in range(layers)] if kinds is None else [each == "sparse" for each in kinds]
+    )
+    width = config.whole("moe_intermediate_size")
+    experts = Experts(
+        count=config.whole("n_routed_experts"),
+        chosen=config.whole("num_experts_per_tok"),
+        width=width,
+        shared_width=width * config.whole("n_shared_experts"),
+        layers=tuple(routed),
+        scale=config.number("routed_scaling_factor"),
+        **balanced_router(config),
+    )
+    return found | {"positions": "none", "linear_attention": linear, "experts": experts}
+
+
+def _layers_of_kimi(config: Config, given: Config, layers: int) -> tuple[bool, ...]:
+    """Whether each layer has the delta rule: as listed, or counted from 1 in ``kda_layers``."""
+    kinds = config.listed("layer_types", layers, (str,))
+    numbers = given.numbers("kda_layers")
+    if numbers:
+        return tuple(layer + 1 in numbers for layer in range(layers))
+    if kinds is not None:
+        return tuple(kind == LINEAR for kind in kinds)
+    return tuple(layer == 0 or layer % 4 != 0 for layer in range(layers))
 
 
 def qwen3_next(config: Config) -> Figures:

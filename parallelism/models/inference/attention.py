@@ -114,8 +114,9 @@ class CachedAttention:
             q = latent_queries(parts, x, block)
             narrow, key = narrow_parts(parts, x, block)
             q, turned = np.split(q, [latent.head_width], axis=3)
-            turned = parts.rotated(turned, None, self.places.positions)
-            key = parts.rotated(key, None, self.places.positions)
+            if spec.positions == "rotary":
+                turned = parts.rotated(turned, None, self.places.positions)
+                key = parts.rotated(key, None, self.places.positions)
         with region("core"):
             kept = np.concatenate([narrow.reshape((batch, rows, 1, latent.key_value_rank)), key], axis=3)
             written = self._written(f"{block}latent", kept, layer)

@@ -139,6 +139,50 @@ def test_the_gradient_keeps_the_inputs_alone():
     assert_array_equal([value.name for value in op.inputs[1:]], [value.name for value in function.inputs])
 
 
+@pytest.mark.parametrize("delta", [False, True])
+def test_decays_of_features_are_those_of_heads_where_they_are_equal(delta):
+    q, k, v, g, beta = arrays_of(2, 7, 2, 2, 3, 4)
+    how = {"chunk": 3, "delta": delta, "unit": True, "scale": 0.5}
+    wide = np.repeat(g[..., None], 3, axis=3)
+    assert_allclose(ir.apply("linear_attention", q, k, v, wide, beta, **how),
+                    ir.apply("linear_attention", q, k, v, g, beta, **how), rtol=1e-9)
+    grad = np.random.default_rng(8).normal(size=v.shape)
+    *same, of_wide, of_beta = ir.apply("linear_attention_gradient", grad, q, k, v, wide, beta, **how)
+    *others, of_g, of_other = ir.apply("linear_attention_gradient", grad, q, k, v, g, beta, **how)
+    for found, expected in zip((*same, of_wide.sum(axis=3), of_beta), (*others, of_g, of_other), strict=True):
+        assert_allclose(found, expected, rtol=1e-8, atol=1e-12)
+
+
+def test_decays_of_features_forget_each_feature_by_itself():
+    q, k, v, _, beta = arrays_of(1, 6, 1, 2, 3, 4)
+    g = -np.random.default_rng(4).random((1, 6, 2, 3))
+    states, out = np.zeros((1, 2, 3, 4)), np.zeros(v.shape)
+    for t in range(6):
+        keys, queries = (np.repeat(x[:, t], 2, axis=1) for x in (k, q))
+        states = np.exp(g[:, t])[..., None] * states
+        lost = np.einsum("bhn,bhnp->bhp", keys, states)
+        states = states + np.einsum("bh,bhn,bhp->bhnp", beta[:, t], keys, v[:, t] - lost)
+        out[:, t] = np.einsum("bhn,bhnp->bhp", queries, states)
+    how = {"chunk": 4, "delta": True, "unit": False, "scale": 1.0}
+    assert_allclose(ir.apply("linear_attention", q, k, v, g, beta, **how), out, rtol=1e-9)
+
+
+def test_the_bytes_with_decays_of_features_are_those_of_the_kernels():
+    """fla/ops/kda: a decay of each feature is read in float32, 6 times forward."""
+    tokens, heads, n, p = 2 * 512, 8, 16, 8
+    keys = [(2, 512, heads, n)] * 2 + [(2, 512, heads, p)]
+    for kind, passes in (("linear_attention", (10 + 4, 6, 3, 6, 2, 1, 5)),
+                         ("linear_attention_gradient", (12 + 8, 15, 8, 14, 4, 4, 3))):
+        shapes = [*keys, (2, 512, heads, n), (2, 512, heads)]
+        shapes = [keys[2], *shapes] if kind.endswith("gradient") else shapes
+        types = [ir.TensorType("f32" if i >= len(shapes) - 2 else "bf16", shape) for i, shape in enumerate(shapes)]
+        how = {"chunk": 64, "delta": True, "unit": True, "scale": 1.0}
+        op = ir.record(lambda *x, kind=kind, how=how: ir.apply(kind, *x, **how), *types).ops[0]
+        of_keys, values, numbers, decays, states, wide, narrow = passes
+        assert op.nbytes == tokens * heads * (2 * of_keys * n + 2 * values * p + 4 * numbers + 4 * decays * n) + (
+            2 * states * heads * n * p * tokens // 64) + 64 * tokens * heads * (4 * wide + 2 * narrow)
+
+
 # -- states in slots ---------------------------------------------------------------------------------------------------
 
 
@@ -174,10 +218,11 @@ def test_taps_of_one_token_keep_nothing():
     assert_allclose(found, short_convolution(x, weight))
 
 
-def cached_op(*, delta=False, read=7, scored=0, tokens=8):
+def cached_op(*, delta=False, read=7, scored=0, tokens=8, of_features=False):
     replicas, slots, groups, heads, n, p = 2, 9, 2, 8, 16, 8
     keys, of_heads = (replicas, tokens, groups, n), (replicas, tokens, heads)
-    shapes = [(replicas, slots, heads, n, p), keys, keys, (*of_heads, p), of_heads, of_heads]
+    keys = (*of_heads, n) if of_features else keys
+    shapes = [(replicas, slots, heads, n, p), keys, keys, (*of_heads, p), keys if of_features else of_heads, of_heads]
     types = [ir.TensorType("f32" if i in (0, 4, 5) else "bf16", shape) for i, shape in enumerate(shapes)]
     where = ir.TensorType("i64", (replicas, tokens)), ir.TensorType("i64", (replicas, tokens, 1))
     how = {"chunk": 64, "delta": delta, "unit": False, "scale": 1.0, "read": read, "scored": scored}
@@ -202,6 +247,14 @@ def test_chunks_cost_what_whole_sequences_do():
         once = 2 * 2 * 192 * (2 * 2 * 16 + 2 * 8 * 8) + 2 * 4 * 2 * 192 * 8
         assert more.nbytes - plain.nbytes == whole.nbytes - once
         assert more.flops == whole.flops
+
+
+def test_chunks_with_decays_of_features_cost_what_whole_sequences_do():
+    more, plain = (cached_op(delta=True, scored=each, tokens=192, of_features=True) for each in (3, 0))
+    whole = ir.record(lambda *x: ir.apply("linear_attention", *x, chunk=64, delta=True, unit=False, scale=1.0),
+                      *(value.type for value in plain.inputs[1:6])).ops[0]
+    once = sum(value.type.nbytes for value in (*plain.inputs[1:6], plain.outputs[1]))
+    assert more.nbytes - plain.nbytes == whole.nbytes - once and more.flops == whole.flops
 
 
 @pytest.mark.parametrize(("shapes", "message"), [

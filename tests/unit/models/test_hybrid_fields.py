@@ -66,6 +66,19 @@ def test_layers_of_olmo_hybrid_have_norms_of_their_own():
     assert from_config({"model_type": "olmo_hybrid"}).positions == "rotary"
 
 
+def test_layers_of_kimi_are_counted_from_1():
+    spec = from_config(CONFIGS["kimi-linear-48b-a3b"])
+    attending = [layer for layer, is_linear in enumerate(spec.linear_attention.layers) if not is_linear]
+    assert attending == [3, 7, 11, 15, 19, 23, 26]
+    assert (spec.positions, spec.attention.query_rank, spec.experts.layers.index(True)) == ("none", None, 1)
+    own = from_config({"model_type": "kimi_linear"})
+    assert [layer for layer, is_linear in enumerate(own.linear_attention.layers) if not is_linear] == [4, 8, 12, 16, 20, 24]
+    assert own.cache_bytes(1) - own.cache_bytes(0) == 6 * (512 + 64) * 2
+    kinds = ["full_attention", *["linear_attention"] * 26]
+    listed = from_config({"model_type": "kimi_linear", "layer_types": kinds, "mlp_layer_types": ["sparse", *["dense"] * 26]})
+    assert listed.linear_attention.layers.index(False) == 0 and listed.experts.layers.count(True) == 1
+
+
 def test_widths_of_lfm2_follow_its_rule():
     fields = {"model_type": "lfm2", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2,
               "num_key_value_heads": 2, "full_attn_idxs": [1]}

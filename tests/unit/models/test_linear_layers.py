@@ -68,6 +68,8 @@ OTHERS = {
     "beside": replace(SMALL, linear_attention=replace(MAMBA, beside=True, gate="alone", layers=(True, False, True))),
     "convolution": replace(SMALL, linear_attention=LinearAttention(
         kind="convolution", heads=4, groups=4, head_width=3, taps=3, layers=(True, False, True))),
+    "kimi": replace(SMALL, linear_attention=LinearAttention(
+        kind="kimi_delta", heads=4, groups=4, head_width=3, state_width=5, chunk=4, layers=(True, False, True))),
     "norm last": replace(SMALL, norm_places="after", linear_attention=replace(
         MAMBA, gate="last", epsilon=0.1, norm_places="before", norm_groups=1)),
 }
@@ -80,6 +82,9 @@ def test_parameters_of_layers_that_differ():
     assert OTHERS["convolution"].parameters - SMALL.parameters == 2 * (own - others + biases)
     assert OTHERS["convolution"].linear_attention.weights(h) == {
         "state_in": (h, 3 * inner), "convolution": (inner, 3), "state_out": (inner, h)}
+    kimi = OTHERS["kimi"].linear_attention.weights(h)
+    assert kimi["state_in"] == (h, 4 * (3 + 5 + 5 + 1)) and kimi["convolution"] == (4 * 13, 4)
+    assert (kimi["decay_up"], kimi["gate_up"], kimi["rate_bias"]) == ((3, 20), (3, 12), (20,))
     attention = h * (4 + 2 * 2) * 8 + 32 * h
     assert OTHERS["beside"].parameters - SMALL.parameters == 2 * (attention - 24)      # and no norm behind the state
     names = {name.rpartition(".")[2] for name in OTHERS["norm last"].weights if name.startswith("0.norm")}
@@ -151,7 +156,7 @@ def test_a_sequence_is_not_split():
 
 
 @pytest.mark.parametrize(("figures", "message"), [
-    ({"kind": "mamba"}, "kind of linear attention must be one of mamba2, gated_delta, convolution, got 'mamba'"),
+    ({"kind": "mamba"}, "kind of linear attention must be one of mamba2, gated_delta, kimi_delta, convolution, got 'mamba'"),
     ({"groups": 3}, "groups of linear attention must divide its heads, got groups=3 and heads=8"),
     ({"chunk": 0}, "chunk of linear attention must be an integer of at least 1, got 0"),
     ({"gate": "none"}, "gate of linear attention must be one of first, last, alone, or None; got 'none'"),
