@@ -10,6 +10,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from parallelism import ir
 from parallelism.ir.core.extents import specialized
+from parallelism.ir.passes.donation import owners
 from parallelism.kernels.linear_attention import short_convolution
 
 
@@ -208,6 +209,16 @@ def test_steps_that_go_on_from_states_read_what_whole_sequences_do(delta):
         assert not read[0, -1].any() and not found[0, -1].any()
         at = [start + count for start, count in zip(at, counts, strict=True)]
     assert at == [7, 7] and np.isnan(states[0, 1]).all() and not np.isnan(states[0, [0, 2]]).any()
+
+
+def test_states_are_written_in_their_place_and_results_have_memory_of_their_own():
+    op = cached_op()
+    function = ir.record(lambda *x: ir.apply(op.kind, *x, **dict(op.attributes)), *(value.type for value in op.inputs))
+    (made,), states = function.ops, function.inputs[0]
+    assert [owners(function)[value] is states for value in made.outputs] == [True, False]
+    assert owners(function)[made.outputs[1]] is made.outputs[1]
+    held = sum(value.type.nbytes for value in function.inputs)
+    assert ir.peak_bytes(function) == held + made.outputs[1].type.nbytes
 
 
 def test_taps_of_one_token_keep_nothing():

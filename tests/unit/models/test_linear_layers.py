@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from localized_runs import run_everywhere
 from numpy.testing import assert_allclose
+from served_models import logits_of, parameters_of
 
 from parallelism import ir
 from parallelism.layouts import localize
@@ -99,6 +100,22 @@ def test_flops_of_layers_beside_attention_are_those_of_both():
     attending = replace(convolved, linear_attention=None)
     own = 2 * (24 * 36 + 12 * 3 + 12 * 24)
     assert attending.forward_flops(12) - convolved.forward_flops(12) == 2 * 12 * (attention - own)
+
+
+def test_a_layer_beside_attention_adds_what_both_give():
+    spec = OTHERS["beside"]
+    parameters, tokens = parameters_of(spec), np.random.default_rng(2).integers(0, 12, (2, 6))
+
+    def without(end):
+        return {name: array * (not name.endswith(f".{end}")) for name, array in parameters.items()}
+
+    attending = replace(spec, linear_attention=None)
+    own = {name: array for name, array in parameters.items() if name in attending.weights}
+    assert_allclose(logits_of(spec, without("state_out"), tokens), logits_of(attending, own, tokens), atol=1e-12)
+    alone = replace(spec, linear_attention=replace(spec.linear_attention, beside=False))
+    own = {name: array for name, array in parameters.items() if name in alone.weights}
+    own["1.out"] = own["1.out"] * 0
+    assert_allclose(logits_of(spec, without("out"), tokens), logits_of(alone, own, tokens), atol=1e-12)
 
 
 @pytest.mark.parametrize("name", OTHERS)
