@@ -218,7 +218,9 @@ def feed_forward_weights(spec: TransformerSpec, layer: int) -> dict[str, Shape]:
     if experts is None or not experts.at(layer):
         return _feed_forward(spec, "", h, spec.hidden)
     weights: dict[str, Shape] = {"router": (h, experts.count)}
-    for name, shape in _feed_forward(spec, "expert_", h, spec.expert_width).items():
+    if experts.latent is not None:
+        weights |= {"latent_down": (h, experts.latent), "latent_up": (experts.latent, h)}
+    for name, shape in _feed_forward(spec, "expert_", experts.latent or h, spec.expert_width).items():
         weights[name] = (experts.count, *shape)
     if experts.shared_width:
         weights |= _feed_forward(spec, "shared_", h, experts.shared_width)

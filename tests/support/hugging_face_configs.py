@@ -218,6 +218,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME", "n_routed_experts": 128,
         "num_experts_per_tok": 6, "moe_intermediate_size": 1856, "moe_shared_expert_intermediate_size": 3712,
         "routed_scaling_factor": 2.5, "max_position_embeddings": 262_144},
+    "nemotron-3-super-120b-a12b": {
+        "model_type": "nemotron_h", "num_key_value_heads": 2, "n_routed_experts": 512, "num_experts_per_tok": 22,
+        "moe_intermediate_size": 2688, "moe_latent_size": 1024, "moe_shared_expert_intermediate_size": 5376,
+        "hybrid_override_pattern": "MEMEMEM*EMEMEMEM*EMEMEMEM*" + 4 * "EMEMEMEMEM*" + "EMEMEMEM*EMEMEMEME"},
     "nemotron-h-default": {"model_type": "nemotron_h", "use_bias": True, "mlp_bias": True},
     "mamba2-2.7b": {"model_type": "mamba2", "hidden_size": 2560, "num_heads": 80, "n_groups": 1, "vocab_size": 50_288,
                     "tie_word_embeddings": True},
@@ -294,6 +298,7 @@ COUNTS: dict[str, int] = {
     "granite-4.0-h-small": 32_207_337_984,
     "granite-4.0-h-without-experts": 539_008,
     "nemotron-3-nano-30b-a3b": 31_577_937_344,
+    "nemotron-3-super-120b-a12b": 120_668_687_360,
     "nemotron-h-default": 1_968_415_752,
     "mamba2-2.7b": 2_702_599_680,
     "qwen3-next-80b-a3b": 79_674_391_296,

@@ -139,7 +139,7 @@ CASES: dict[str, dict[str, Any]] = {
     "nemotron_h": _WIDE | _ROUTED | {
         "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp", "linear_attention"], "mamba_num_heads": 8,
         "mamba_head_dim": 6, "n_groups": 2, "ssm_state_size": 5, "chunk_size": 6, "time_step_min": 0.6,
-        "moe_shared_expert_intermediate_size": 20, "mlp_bias": True},
+        "moe_shared_expert_intermediate_size": 20, "mlp_bias": True, "moe_latent_size": 10},
     "mamba2": {"num_heads": 8, "head_dim": 6, "n_groups": 2, "state_size": 5, "chunk_size": 6, "hidden_size": 24,
                "num_hidden_layers": 3, "vocab_size": VOCABULARY, "max_position_embeddings": TOKENS},
     "falcon_h1": _WIDE | _MAMBA | {
@@ -180,7 +180,7 @@ LOSSES: dict[str, float] = {
     "glm4v_moe_text": 4.068328, "ernie4_5_moe": 3.957923, "bamba": 4.660947, "granitemoehybrid": 3.608232,
     "falcon_h1": 3.815020, "olmo_hybrid": 4.051939, "lfm2": 4.206591, "lfm2_moe": 4.216894,
     "kimi_linear": 4.070832,
-    "nemotron_h": 4.630468, "mamba2": 4.460346, "qwen3_next": 4.254241, "qwen3_5_text": 4.117590,
+    "nemotron_h": 4.391554, "mamba2": 4.460346, "qwen3_next": 4.254241, "qwen3_5_text": 4.117590,
     "qwen3_5_moe_text": 4.267628,
 }
 """What transformers computes of them."""
@@ -228,6 +228,8 @@ _PLACES = {
     "norm": "model.norm|language_model.norm|ln_f|norm_f|final_layer_norm|final_layernorm|model.final_layernorm|"
             "model.embedding_norm",
     "state_norm": "mamba.norm|linear_attn.norm|mixer.norm|linear_attn.o_norm|self_attn.o_norm",
+    "latent_down": "fc1_latent_proj",
+    "latent_up": "fc2_latent_proj",
     "decay_down": "f_a_proj",
     "decay_up": "f_b_proj",
     "gate_down": "g_a_proj",

@@ -41,7 +41,7 @@ SERVED: dict[str, TransformerSpec] = {
         "layer_parts": ("attention", "feed_forward", "attention", "feed_forward", "attention"),
         "linear_attention": LinearAttention(heads=6, head_width=4, state_width=3, groups=2, chunk=3, taps=3,
                                             layers=(True, False, False, False, True)),
-        "experts": Experts(count=4, chosen=2, width=5, shared_width=5, layers=(False, True, False, False, False)),
+        "experts": Experts(count=4, chosen=2, width=5, shared_width=5, latent=7, layers=(False, True, False, False, False)),
     }),
     "qwen3-next": TransformerSpec(**_LLAMA | {
         "attention_gate": True, "query_key_norm": True,

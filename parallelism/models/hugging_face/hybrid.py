@@ -135,7 +135,6 @@ def kinds_of_layers(config: Config, layers: int) -> Sequence[str] | None:
 
 def nemotron_h(config: Config) -> Figures:
     """Nemotron-H, Nemotron Nano 2 and 3: each layer is Mamba-2, attention, a feed-forward or experts, behind one norm."""
-    config.must("moe_latent_size", None)
     config.must("mamba_hidden_act", "silu")
     config.must("sliding_window", None)
     kinds = _kinds_of_nemotron(config)
@@ -145,6 +144,7 @@ def nemotron_h(config: Config) -> Figures:
         "convolution": config.switch("use_conv_bias"),
         **dict.fromkeys(("state_in", "state_out"), config.switch("use_bias")),
         **dict.fromkeys(("up", "down", "shared_up", "shared_down"), config.switch("mlp_bias")),
+        **dict.fromkeys(("latent_down", "latent_up"), config.switch("mlp_bias")),
     }
     layer = mamba(
         config,
@@ -192,6 +192,7 @@ def _nemotron_experts(config: Config, layers: tuple[bool, ...]) -> Experts:
         count=config.whole("n_routed_experts"),
         chosen=config.whole("num_experts_per_tok"),
         width=config.whole("moe_intermediate_size"),
+        latent=config.whole_or_none("moe_latent_size"),
         shared_width=config.whole("moe_shared_expert_intermediate_size"),
         layers=layers,
         scale=config.number("routed_scaling_factor"),

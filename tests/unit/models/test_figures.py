@@ -132,6 +132,7 @@ def test_figures_that_do_not_fit_are_refused(figures, message):
     ({"router": "hash"}, "router must be one of softmax, sigmoid, got 'hash'"),
     ({"capacity": 0}, "capacity of experts must be a positive number, or None, got 0"),
     ({"load": 0.5}, "load of the fullest expert must be a number of at least 1, got 0.5"),
+    ({"latent": 0}, "latent features of an expert must be an integer of at least 1, or None, got 0"),
     ({"width": 0}, "width of an expert must be an integer of at least 1, or None, got 0"),
 ])
 def test_experts_that_do_not_fit_are_refused(figures, message):

@@ -93,7 +93,7 @@ def test_widths_of_lfm2_follow_its_rule():
 
 
 @pytest.mark.parametrize(("fields", "message"), [
-    ({"model_type": "nemotron_h", "moe_latent_size": 1024}, "moe_latent_size=1024 changes the arithmetic and is not"),
+    ({"model_type": "nemotron_h", "moe_latent_size": 1.5}, "moe_latent_size must be a whole number from 1 to"),
     ({"model_type": "nemotron_h", "hybrid_override_pattern": "MX"}, "layers_block_type must be a list of linear_attention, "),
     ({"model_type": "bamba", "time_step_limit": [0.0, 0.1]}, "time_step_limit must be a lower bound and infinity, got a"),
     ({"model_type": "bamba", "hidden_act": "gelu"}, "hidden_act=.gelu. changes the arithmetic"),
