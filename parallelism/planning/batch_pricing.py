@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from parallelism.arrays import distinct
 from parallelism.events.columns import combined
+from parallelism.hardware import Software
 from parallelism.models import TransformerSpec
 from parallelism.planning.dealing import EXPERTS_OVER
 from parallelism.planning.orders import Asked, Shape, make_orders
@@ -30,6 +31,8 @@ from parallelism.planning.two_block_steps import ConditionalEvents, Known
 from parallelism.rarely_collected import ALMOST_ALL_LAST, rarely_collected
 from parallelism.shared_results import shared_results
 from parallelism.side_by_side import BothEnds, copies, side_by_side
+from parallelism.simulation import simulate
+from parallelism.training.few_layers import layered_step
 from parallelism.transforms import UnusedParameters
 
 MOST_LEFT = 2
@@ -330,8 +333,13 @@ def _silent(what: str, done: int, count: int) -> None:
 
 def _simulated(task: Task, settings: Mapping[str, Any]) -> tuple[float, int] | str:
     """The seconds and the peak of a plan, by simulation; or why its program does not allow it."""
+    run = task.run(settings)
     try:
-        trace = task.simulate(settings, link_sharing=False)
+        operation: Any = layered_step(run, Software.of(task.hardware))
+        if operation is None:
+            trace = task.simulate(settings, link_sharing=False)
+        else:
+            trace = simulate(operation, task.hardware, link_sharing=False, fold=None)
     except ValueError as error:
         if isinstance(task.model.model, TransformerSpec):  # its spec says what it allows
             raise
