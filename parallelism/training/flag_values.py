@@ -53,6 +53,7 @@ class FlagValues:
     moe_ffn_hidden_size: int | None = None
     moe_layer_freq: str | None = None
     moe_shared_expert_intermediate_size: int | None = None
+    moe_latent_size: int | None = None
     moe_expert_capacity_factor: float | None = None
     moe_router_score_function: str | None = None
     moe_router_num_groups: int | None = None

@@ -108,6 +108,7 @@ OPTIONS: tuple[Option, ...] = (
         "moe-layer-freq", "model", "every N-th layer has experts; or a list, as ([0]*3+[1]*11)", text=True
     ),
     Option("moe-shared-expert-intermediate-size", "model", "width of the experts that all tokens take"),
+    Option("moe-latent-size", "model", "features that experts work on (those of the model)"),
     Option("moe-expert-capacity-factor", "model", "rows that an expert accepts, by the mean", amount=True),
     Option("moe-router-score-function", "model", "scores of experts", choices=("softmax", "sigmoid")),
     Option("moe-router-num-groups", "model", "groups of experts"),

@@ -194,6 +194,7 @@ class ModelFlags(FlagValues):
             "chosen": self.moe_router_topk,
             "width": self.moe_ffn_hidden_size,
             "shared_width": self.moe_shared_expert_intermediate_size,
+            "latent": self.moe_latent_size,
             "capacity": self.moe_expert_capacity_factor or None,
             "router": self.moe_router_score_function,
             "groups": self.moe_router_num_groups,

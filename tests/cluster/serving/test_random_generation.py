@@ -27,7 +27,8 @@ from parallelism.serving.served import numbers_of
 from parallelism.transforms import Strategy
 from vcluster import VirtualCluster
 
-FAMILIES = ("gpt2", "llama3", "mixtral", "deepseek-v3", "gemma3", "nemotron-h", "qwen3-next")
+FAMILIES = ("gpt2", "llama3", "mixtral", "deepseek-v3", "gemma3", "nemotron-h", "qwen3-next", "falcon-h1", "lfm2",
+            "kimi-linear")
 
 
 def drawn_model(rng):

@@ -86,6 +86,7 @@ def test_experts_latent_attention_and_windows_in_flags() -> None:
     assert plain.experts == Experts(count=8, chosen=3, width=5, shared_width=7, layers=(False,) * 3 + (True,) * 9,
                                     groups=4, groups_chosen=2, router="sigmoid", capacity=1.5)
     assert spec(num_experts=4, moe_layer_freq="2").experts == Experts(count=4, chosen=2, layers=(True, False) * 6)
+    assert spec(num_experts=4, moe_latent_size=6).experts == Experts(count=4, chosen=2, latent=6)
     latent = spec(multi_latent_attention=True, q_lora_rank=12, v_head_dim=6, position_embedding_type="rope",
                   qk_layernorm=True, kv_channels=128, mtp_num_layers=1)
     assert latent.attention == LatentAttention(query_rank=12, key_value_rank=32, value_width=6)
