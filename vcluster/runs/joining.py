@@ -30,12 +30,12 @@ def joined(outputs: Sequence[Any], layout: Any, mesh: Mesh, name: str = "the out
             joined([each[place] for each in outputs], part, mesh, f"{name}[{place}]")
             for place, part in enumerate(layout)
         )
-    if not isinstance(layout, TensorSharding | str):
+    sharding = TensorSharding.parse(layout) if isinstance(layout, str) else layout
+    if not hasattr(sharding, "unshard"):
         raise TypeError(
             "unshard takes a TensorSharding, its text such as '[dp, None]', or a tuple, list or dict of these in "
             f"the form of the outputs; got {shortened(layout)}"
         )
-    sharding = TensorSharding.parse(layout) if isinstance(layout, str) else layout
     _check_there(outputs, name)
     try:
         return sharding.unshard(outputs, mesh)

@@ -139,6 +139,8 @@ def test_figures_are_checked(given, message):
 def test_settings_of_a_question_are_checked():
     with pytest.raises(ValueError, match="the settings of a plan are tp, pp, ep, replicas, batch, got 'dp'"):
         found(batch=1, tp=4).why_not(dp=2)
+    with pytest.raises(TypeError, match="why_not takes the settings that are asked about"):
+        found(batch=1, tp=4).why_not()
 
 
 # -- the command -------------------------------------------------------------------------------------------------------
