@@ -95,7 +95,10 @@ class Run(Sequence[Output]):
     @overload
     def __getitem__(self, rank: slice) -> list[Output]: ...
     def __getitem__(self, rank: Any) -> Any:
-        return self.outputs[rank]
+        try:
+            return self.outputs[rank]
+        except IndexError:
+            raise IndexError(f"the run has ranks 0 to {len(self.outputs) - 1}, got {rank}") from None
 
     def __len__(self) -> int:
         return len(self.outputs)

@@ -592,6 +592,8 @@ def test_a_run_is_a_sequence_of_the_outputs(cluster):
     assert run[2] == 20
     assert run[-1] == 20
     assert run[1:] == [10, 20]
+    with pytest.raises(IndexError, match="the run has ranks 0 to 2, got 3"):
+        _ = run[3]
     assert list(run) == run.outputs == [0, 10, 20]
     assert 10 in run
     assert "lambda" in repr(run)

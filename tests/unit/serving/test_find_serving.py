@@ -125,6 +125,7 @@ def test_a_price_gives_the_cost_of_tokens():
 @pytest.mark.parametrize(("given", "message"), [
     ({"input_tokens": None}, "input_tokens and output_tokens must say the lengths"),
     ({"token_seconds": 0}, "token_seconds must be a number above 0, got 0"),
+    ({"token_seconds": "30ms"}, "token_seconds must be a number above 0, got '30ms'"),
     ({"price": -1}, "price must be a number above 0"),
     ({"chunk": 0}, "chunk must be an integer of at least 1"), ({"tp": 0}, "tp must be an integer of at least 1"),
     ({"memory": -5}, "memory must be above 0 bytes and finite; got -5"), ({"hardware": "dgx-h10"}, "no hardware 'dgx-h10'"),
