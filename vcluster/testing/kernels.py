@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import product
 from typing import Any, Literal, NamedTuple
 
@@ -62,13 +63,13 @@ def check_kernel(
     15
 
     ``layouts``
-        the dims of each argument, then ``->`` and those of the result.  A dim has a name, and after ``_`` the axis that
+        the dims of each argument, then ``->`` and those of each result.  A dim has a name, and after ``_`` the axis that
         it is split over, ``{a,b}`` for several; dims of one name have one extent.  A scalar is ``()``.  The result of
         ``"M, K_tp; K_tp, N -> M, N {U_tp}"`` is a sum over ``tp`` that is pending.
     ``kernel(device, *shards)``
-        returns its shard of the result.
+        returns its shard of the result, or a tuple of shards if there are several results.
     ``reference(*arrays)``
-        returns the whole result, in NumPy.
+        returns the whole result, or a tuple of them, in NumPy.
     ``meshes``
         by default those with 1 to 4 devices along each axis of the layouts, and at most 6 in all.
     ``sizes``
@@ -92,17 +93,18 @@ def check_kernel(
     a reference whose result has other extents than the layouts say, and if there is no case.
     """
     __tracebackhide__ = True
+    options: dict[str, Any] = {
+        "meshes": _kept(meshes),
+        "sizes": _kept(sizes),
+        "dtype": dtype,
+        "seed": seed,
+        "backend": backend,
+        "deadline_seconds": deadline_seconds,
+    }
+    if ";" in layouts.partition("->")[2]:
+        return _check_each_result(kernel, reference, layouts, {**options, "rtol": rtol, "atol": atol})
     count = 0
-    for case in kernel_cases(
-        reference,
-        layouts,
-        meshes=meshes,
-        sizes=sizes,
-        dtype=dtype,
-        seed=seed,
-        backend=backend,
-        deadline_seconds=deadline_seconds,
-    ):
+    for case in kernel_cases(reference, layouts, **options):
         try:
             run = case.run(kernel)
         except Exception as error:
@@ -125,6 +127,38 @@ def check_kernel(
             raise AssertionError(f"on {case.text}{case.empty}, {told}") from None
         count += 1
     return count
+
+
+def _check_each_result(
+    kernel: Callable[..., Any],
+    reference: Callable[..., Any],
+    layouts: str,
+    options: Mapping[str, Any],
+) -> int:
+    """`check_kernel` of a kernel with several results, one after the other."""
+    __tracebackhide__ = True
+    arguments, arrow, results = layouts.partition("->")
+    each_result = results.split(";")
+    count = 0
+    for place, result in enumerate(each_result):
+        mine, whole = (partial(_one_result, each, place, len(each_result)) for each in (kernel, reference))
+        try:
+            count = check_kernel(mine, whole, f"{arguments}{arrow}{result}", **options)
+        except AssertionError as error:
+            raise AssertionError(f"result {place + 1}: {error}") from None
+    return count
+
+
+def _one_result(function: Callable[..., Any], place: int, count: int, *arguments: Any) -> Any:
+    """One of the results of a kernel or a reference."""
+    returned = function(*arguments)
+    if not isinstance(returned, tuple | list) or len(returned) != count:
+        is_tuple = isinstance(returned, tuple | list)
+        came = f"a {type(returned).__name__} of {len(returned)}" if is_tuple else type(returned).__name__
+        raise TypeError(
+            f"the layouts have {count} results, so a tuple of {count} must be returned; got {came}"
+        )
+    return returned[place]
 
 
 class KernelCase(NamedTuple):
@@ -234,6 +268,11 @@ def _check_result(shape: tuple[int, ...], dims: Sequence[str], extents: Mapping[
                 f"dims of one name have one extent: {name} of the result must be {extents[name]}, and the reference "
                 f"returns shape {shape} on {case}; give that dim of the result a name of its own"
             )
+
+
+def _kept(given: Any) -> Any:
+    """A list of what an iterator gives once, for each result anew; anything else as it is."""
+    return list(given) if isinstance(given, Iterator) else given
 
 
 def _some(given: Iterable[Any], name: str) -> list[Any]:
