@@ -257,7 +257,7 @@ REFUSED = {
                                                                  r"numpy.zeros_like\(x\)"),
     "if": (decides, r"a decision by the values of an array \(if, while, and, or, not\)"),
     "float": (lambda x: float(x.sum()), r"float\(\) of an array"),
-    "math": (lambda x: math.exp(x.sum()), r"float\(\) of an array .*: functions of math take one number; those of numpy are"),
+    "math": (lambda x: math.exp(x.sum()), r"float\(\) of an array .*: functions of math take one number; those of"),
     "int": (lambda x: int(x.sum()), r"int\(\) of an array"),
     "range": (lambda x: list(range(x.astype(int)[0, 0])), "an array as an index or a count"),
     "item": (lambda x: x.sum().item(), r"item\(\) of an array"),
