@@ -201,8 +201,9 @@ def test_operators_run_at_once_outside_of_a_recording():
     assert_array_equal(ir.apply("iota", dim=0, shape=[3], starts=[2], dtype=np.dtype(int)), [2, 3, 4])
 
 
-@pytest.mark.parametrize(("name", "write"), [("erf", ": write ir.apply('erf', x)"), ("expit", ": write ir.apply('sigmoid', x)"),
-                                             ("j0", "")])
+@pytest.mark.parametrize(("name", "write"), [
+    ("erf", ": write ir.apply('erf', x)"), ("expit", ": write ir.apply('sigmoid', x)"), ("j0", ""),
+])
 def test_a_function_of_scipy_is_not_called_one_of_numpy(name, write):
     special = pytest.importorskip("scipy.special")
     with pytest.raises(ir.RecordError) as error:
