@@ -22,6 +22,7 @@ from parallelism.hardware import Hardware, MixedHardware, Software
 from parallelism.ir import Function
 from parallelism.mesh import Mesh
 from parallelism.rarely_collected import rarely_collected
+from parallelism.simulation.device_events import DeviceEvents
 from parallelism.simulation.event_classes import Ints, Templates, members
 from parallelism.simulation.folded_links import folded_routes
 from parallelism.simulation.folding import CannotFold, EqualDevices, Routes, fold as folded
@@ -33,6 +34,7 @@ from parallelism.simulation.operations import (
 from parallelism.simulation.parts import StepParts, parts_of
 from parallelism.simulation.priced_pieces import PricedPieces, collective_prices, folded_roles
 from parallelism.simulation.shared_channels import SharedChannels, are_shared
+from parallelism.simulation.steady_steps import Repetition
 from parallelism.timeline import (
     COLLECTIVE,
     Priced,
@@ -88,7 +90,7 @@ def simulate(
     devices, and, with ``fold``, for messages or collectives that share links in a way that cannot be folded
     (`CannotFold`).
     """
-    made_by = _Simulation(operation, mesh, batch, numbers and dict(numbers), fold, op_by_op)
+    made_by = Simulation(operation, mesh, batch, numbers and dict(numbers), fold, op_by_op)
     return made_by.on(Pricing.of(hardware, "modelled", priced_dtype, link_sharing))
 
 
@@ -118,16 +120,8 @@ def step_parts(
     differ by rounding.  Work that is repeated, such as that of a stage for each microbatch, is priced once and counted
     as often as it is repeated.  The arguments and errors are those of `simulate`.
     """
-    made_by = _Simulation(operation, mesh, batch, numbers, fold=True)
-    each, pieces, trace = made_by.folded_on(Pricing.of(hardware, "modelled", priced_dtype, link_sharing))
-    return parts_of(
-        trace,
-        [each.templates.classes[number] for number in each.templates.class_of[list(trace.ranks)]],
-        each.lengths,
-        each.equal.sizes.tolist(),
-        pieces.priced,
-        pieces.same_price,
-    )
+    made_by = Simulation(operation, mesh, batch, numbers, fold=True)
+    return made_by.folded_on(Pricing.of(hardware, "modelled", priced_dtype, link_sharing)).parts()
 
 
 def equal_devices(
@@ -148,12 +142,12 @@ def equal_devices(
     [4]
     """
     pricing = Pricing.of(hardware, "modelled", priced_dtype, link_sharing)
-    simulated = _Simulation(operation, mesh, batch, numbers, fold=True).placed_on(pricing)
+    simulated = Simulation(operation, mesh, batch, numbers, fold=True).placed_on(pricing)
     return _equal_devices(simulated.templates(PricedPieces(simulated.mesh, pricing)), pricing)[0]
 
 
 @dataclass(frozen=True)
-class _Simulation:
+class Simulation:
     """The arguments of `simulate` but for the hardware and its prices."""
 
     operation: Simulable
@@ -184,7 +178,7 @@ class _Simulation:
         pricing.for_devices(simulated.mesh.size)
         return simulated
 
-    def folded_on(self, pricing: Pricing) -> "_Folded":
+    def folded_on(self, pricing: Pricing) -> "Folded":
         """A simulation of the representatives.  Where that is exact, an action of a stage is one piece.
 
         It is not with ``op_by_op``, if messages use the links of a piece's collectives, or if the members of a group do
@@ -198,7 +192,7 @@ class _Simulation:
             runs = None if self.op_by_op else pieces.of_computes
             each = _representatives(simulated.templates(runs), pricing)
         trace = self._trace(_timed(each, pricing), simulated.mesh, pricing, each)
-        return _Folded(each, pieces, trace)
+        return Folded(each, pieces, trace)
 
     def _exact(
         self, simulated: SimulatedOperation, pieces: PricedPieces, pricing: Pricing
@@ -335,12 +329,26 @@ def _timed(each: _Representatives, pricing: Pricing) -> Columns:
     )
 
 
-class _Folded(NamedTuple):
+class Folded(NamedTuple):
     """A simulation of the representatives."""
 
     representatives: _Representatives
     pieces: PricedPieces
     trace: Trace
+
+    @property
+    def classes(self) -> list[DeviceEvents]:
+        """The events of each representative."""
+        templates = self.representatives.templates
+        return [templates.classes[number] for number in templates.class_of[list(self.trace.ranks)]]
+
+    def parts(self, more: Repetition | None = None) -> StepParts:
+        """The parts of the step, with ``more`` of its periods."""
+        each, pieces = self.representatives, self.pieces
+        devices = each.equal.sizes.tolist()
+        return parts_of(
+            self.trace, self.classes, each.lengths, devices, pieces.priced, pieces.same_price, more
+        )
 
 
 def _levels_between_stages(simulated: SimulatedOperation, pricing: Pricing) -> set[int]:
