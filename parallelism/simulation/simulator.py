@@ -27,8 +27,10 @@ from parallelism.simulation.event_classes import Ints, Templates, members
 from parallelism.simulation.folded_links import folded_routes
 from parallelism.simulation.folding import CannotFold, EqualDevices, Routes, fold as folded
 from parallelism.simulation.operations import (
+    PriceEvents,
     Simulable,
     SimulatedOperation,
+    StepOfMany,
     simulated_operation,
 )
 from parallelism.simulation.parts import StepParts, parts_of
@@ -198,14 +200,12 @@ class Simulation:
         self, simulated: SimulatedOperation, pieces: PricedPieces, pricing: Pricing
     ) -> "_Representatives | None":
         """The representatives with pieces that may have collectives, where these are exact; None where they are not."""
+        few = _of_few(simulated)
         for price in () if self.op_by_op else (pieces, pieces.of_own_channels):
+            if few is not None and not _are_alone(few.templates(price), pieces, price):
+                continue  # what is not alone in a step of few microbatches is not alone in one of many
             templates = simulated.templates(price)
-            if price is pieces:
-                alone = pieces.levels.isdisjoint(pieces.refused)
-            else:
-                looks = templates.looks
-                alone = not (looks.isin("kind", {"collective"}) & looks.present("work")).any()
-            if alone:
+            if _are_alone(templates, pieces, price):
                 each = _representatives(templates, pricing)
                 if _are_exact(pieces, each, pricing):
                     return each
@@ -271,6 +271,42 @@ class _Representatives:
     """For each event, its number in `Templates.looks`, which has each different event once."""
     shared: SharedChannels | None = None
     """Where several devices share links."""
+
+
+def _of_few(simulated: SimulatedOperation) -> SimulatedOperation | None:
+    """The step with as few microbatches as ranks, which has all kinds of actions; None where this spares little."""
+    if not isinstance(simulated, StepOfMany):
+        return None
+    count = simulated.pipeline.ranks
+    return simulated.with_microbatches(count) if simulated.pipeline.microbatches >= _FEW * count else None
+
+
+_FEW = 4
+"""With so many times as few microbatches, it is worth while to make the events of few first."""
+
+
+def _are_alone(templates: Templates, pieces: PricedPieces, price: PriceEvents) -> bool:
+    """Whether nothing else is on the links of the collectives in pieces meanwhile, as far as devices tell themselves."""
+    if price == pieces:
+        return pieces.levels.isdisjoint(pieces.refused)
+    own = templates.looks.only("kind", "work")
+    bounds = templates.starts.tolist()
+    return not any(
+        is_beside_others(own.take(slice(*bounds[number : number + 2])), events)
+        for number, events in enumerate(templates.classes)
+    )
+
+
+def is_beside_others(columns: Columns, events: DeviceEvents) -> bool:
+    """Whether a piece with collectives comes while a collective of the same device is under way."""
+    places = [piece.places for piece in events.pieces if piece.events.collectives]
+    if not places:
+        return False
+    works, later = columns.numbers("work"), columns.present("work")
+    begins = later & columns.isin("kind", {"collective"})
+    ends = later & columns.isin("kind", {"wait"}) & np.isin(works, works[begins])
+    under_way = np.cumsum(begins.astype(np.int64) - ends)
+    return bool(under_way[np.concatenate(places)].any())
 
 
 def _are_exact(pieces: PricedPieces, each: _Representatives, pricing: Pricing) -> bool:

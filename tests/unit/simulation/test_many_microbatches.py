@@ -8,6 +8,7 @@ import pytest
 
 from parallelism import Hardware, Pipeline, models, step_parts
 from parallelism.arrays import Ints
+from parallelism.collectives import MemberCall
 from parallelism.events import Columns, Event
 from parallelism.hardware import Software
 from parallelism.pipelining.generators import SCHEDULES
@@ -15,8 +16,11 @@ from parallelism.planning.assembled_steps import AssembledStep
 from parallelism.planning.plan import Task
 from parallelism.planning.trained import TrainedModel
 from parallelism.simulation import StepParts, many_microbatches
+from parallelism.simulation.device_events import CollectiveRow, DeviceEvents, EventRow, PieceRow
 from parallelism.simulation.many_microbatches import parts_of_many
+from parallelism.simulation.simulator import Simulation, is_beside_others
 from parallelism.simulation.steady_steps import Cut, cuts_of, repetition
+from parallelism.timeline import Pricing
 from parallelism.training import Figures, MegatronFlags, figures
 from parallelism.training.few_layers import layered_step
 from parallelism.training.run_figures import FiguresWithoutTrace
@@ -80,7 +84,8 @@ def test_many_microbatches_of_a_pipeline_of_unequal_stages_are_told_from_few() -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("hardware", "left"), [("dgx-h100:2", 1), ("dgx-h100:2+megatron-core-h100", 2), ("mi300x-node:2", 3)])
+@pytest.mark.parametrize(("hardware", "left"), [
+    ("dgx-h100:2", 1), ("dgx-h100:2+megatron-core-h100", 2), ("mi300x-node:2", 3)])
 @pytest.mark.parametrize(("spec", "settings"), [
     pytest.param(SPEC, {}, id="1f1b"),
     pytest.param(SPEC, {"order": BEYOND_NODES, "tp": 2, "sp": True}, id="delays between stages"),
@@ -220,3 +225,33 @@ def test_a_period_leaves_as_many_bytes_as_before() -> None:
     places, cuts = [np.arange(0, 26, 2)], [Cut(4, 11, 2)]
     assert repetition(events(-8.0), [24], places, cuts, 1) is not None
     assert repetition(events(8.0), [24], places, cuts, 1) is None
+
+
+# -- pieces with collectives -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_collectives_inside_of_pieces_are_beside_none_that_is_under_way() -> None:
+    """The backward has collectives over tp that go on beside compute; those of the forward are in pieces nevertheless."""
+    spec = replace(SPARSE, layers=4, experts=models.Experts(count=8, chosen=2))
+    settings = {"pp": 2, "dp": 1, "ep": 8, "tp": 2, "sp": True, "order": BEYOND_NODES}
+    step = step_of(spec, 4, settings, "dgx-h100:4+megatron-core-h100")
+    pricing = Pricing.of(step.task.hardware, "modelled", None, True)
+    folded, op_by_op = (
+        Simulation(step, None, None, None, fold=True, op_by_op=each).folded_on(pricing) for each in (False, True))
+    columns = folded.trace.columns
+    assert (columns.isin("kind", {"collective"}) & columns.present("work")).any()
+    assert any(piece.events.collectives for each in folded.classes for piece in each.pieces)
+    assert folded.trace.makespan_seconds == pytest.approx(op_by_op.trace.makespan_seconds, rel=1e-12, abs=0)
+    assert folded.trace.peaks() == op_by_op.trace.peaks()
+
+
+@pytest.mark.parametrize(("place", "is_beside"), [(0, False), (2, True), (4, True), (6, False)])
+def test_a_piece_is_beside_a_collective_between_its_begin_and_the_wait_for_it(place: int, is_beside: bool) -> None:
+    kinds = ["compute", "collective", "compute", "wait", "compute", "wait", "compute"]
+    works = [None, 3, None, 2, None, 3, None]  # the first wait is for a message
+    rows = [EventRow(kind, "x", work=work) for kind, work in zip(kinds, works, strict=True)]
+    inside = DeviceEvents([EventRow("collective", "all_reduce")], [CollectiveRow(0, ("tp",), 0, MemberCall("all_reduce", 8))])
+    pieces = [PieceRow((place,), inside, 0), PieceRow((2,), DeviceEvents([EventRow("compute", "x")]), 0)]
+    events = DeviceEvents(rows, pieces=pieces)
+    assert is_beside_others(events.columns, events) == is_beside
