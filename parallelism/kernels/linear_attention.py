@@ -32,15 +32,26 @@ UNIT_EPSILON = 1e-6
 """What is added to the sum of the squares of a vector that is made one of length 1, as in flash-linear-attention."""
 
 
-def linear_attend(q: Array, k: Array, v: Array, g: Array, beta: Array, *, chunk: int, delta: bool) -> Array:
-    """What each token reads, of the shape of ``v``."""
+def linear_attend(
+    q: Array,
+    k: Array,
+    v: Array,
+    g: Array,
+    beta: Array,
+    state: Array | None = None,
+    *,
+    chunk: int,
+    delta: bool,
+) -> tuple[Array, Array]:
+    """What each token reads, of the shape of ``v``, and the state behind the last one; ``state`` is that before the first
+    one, ``(batch, heads, key width, value width)``, and None is zeros."""
     out = np.empty(v.shape, v.dtype)
-    state = _first_state(k, v)
+    state = _first_state(k, v) if state is None else state
     for tokens in _chunks(q.shape[1], chunk):
         part = _Chunk.of(q, k, v, g, beta, state, tokens, delta=delta)
         out[:, tokens] = _by_head(part.read())
         state = part.next_state()
-    return out
+    return out, state
 
 
 def linear_attend_backward(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -126,6 +127,22 @@ def spec_like_layer(spec: TransformerSpec, layer: int) -> TransformerSpec:
     }
     if spec.layer_parts is not None:
         changes["layer_parts"] = (spec.layer_parts[layer],) * spec.layers
+    return replace(spec, **changes)
+
+
+def with_layers(spec: TransformerSpec, layers: Sequence[int]) -> TransformerSpec:
+    """The model with these of its layers, in this order."""
+    changes: dict[str, Any] = {"layers": len(layers)}
+    if spec.full_attention_every is not None:
+        changes["full_attention_every"] = tuple(spec.window_of(layer) is None for layer in layers)
+    if spec.unrotated_every is not None:
+        changes["unrotated_every"] = tuple(not spec.is_rotated(layer) for layer in layers)
+    if spec.layer_parts is not None:
+        changes["layer_parts"] = tuple(spec.layer_parts[layer] for layer in layers)
+    for name in ("experts", "linear_attention"):
+        part = getattr(spec, name)
+        if part is not None:
+            changes[name] = replace(part, layers=tuple(part.at(layer) for layer in layers))
     return replace(spec, **changes)
 
 

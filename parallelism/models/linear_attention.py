@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from math import sqrt
 from typing import Any
 
@@ -36,6 +38,8 @@ class LinearAttention:
     """Features of a query and of a key: B and C of Mamba-2."""
     groups: int = 1
     """Heads of queries and keys, each of which serves several heads of values."""
+    norm_groups: int | None = None
+    """Groups of values that are normed together by ``mamba2``; None: ``groups``."""
     taps: int = 4
     """The tokens that the short convolution before the state sees."""
     chunk: int | None = None
@@ -55,10 +59,11 @@ class LinearAttention:
             raise ValueError(
                 f"kind of linear attention must be one of {', '.join(CHUNKS)}, got {self.kind!r}"
             )
-        for name in ("heads", "head_width", "state_width", "groups", "taps", "tokens_of_chunk"):
+        names = "heads", "head_width", "state_width", "groups", "normed_groups", "taps", "tokens_of_chunk"
+        for name in names:
             value = getattr(self, name)
             if type(value) is not int or value < 1:
-                told = "chunk" if name == "tokens_of_chunk" else name
+                told = {"tokens_of_chunk": "chunk", "normed_groups": "norm_groups"}.get(name, name)
                 raise ValueError(
                     f"{told} of linear attention must be an integer of at least 1, got {value!r}"
                 )
@@ -80,6 +85,27 @@ class LinearAttention:
         return CHUNKS[self.kind] if self.chunk is None else self.chunk
 
     @property
+    def normed_groups(self) -> int:
+        """Groups of values that are normed together by ``mamba2``."""
+        return self.groups if self.norm_groups is None else self.norm_groups
+
+    def is_dealt(self, devices: int) -> bool:
+        """Whether so many devices have equal parts of the heads, with groups or copies of one."""
+        return self.groups % devices == 0 or (devices % self.groups == 0 and self.heads % devices == 0)
+
+    def over(self, devices: int) -> LinearAttention:
+        """The same layer with copies of queries and keys, so that each of so many devices has a group.
+
+        ``ValueError`` for heads that cannot be dealt to them.
+        """
+        if not self.is_dealt(devices):
+            raise ValueError(
+                f"the {self.heads} heads of linear attention, in {self.groups} groups, are not split or copied evenly over "
+                f"{devices} devices"
+            )
+        return replace(self, groups=devices, norm_groups=self.normed_groups)
+
+    @property
     def inner(self) -> int:
         """The features of the values of all heads."""
         return self.heads * self.head_width
@@ -96,15 +122,19 @@ class LinearAttention:
         inner = served * self.head_width
         return inner, inner, self.state_width, self.state_width, served * (2 if self.is_delta else 1)
 
+    @property
+    def convolved(self) -> tuple[int, ...]:
+        """Those of `parts` that go through the convolution: values, keys and queries."""
+        return self.parts[1:4]
+
     def weights(self, width: int) -> dict[str, tuple[int, ...]]:
         """The parameters of a layer of a model of so many features, but its biases and norms before and after it.
 
         The columns of ``state_in``, and the rows of ``convolution``, of a group of queries and keys follow each other.
         """
-        _, *convolved, _ = self.parts
         return {
             "state_in": (width, self.groups * sum(self.parts)),
-            "convolution": (self.groups * sum(convolved), self.taps),
+            "convolution": (self.groups * sum(self.convolved), self.taps),
             "rate_bias": (self.heads,),
             "decay": (self.heads,),
             **({} if self.is_delta else {"skip": (self.heads,)}),
@@ -119,10 +149,21 @@ class LinearAttention:
         return 2 * (3 if self.is_delta else 2) * self.inner * self.state_width
 
 
-def linear_attention(parts: Parts, x: Any, number: int, block: str) -> Any:
+_WHOLE = partial(apply, "short_convolution"), partial(apply, "linear_attention")
+
+
+def linear_attention(
+    parts: Parts,
+    x: Any,
+    number: int,
+    block: str,
+    convolve: Callable[..., Any] = _WHOLE[0],
+    attend: Callable[..., Any] = _WHOLE[1],
+) -> Any:
     """The linear attention of block ``number`` to ``x``, of shape ``(batch, sequence, width)``, behind its norm.
 
-    The names of its parameters begin with ``block``.
+    The names of its parameters begin with ``block``.  ``convolve`` and ``attend`` go through the tokens: as training does, of
+    sequences from their beginning.
     """
     layer = parts.spec.linear_attention
     assert layer is not None
@@ -137,9 +178,9 @@ def linear_attention(parts: Parts, x: Any, number: int, block: str) -> Any:
             ("convolution", "convolution_bias") if f"{block}convolution_bias" in parts.p else ("convolution",)
         )
         taps, *bias = (parts.p[f"{block}{name}"] for name in names)
-        taps = taps.reshape((groups, sum(layer.parts[1:4]), layer.taps))
-        bias = [each.reshape((groups, sum(layer.parts[1:4]))) for each in bias]
-        mixed = apply("short_convolution", mixed, taps, *bias)
+        taps = taps.reshape((groups, sum(layer.convolved), layer.taps))
+        bias = [each.reshape((groups, sum(layer.convolved))) for each in bias]
+        mixed = convolve(mixed, taps, *bias)
         v, k, q = np.split(mixed, [inner, inner + layer.state_width], axis=3)
         v = v.reshape((*heads, layer.head_width))
     with region("state"):
@@ -150,18 +191,35 @@ def linear_attention(parts: Parts, x: Any, number: int, block: str) -> Any:
             "unit": layer.is_delta,
         }
         scale = 1 / sqrt(layer.state_width) if layer.is_delta else 1.0
-        y = apply("linear_attention", q, k, v, decays, rates, scale=scale, **how)
+        y = attend(q, k, v, decays, rates, scale=scale, **how)
         if not layer.is_delta:
             y = y + v * parts.p[f"{block}skip"].reshape((layer.heads, 1))
     with region("gate"):
-        shape = (*heads, layer.head_width) if layer.is_delta else (batch, tokens, groups, inner)
-        weight = parts.p[f"{block}state_norm"]
-        weight = weight if layer.is_delta else weight.reshape((groups, inner))
-        y, gate = y.reshape(shape), gate.reshape(shape)
-        first = not layer.is_delta
-        y = apply("gated_rms_norm", y, gate, weight, epsilon=parts.spec.epsilon, gate_first=first)
+        y = _gated(parts, y, gate, parts.p[f"{block}state_norm"])
     with region("out"):
         return parts.product(y.reshape((batch, tokens, layer.inner)), block, "state_out")
+
+
+def _gated(parts: Parts, y: Any, gate: Any, weight: Any) -> Any:
+    """What the heads read, ``(batch, tokens, heads, width)``, gated and normed: each head, or the heads of a group together.
+
+    A group whose heads are split has one sum for each token, which is reduced.
+    """
+    layer, epsilon = parts.spec.linear_attention, parts.spec.epsilon
+    assert layer is not None
+    if layer.is_delta:
+        return apply("gated_rms_norm", y, gate.reshape(y.shape), weight, epsilon=epsilon, gate_first=False)
+    groups = layer.normed_groups
+    shape = (*y.shape[:2], groups, layer.inner // groups)
+    if groups == layer.groups:
+        y, gate, weight = y.reshape(shape), gate.reshape(shape), weight.reshape(shape[2:])
+        return apply("gated_rms_norm", y, gate, weight, epsilon=epsilon, gate_first=True)
+    wide = np.result_type(y.dtype, np.float32)
+    values = y.astype(wide) * apply("silu", gate.reshape(y.shape).astype(wide))
+    of_groups = values.reshape((*y.shape[:2], groups, layer.heads // groups, layer.head_width))
+    scale = (np.mean(of_groups * of_groups, axis=(3, 4), keepdims=True) + epsilon) ** -0.5
+    normed = (of_groups * scale).reshape(y.shape).astype(y.dtype)
+    return normed * weight.reshape((layer.heads, layer.head_width))
 
 
 def _numbers(parts: Parts, numbers: Any, block: str) -> tuple[Any, Any]:

@@ -489,6 +489,7 @@ class TransformerSpec:
 
         Of each token and layer it has a key and a value for each of the ``groups``: ``2 groups head_width`` numbers.  A layer
         with a window has those of its last tokens.  With latent attention it has ``key_value_rank + rotary_width`` numbers.
+        One with linear attention has states, however many tokens there are: those of all layers are ``cache_bytes(0)``.
         The sources are named in `parallelism.models.inference.caches`.
 
         >>> spec = TransformerSpec(layers=32, width=4096, heads=32, key_value_heads=8, vocabulary=128_256, sequence=8192)

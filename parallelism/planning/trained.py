@@ -17,7 +17,7 @@ from parallelism.ir import Function, symbols
 from parallelism.ir.core import checked_dtype
 from parallelism.models import TransformerSpec, transformer
 from parallelism.models.expert_feed_forward import slots_of
-from parallelism.models.figures import kind_of_layer, spec_like_layer
+from parallelism.models.figures import kind_of_layer, spec_like_layer, with_layers
 from parallelism.planning.program_blocks import Blocks, with_regions
 from parallelism.training.layer_blocks import EACH_LAYER, MOST_BLOCKS, MOST_OTHERS, LayerBlocks
 from parallelism.training.stage_layers import balanced_ends, begins_of, even, head_layers
@@ -352,20 +352,9 @@ def _layer_blocks(spec: TransformerSpec) -> LayerBlocks:
 def _with_layers(spec: TransformerSpec, layers: int, each: int) -> TransformerSpec:
     """A spec with so many layers.  Those beyond its own are as its last block of ``each`` layers, again and again."""
     own = range(spec.layers - each, spec.layers)
-    place = [*range(spec.layers), *islice(cycle(own), max(0, layers - spec.layers))]
-
-    def listed(of: Any, *names: str) -> Any:
-        lists = {name: value for name in names if isinstance(value := getattr(of, name), tuple)}
-        return replace(of, **{name: tuple(value[layer] for layer in place) for name, value in lists.items()})
-
-    parts = {
-        name: listed(part, "layers")
-        for name in ("experts", "linear_attention")
-        if (part := getattr(spec, name)) is not None
-    }
-    longer = listed(spec, "full_attention_every", "unrotated_every", "layer_parts")
-    changed: TransformerSpec = replace(longer, layers=layers, **parts)
-    return changed
+    return with_layers(
+        spec, [*range(spec.layers), *islice(cycle(own), max(0, layers - spec.layers))][:layers]
+    )
 
 
 def _split_by_tp(spec: TransformerSpec) -> tuple[tuple[str, int], ...]:

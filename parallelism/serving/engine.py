@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from parallelism.models import TransformerSpec
-from parallelism.models.inference.attention import WINDOW
-from parallelism.models.inference.programs import kinds_of
+from parallelism.models.inference.caches import STATES, WINDOW, kinds_of
 from parallelism.serving.pages import Pages
 from parallelism.serving.requests import Request
 
@@ -59,7 +58,9 @@ class EngineSettings:
         return -(-((spec.window or 1) + self.chunk - 1) // self.page_tokens)
 
     def table_pages(self, spec: TransformerSpec, kind: str, tokens: int) -> int:
-        """The pages that a sequence of so many tokens has in layers of a kind."""
+        """The pages that a sequence of so many tokens has in layers of a kind; its states are in one slot."""
+        if kind == STATES:
+            return 1
         needed = -(-tokens // self.page_tokens)
         return min(needed, self.ring_pages(spec)) if kind == WINDOW else needed
 
@@ -284,15 +285,25 @@ class Engine:
 def read_and_scored(
     spec: TransformerSpec, settings: EngineSettings, work: Work, kind: str
 ) -> tuple[int, int]:
-    """The places of the cache that a work reads in layers of a kind, whole pages of each sequence, and the scores of a head:
-    the most of a replica."""
+    """The places of the cache that a work reads in layers of a kind, whole pages of each sequence, and the scores of a head;
+    of states, those that it reads and writes, and the chunks of rows with several tokens: the most of a replica."""
     read = scored = 0
     for rows in work.rows:
+        if kind == STATES:
+            read, scored = max(read, len(rows)), max(scored, sum(_chunks(spec, row) for row in rows))
+            continue
         pages = sum(settings.table_pages(spec, kind, row.stop) for row in rows)
         read = max(read, pages * settings.page_tokens)
         window = spec.window if kind == WINDOW else None
         scored = max(scored, sum(_scores(row, window) for row in rows))
     return read, scored
+
+
+def _chunks(spec: TransformerSpec, row: Row) -> int:
+    """The chunks of a row in a kernel of whole sequences; a single token goes through another kernel."""
+    assert spec.linear_attention is not None
+    tokens = row.stop - row.start
+    return -(-tokens // spec.linear_attention.tokens_of_chunk) if tokens > 1 else 0
 
 
 def _scores(row: Row, window: int | None) -> int:

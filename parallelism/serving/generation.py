@@ -12,7 +12,7 @@ from parallelism.arrays import Array
 from parallelism.dtypes import is_floating
 from parallelism.ir.core import checked_dtype
 from parallelism.models import TransformerSpec
-from parallelism.models.inference.programs import kinds_of
+from parallelism.models.inference.caches import kinds_of
 from parallelism.serving.engine import Engine, EngineSettings
 from parallelism.serving.placement import ALONE, Placement, usual_strategy
 from parallelism.serving.quantized import QuantizedWeights
@@ -128,7 +128,12 @@ def settings_for(
         microbatches = min(placement.stages, batch)
     chunk = chunk or max(256, batch)
     first = EngineSettings(
-        batch, chunk, page_tokens, {"full": 1, "window": 1}, placement.replicas, microbatches
+        batch,
+        chunk,
+        page_tokens,
+        dict.fromkeys(kinds_of(placement.spec), 1),
+        placement.replicas,
+        microbatches,
     )
     most = max(request.cached_tokens for request in requests)
     counts = {

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from math import prod
 from typing import Any
-
-import numpy as np
 
 from parallelism.arrays import Array
 from parallelism.ir import symbol
@@ -18,8 +16,8 @@ from parallelism.layouts import Localized, annotate, localize
 from parallelism.mesh import Mesh
 from parallelism.models import TransformerSpec
 from parallelism.models.inference import Part, engine_step, prefill
-from parallelism.models.inference.attention import FULL, WINDOW
-from parallelism.models.inference.programs import kinds_of
+from parallelism.models.inference.caches import FULL, STATES, WINDOW, kinds_of
+from parallelism.serving.copied_heads import copied, with_copies
 from parallelism.serving.engine import EngineSettings
 from parallelism.serving.quantized import QuantizedWeights
 from parallelism.sharding import TensorSharding
@@ -136,19 +134,10 @@ class Placement:
         return Mesh(**shape) if shape else ALONE
 
     @cached_property
-    def copies(self) -> int:
-        """How often each head of keys and values is there."""
-        devices = prod(self.mesh.shape[transform.axis] for transform in self._of(TensorParallel))
-        return self.model.copies_over(devices)
-
-    @cached_property
     def spec(self) -> TransformerSpec:
         """The model with its heads copied."""
-        return (
-            self.model
-            if self.copies == 1
-            else replace(self.model, key_value_heads=self.model.groups * self.copies)
-        )
+        devices = prod(self.mesh.shape[transform.axis] for transform in self._of(TensorParallel))
+        return with_copies(self.model, devices)
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
@@ -169,25 +158,10 @@ class Placement:
         return stage, self.inside.rank(**{axis: index[axis] for axis in self.inside.axes})
 
     def parameters(self, given: Mapping[str, Array]) -> dict[str, Array]:
-        """The parameters of `spec`: those of the model, with heads of keys and values copied."""
-        if self.copies == 1:
+        """The parameters of `spec`: those of the model, with heads copied."""
+        if self.spec is self.model:
             return dict(given)
-        return {name: self._copied(name, array) for name, array in given.items()}
-
-    def _copied(self, name: str, array: Array) -> Array:
-        model, width = self.model, int(self.model.head_width)
-        short = name.rpartition(".")[2]
-        if short in ("key_norm", "key_norm_bias") and model.query_key_norm == "all_heads":
-            return np.repeat(array.reshape(model.groups, width), self.copies, axis=0).reshape(-1)
-        if short not in ("qkv", "qkv_bias"):
-            return array
-        each = model.heads // model.groups
-        parts = array.reshape(*array.shape[:-1], model.groups, each + 2, width)
-        queries = parts[..., :each, :].reshape(
-            *array.shape[:-1], model.groups * self.copies, each // self.copies, width
-        )
-        others = np.repeat(parts[..., each:, :], self.copies, axis=-3)
-        return np.concatenate([queries, others], axis=-2).reshape(*array.shape[:-1], -1)
+        return {name: copied(self.model, self.spec, name, array) for name, array in given.items()}
 
     # -- programs ------------------------------------------------------------------------------------------------------
 
@@ -196,7 +170,7 @@ class Placement:
     ) -> Function:
         """The program of some blocks for an engine, laid out, with symbols for what differs from step to step."""
         kinds = kinds_of(self.spec)
-        tables: dict[str, Extent] = {FULL: symbol(TABLE), WINDOW: settings.ring_pages(self.spec)}
+        tables: dict[str, Extent] = {FULL: symbol(TABLE), WINDOW: settings.ring_pages(self.spec), STATES: 1}
         step = engine_step(
             self.spec,
             symbol(TOKENS),

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from parallelism.display.quantities import count as shown, decimal_bytes, plural, seconds as shown_seconds
 from parallelism.hardware import Hardware, Reserve
 from parallelism.models import TransformerSpec
+from parallelism.models.inference.caches import FULL, WINDOW
 from parallelism.serving.engine import PAGE_TOKENS
 from parallelism.serving.prices import Precision, StepParts
 from parallelism.serving.serve import Answered, Served
@@ -144,7 +145,7 @@ class ServingPlan:
     """The tokens of answers per second, of all devices together."""
     requests_per_second: float
     cache_tokens: int
-    """The tokens that fit the cache of a replica; layers with a window keep fewer."""
+    """The tokens that fit the cache of a replica; layers with a window keep fewer.  0: all layers keep states alone."""
     memory: Mapping[str, int] = field(hash=False)
     """Bytes of the fullest device: ``weights``, ``cache``, ``activations``, ``reserve``."""
     devices: int
@@ -175,7 +176,7 @@ class ServingPlan:
         requests = served.requests
         later = sum(each.tokens - 1 for each in requests)
         gaps = sum(each.last_token_seconds - each.first_token_seconds for each in requests)
-        kind = "full" if "full" in room.pages else "window"
+        pages = room.pages.get(FULL, room.pages.get(WINDOW, 0))
         return cls(
             *layout,
             batch,
@@ -183,7 +184,7 @@ class ServingPlan:
             gaps / max(later, 1),
             served.tokens_per_second * times,
             len(requests) / served.seconds * times,
-            room.pages[kind] * PAGE_TOKENS * layout.ep,
+            pages * PAGE_TOKENS * layout.ep,
             memory_of(task, layout, room),
             task.devices,
             served.steps,

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from parallelism.models.inference.programs import kinds_of
+from parallelism.models.inference.caches import STATES, kinds_of
 from parallelism.serving.engine import Engine, Step, padded
 from parallelism.serving.placement import PICKED, READ, SCORED, TABLE, TOKENS
 from parallelism.serving.prices import StepPrices
@@ -142,6 +142,9 @@ class PricedEngine:
         if stops.shape[1]:
             yield TABLE, pages.max(axis=1)
         for kind in kinds_of(spec):
+            if kind == STATES:  # each is read and written
+                yield f"{READ}_{kind}", np.full(len(stops), stops.shape[1])
+                continue
             held = np.minimum(pages, settings.ring_pages(spec)) if kind == "window" else pages
             yield f"{READ}_{kind}", held.sum(axis=1) * settings.page_tokens
             scores = np.minimum(stops, spec.window) if kind == "window" else stops

@@ -26,8 +26,9 @@ from parallelism.ir.operators.contractions import PRODUCTS
 from parallelism.layouts import Devices
 from parallelism.memoized import memoized
 from parallelism.models import TransformerSpec
+from parallelism.models.figures import kind_of_layer, with_layers
 from parallelism.models.inference import Part
-from parallelism.models.inference.programs import kinds_of
+from parallelism.models.inference.caches import FULL, STATES, WINDOW, cache_kind, kinds_of
 from parallelism.planning.event_prices import EventPrices, MeshOnHardware
 from parallelism.planning.symbolic_events import (
     COLLECTIVE,
@@ -45,26 +46,14 @@ from parallelism.serving.placement import PICKED, READ, SCORED, TABLE, TOKENS, P
 from parallelism.timeline import Pricing
 
 Floats = npt.NDArray[np.float64]
-Signature = tuple[Any, ...]
-"""What tells the blocks of a model apart: their window, whether they have experts, and whether they are rotated."""
+Kind = tuple[Any, ...]
+"""What tells the blocks of a model apart (`kind_of_layer`)."""
 
 
-def signature(spec: TransformerSpec, layer: int) -> Signature:
-    """A key for the kind of a block: blocks with equal keys cost the same."""
-    has_experts = spec.experts is not None and spec.experts.at(layer)
-    return spec.window_of(layer), has_experts, spec.is_rotated(layer)
-
-
-def with_blocks(spec: TransformerSpec, kinds: Sequence[Signature]) -> TransformerSpec:
-    """A model that has blocks of these kinds."""
-    changes: dict[str, Any] = {"layers": len(kinds), "next_tokens": 0}
-    if spec.window is not None:
-        changes["full_attention_every"] = tuple(window is None for window, _, _ in kinds)
-    if spec.positions == "rotary":
-        changes["unrotated_every"] = tuple(not is_rotated for _, _, is_rotated in kinds)
-    if spec.experts is not None:
-        changes["experts"] = replace(spec.experts, layers=tuple(has for _, has, _ in kinds))
-    return replace(spec, **changes)
+def with_blocks(spec: TransformerSpec, kinds: Sequence[Kind]) -> TransformerSpec:
+    """A model that has blocks of these kinds, each of which it has."""
+    first = {kind_of_layer(spec, layer): layer for layer in reversed(range(spec.layers))}
+    return replace(with_layers(spec, [first[kind] for kind in kinds]), next_tokens=0)
 
 
 @dataclass(frozen=True)
@@ -99,7 +88,7 @@ PRECISIONS = {
 class _Kinds(NamedTuple):
     """The blocks from which a stage is priced."""
 
-    blocks: tuple[Signature, ...]
+    blocks: tuple[Kind, ...]
     """Every pair of kinds that follow each other in the stage is here, and the last one is that of the stage."""
     times: tuple[int, ...]
     """How often the stage has each of them."""
@@ -113,7 +102,7 @@ def kinds_in(spec: TransformerSpec, part: Part) -> _Kinds:
     What a block does depends on its kind, and on that of the block before it, whose last sums may be in one kernel with its
     first norm.
     """
-    kinds = [signature(spec, layer) for layer in range(part.first, part.last)]
+    kinds = [kind_of_layer(spec, layer) for layer in range(part.first, part.last)]
     pairs = list(zip([None, *kinds[:-1]], kinds, strict=True))
     counts = Counter(pairs)
     needed = 1 + max(pairs.index(pair) for pair in counts)
@@ -318,7 +307,8 @@ class StepPrices:
             words = value.name.split(".")
             if words[0] == "cache":
                 layer = int(words[1])
-                kind = "full" if spec.window_of(layer) is None else "window"
+                kind = cache_kind(spec, layer)
+                assert kind is not None
                 found[kind] += nbytes_of([value.type]) * int(times[layer])
         return found
 
@@ -519,5 +509,5 @@ def _fixed(work: Mapping[str, int]) -> Iterable[tuple[str, int]]:
 def _all(numbers: Mapping[str, int]) -> dict[str, int]:
     """The numbers, with 0 for those that are not given."""
     found = dict.fromkeys((TOKENS, PICKED, TABLE), 0)
-    found |= {f"{what}_{kind}": 0 for what in (READ, SCORED) for kind in ("full", "window")}
+    found |= {f"{what}_{kind}": 0 for what in (READ, SCORED) for kind in (FULL, WINDOW, STATES)}
     return found | dict(numbers)

@@ -20,7 +20,7 @@ from parallelism.hardware import Hardware, memory_bytes_of, sized_hardware
 from parallelism.memoized import memoized
 from parallelism.mesh import Mesh
 from parallelism.models import TransformerSpec, transformer
-from parallelism.models.inference.programs import kinds_of
+from parallelism.models.inference.caches import FULL, STATES, WINDOW, kinds_of
 from parallelism.serving.engine import PAGE_TOKENS, Engine, EngineSettings, padded
 from parallelism.serving.placement import (
     ALONE,
@@ -274,6 +274,9 @@ class Search:
             return f"the {spec.heads} heads are not split evenly over tp"
         if spec.attention is None and spec.groups % layout.tp and layout.tp % spec.groups:
             return f"the {spec.groups} heads of keys and values are not split or copied evenly over tp"
+        linear = spec.linear_attention
+        if linear is not None and not linear.is_dealt(layout.tp):
+            return f"the {linear.heads} heads of linear attention are not split evenly over tp"
         if layout.ep > 1 and experts is None:
             return "the model has no experts to split over ep"
         if experts is not None and experts.count % layout.ep:
@@ -330,7 +333,8 @@ class Search:
         axes = {axis: size for axis, size in shape.items() if size > 1}
         mesh = Mesh(**axes) if axes else ALONE
         placement = Placement(task.spec, mesh, usual_strategy(mesh))
-        settings = EngineSettings(1, task.chunk, PAGE_TOKENS, {"full": 1, "window": 1}, placement.replicas)
+        pages = dict.fromkeys(kinds_of(placement.spec), 1)
+        settings = EngineSettings(1, task.chunk, PAGE_TOKENS, pages, placement.replicas)
         prices = StepPrices(placement, settings, task.hardware, precision=Precision.parse(task.precision))
         return Fit(task, layout, prices, self._usable(layout))
 
@@ -429,16 +433,15 @@ class Fit:
         room_for_full = []
         for stage, nbytes in enumerate(page_bytes):
             left = self.usable - weights[stage] - activations[stage]
-            if "window" in pages:
-                left -= pages["window"] * nbytes["window"]
+            left -= sum(pages[kind] * nbytes[kind] for kind in pages if kind != FULL)
             if left < 0:
                 return None
-            if "full" in pages:  # whose pages share all that is left
-                room_for_full.append(int(left // nbytes["full"]) if nbytes.get("full") else pages["full"])
+            if FULL in pages:  # whose pages share all that is left
+                room_for_full.append(int(left // nbytes[FULL]) if nbytes.get(FULL) else pages[FULL])
         if room_for_full:
-            if min(room_for_full) < pages["full"]:
+            if min(room_for_full) < pages[FULL]:
                 return None
-            pages["full"] = min(room_for_full)
+            pages[FULL] = min(room_for_full)
         cache = [sum(pages[kind] * nbytes[kind] for kind in pages) for nbytes in page_bytes]
         fullest = max(
             range(len(weights)), key=lambda stage: weights[stage] + activations[stage] + cache[stage]
@@ -454,7 +457,7 @@ class Fit:
             {
                 TOKENS: padded(tokens),
                 PICKED: padded(batch),
-                TABLE: settings.table_pages(spec, "full", self.task.workload.longest),
+                TABLE: settings.table_pages(spec, FULL, self.task.workload.longest),
             }
         )
 
@@ -499,9 +502,17 @@ class Fit:
         settings, spec = self.prices.settings, self.task.spec
         work = {TOKENS: padded(tokens), PICKED: padded(picked), TABLE: -(-context // settings.page_tokens)}
         for kind in kinds_of(spec):
-            seen = min(context, spec.window or context) if kind == "window" else context
+            seen = min(context, spec.window or context) if kind == WINDOW else context
+            if kind == STATES:
+                work |= {f"{READ}_{kind}": picked, f"{SCORED}_{kind}": self._chunks(tokens - picked)}
+                continue
             work |= {f"{READ}_{kind}": picked * seen if context else 0, f"{SCORED}_{kind}": tokens * seen}
         return work
+
+    def _chunks(self, tokens: int) -> int:
+        """The chunks of so many tokens of prompts in kernels of whole sequences."""
+        linear = self.task.spec.linear_attention
+        return -(-tokens // linear.tokens_of_chunk) if linear is not None else 0
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from parallelism.ir.passes import with_room
 from parallelism.layouts import Localized
 from parallelism.memoized import memoized
 from parallelism.mesh import Mesh
-from parallelism.models.inference.programs import kinds_of
+from parallelism.models.inference.caches import STATES, kinds_of
 from parallelism.operation import Device, Operation
 from parallelism.serving.engine import EngineSettings, Step, Work, padded, read_and_scored
 from parallelism.serving.placement import PICKED, READ, SCORED, TABLE, TOKENS, Placement
@@ -48,7 +48,8 @@ def numbers_of(placement: Placement, settings: EngineSettings, work: Work) -> di
     }
     for kind in kinds_of(spec):
         read, scored = read_and_scored(spec, settings, work, kind)
-        numbers |= {f"{READ}_{kind}": read, f"{SCORED}_{kind}": -(-scored // placement.context)}
+        shares = 1 if kind == STATES else placement.context  # each device has whole sequences
+        numbers |= {f"{READ}_{kind}": read, f"{SCORED}_{kind}": -(-scored // shares)}
     return numbers
 
 
@@ -353,7 +354,7 @@ def _arrays(
         "at.ends": np.zeros((replicas, tokens), np.int64),
         "at.picked": np.zeros((replicas, numbers[PICKED]), np.int64),
     }
-    widths = {"full": numbers[TABLE], "window": settings.ring_pages(spec)}
+    widths = {"full": numbers[TABLE], "window": settings.ring_pages(spec), STATES: 1}
     for kind in kinds:
         arrays[f"at.{kind}_table"] = np.zeros((replicas, tokens, widths[kind]), np.int64)
     for replica, rows in enumerate(work.rows):

@@ -277,6 +277,26 @@ for _kind in ("linear_attention", "linear_attention_gradient"):
     EXAMPLES.append(linear_attention(_kind, 1, 4, 2, 1, 1, 2, delta=True))
 
 
+def in_slots(kind, replicas, tokens, slots, *sizes, **more):
+    """An example of an operator on what sequences keep in slots; without a second size it is the convolution's."""
+    where = Ints((replicas, tokens), 4), Ints((replicas, tokens, 1), slots)
+    if kind == "cached_short_convolution":
+        channels, taps, bias = sizes
+        given = (replicas, tokens, *channels), (*channels, taps), *([channels] if bias else [])
+        return Example(kind, ((replicas, slots, taps - 1, *channels), *given, *where), {"read": slots})
+    groups, served, width, values = sizes
+    plain = linear_attention("linear_attention", replicas, tokens, groups, served, width, values, **more)
+    states = (replicas, slots, groups * served, width, values)
+    how = plain.attributes | {"read": slots, "scored": 1}
+    return Example(kind, (states, *plain.inputs, *where), how, low=-1, high=1)
+
+
+EXAMPLES.append(in_slots("cached_linear_attention", 2, 5, 3, 2, 2, 3, 1))
+EXAMPLES.append(in_slots("cached_linear_attention", 1, 4, 1, 1, 3, 2, 3, chunk=3, delta=True, unit=True))
+EXAMPLES.append(in_slots("cached_short_convolution", 2, 5, 3, (4,), 3, True))
+EXAMPLES.append(in_slots("cached_short_convolution", 1, 3, 2, (2, 3), 4, False))
+
+
 EXCHANGING = {"context_attention", "context_attention_gradient", "attention_block", "attention_block_gradient", "ring_shift"}
 """What needs the tiles of others along a dim: `parallelism.layouts.localization.sequences` has them sent."""
 

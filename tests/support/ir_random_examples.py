@@ -15,6 +15,7 @@ from ir_examples import (
     Example,
     Ints,
     attention,
+    in_slots,
     linear_attention,
     of_cache,
 )
@@ -451,6 +452,19 @@ def _linear_attention(kind, rng):
     sizes = (int(n) for n in rng.choice((1, 2, 3), 6))
     delta, unit = (bool(n) for n in rng.integers(2, size=2))
     return linear_attention(kind, *sizes, chunk=int(rng.integers(1, 5)), delta=delta, unit=unit)
+
+
+@maker("cached_linear_attention")
+def _of_states(kind, rng):
+    sizes = (int(n) for n in rng.choice((1, 2, 3), 7))
+    delta, unit = (bool(n) for n in rng.integers(2, size=2))
+    return in_slots(kind, *sizes, chunk=int(rng.integers(1, 5)), delta=delta, unit=unit)
+
+
+@maker("cached_short_convolution")
+def _of_last_tokens(kind, rng):
+    sizes = (int(n) for n in rng.choice((1, 2, 3, 5), 3))
+    return in_slots(kind, *sizes, extents(rng)[:2] or (2,), int(rng.integers(2, 5)), bool(rng.integers(2)))
 
 
 @maker("short_convolution", "short_convolution_gradient")

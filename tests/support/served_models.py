@@ -10,7 +10,7 @@ import numpy as np
 from parallelism import ir
 from parallelism.ir.core import TensorType
 from parallelism.ir.recording import record
-from parallelism.models import Experts, LatentAttention, TransformerSpec
+from parallelism.models import Experts, LatentAttention, LinearAttention, TransformerSpec
 from parallelism.models.forward import Forward
 
 VOCABULARY = 17
@@ -35,6 +35,18 @@ SERVED: dict[str, TransformerSpec] = {
     }),
     "gpt-oss": TransformerSpec(**_LLAMA | {
         "attention_sinks": True, "window": 4, "full_attention_every": 2, "attention_softcap": 20.0,
+    }),
+    "nemotron-h": TransformerSpec(**_LLAMA | {
+        "layers": 5, "positions": "none", "biases": ("convolution",), "activation": "relu2",
+        "layer_parts": ("attention", "feed_forward", "attention", "feed_forward", "attention"),
+        "linear_attention": LinearAttention(heads=6, head_width=4, state_width=3, groups=2, chunk=3, taps=3,
+                                            layers=(True, False, False, False, True)),
+        "experts": Experts(count=4, chosen=2, width=5, shared_width=5, layers=(False, True, False, False, False)),
+    }),
+    "qwen3-next": TransformerSpec(**_LLAMA | {
+        "attention_gate": True, "query_key_norm": True,
+        "linear_attention": LinearAttention(kind="gated_delta", heads=4, head_width=5, state_width=3, groups=2, chunk=4,
+                                            layers=(True, False, True)),
     }),
     "bloom": TransformerSpec(**_BASE | {"positions": "alibi", "embedding_norm": True}),
 }

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from parallelism.models import TransformerSpec
-from parallelism.models.inference.programs import kinds_of
+from parallelism.models.inference.caches import kinds_of
 from parallelism.serving import Engine, EngineSettings, Request
 from parallelism.serving.served import sampled_rows
 

@@ -56,7 +56,7 @@ class Operator:
     view: bool = False
     """Whether the output shares the memory of the first input."""
     reuses: bool = False
-    """Whether the output takes the memory of the first input, which no later op may read.  The kernel then has a
+    """Whether the first output takes the memory of the first input, which no later op may read.  The kernel then has a
     parameter ``out``, an array to write into."""
     received: Callable[..., Extent] | None = None
     """For a collective or a message, ``received(*types, **attributes)`` returns the bytes that a device receives."""
@@ -110,8 +110,9 @@ class Operator:
         result = in_wider_dtype(kernel, arrays, dtypes)
         if out is None:
             return result
-        out[...] = result
-        return out
+        first, *others = result if isinstance(result, tuple) else (result,)
+        out[...] = first
+        return (out, *others) if others else out
 
     def is_linear_in(self, inputs: Collection[int], count: int) -> bool:
         """Whether it is linear in these of its ``count`` inputs at once, while the others stay as they are."""

@@ -7,14 +7,27 @@ first, and ``scale`` multiplies the queries.  Batch, groups and heads may be spl
 
 Both are priced as the kernels that software runs, chunk by chunk, whose states and scores go through memory: `PASSES` has
 the bytes.  The gradient reads the inputs alone: it computes the states again, and so keeps none of them.
+
+In inference the states of sequences, and the last tokens before the convolution, lie in slots, one for each sequence.  With
+x replicas, s slots and t tokens, ``positions`` (x, t) are those of the tokens, -1 of what is no token, and the first column
+of a ``table`` (x, t, 1) has the slot of each.  Tokens of one slot follow each other in time; at position 0 it begins anew.
+
+    cached_linear_attention(states, q, k, v, g, beta, positions, table)    states (x, s, heads, width of keys, of values)
+    cached_short_convolution(last, x, weight[, bias], positions, table)    last (x, s, taps - 1, ...)
+
+Both return what they keep, in its memory, and what the tokens get.  ``read`` is the number of slots of a replica that are
+read and written, and ``scored`` that of the chunks of sequences with several tokens: they go through the kernels of whole
+sequences, and single tokens through one that reads each state once, and writes it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from parallelism.arrays import Array
 from parallelism.ir.core import Extent, Op, Operator, Rule, TensorType
 from parallelism.ir.core.extents import ceil_div, largest, product
 from parallelism.ir.core.rules import letters, rule
@@ -186,7 +199,7 @@ def _prepared(
 
 def _kernel(*inputs: Any, chunk: int, delta: bool, unit: bool, scale: float) -> Any:
     arrays, _, _ = _prepared(*inputs, unit=unit)
-    found = linear_attend(*arrays, chunk=chunk, delta=delta)
+    found, _ = linear_attend(*arrays, chunk=chunk, delta=delta)
     return (found * found.dtype.type(scale)).astype(inputs[2].dtype, copy=False)
 
 
@@ -224,6 +237,126 @@ register(
         flops=_flops("linear_attention_gradient"),
         attributes=_ATTRIBUTES,
         op_nbytes=_nbytes,
+    )
+)
+
+# -- states in slots ---------------------------------------------------------------------------------------------------
+
+_PLACES = "bt!,bt!y!"
+"""The dims of positions and of the table."""
+
+
+def _check_places(kept: TensorType, positions: TensorType, table: TensorType) -> None:
+    for name, type, ndim in (("positions", positions, 2), ("a table", table, 3)):
+        if type.dtype.kind not in "iu" or type.ndim != ndim:
+            raise TypeError(f"{name} must be integers of {ndim} dims, got {type}")
+    if kept.ndim < 4:
+        raise ValueError(f"what is kept must have dims (replicas, slots, ...), got {kept}")
+
+
+def _cached_rule(
+    states: TensorType,
+    q: TensorType,
+    k: TensorType,
+    v: TensorType,
+    g: TensorType,
+    beta: TensorType,
+    positions: TensorType,
+    table: TensorType,
+    *,
+    read: Extent,
+    scored: Extent,
+    **attributes: Any,
+) -> Rule:
+    _check_places(states, positions, table)
+    types = states, q, k, v, g, beta, positions, table
+    kept = "bs!(gr)n!p!"
+    text = f"{kept},{_INPUTS},{_PLACES}->{kept},{_VALUES}"
+    return rule(text, [x.shape for x in types], _served(q, k, v, **attributes))
+
+
+def _cached_dtypes(
+    states: TensorType, q: TensorType, k: TensorType, v: TensorType, *others: TensorType, **_: Any
+) -> tuple[np.dtype[Any], ...]:
+    floating(states)
+    return states.dtype, floating(q, k, v)
+
+
+def _cached_flops(of: Rule, *, chunk: int, delta: bool, read: Extent, scored: Extent, **_: Any) -> Extent:
+    """Each token has the products with its states, and chunks have those between their tokens, whole ones."""
+    extents, passes = of.extents, PASSES["linear_attention", delta]
+    groups, heads = extents["g"], product(extents[letter] for letter in "gr")
+    inside = passes.products_of_keys * extents["n"] * (heads if delta else groups)
+    inside += passes.products_of_values * extents["p"] * heads
+    through = passes.products_of_states * extents["n"] * extents["p"] * heads
+    return extents["b"] * (extents["t"] * 2 * through + scored * chunk * (chunk + 1) * inside)
+
+
+def _cached_nbytes(op: Op) -> Extent:
+    """States and inputs once and results once; and what chunks read and write more: see `PASSES`."""
+    delta, chunk = op["delta"], op["chunk"]
+    passes, extents = PASSES["linear_attention", delta], op.rule.extents
+    states, _, _, v = (value.type for value in op.inputs[:4])
+    narrow, wide = v.dtype.itemsize, sums_dtype(v.dtype).itemsize
+    groups, heads = extents["g"], product(extents[letter] for letter in "gr")
+    keys, values, state = extents["n"], heads * extents["p"], heads * extents["n"] * extents["p"]
+    numbers = (
+        (passes.keys - 2) * groups * keys + (passes.values - 2) * values + passes.keys_of_heads * heads * keys
+    )
+    of_chunk = (passes.wide_states * wide + passes.states * narrow) * state + chunk * narrow * numbers
+    of_chunk += (
+        chunk * chunk * (passes.wide_scores * wide + passes.scores * narrow) * (heads if delta else groups)
+    )
+    once = sum((value.type.nbytes for value in (*op.inputs[1:], op.outputs[1])), 0)
+    found: Extent = once + extents["b"] * (
+        2 * op["read"] * state * states.dtype.itemsize + op["scored"] * of_chunk
+    )
+    return found
+
+
+def _in_slots(positions: Array, table: Array) -> Iterator[tuple[int, int, Array, bool]]:
+    """The replica and the slot of each sequence, its tokens, and whether it begins with them."""
+    for replica, (own, slots) in enumerate(zip(positions, table[..., 0], strict=True)):
+        for slot in np.unique(slots[own >= 0]):
+            tokens = np.flatnonzero((own >= 0) & (slots == slot))
+            yield replica, slot, tokens, not own[tokens[0]]
+
+
+def _cached(
+    states: Array,
+    *inputs: Array,
+    chunk: int,
+    delta: bool,
+    unit: bool,
+    scale: float,
+    out: Array | None = None,
+    **_: Any,
+) -> tuple[Array, Array]:
+    *given, positions, table = inputs
+    arrays, _served, _units = _prepared(*given, unit=unit)
+    kept = states.copy() if out is None else out
+    made = np.zeros(given[2].shape, given[2].dtype)
+    for replica, slot, tokens, begins in _in_slots(positions, table):
+        before = None if begins else kept[replica, slot][None].astype(arrays[2].dtype, copy=False)
+        q, k, v, g, beta = (x[replica, tokens][None] for x in arrays)
+        found, behind = linear_attend(q, k, v, g, beta, before, chunk=chunk, delta=delta)
+        made[replica, tokens] = found[0] * found.dtype.type(scale)
+        kept[replica, slot] = behind[0]
+    return kept, made
+
+
+_COUNTED = {"read": "an extent", "scored": "an extent"}
+
+register(
+    Operator(
+        "cached_linear_attention",
+        _cached_rule,
+        _cached_dtypes,
+        _cached,
+        flops=_cached_flops,
+        attributes=_ATTRIBUTES | _COUNTED,
+        op_nbytes=_cached_nbytes,
+        reuses=True,
     )
 )
 
@@ -266,5 +399,61 @@ register(
         floating,
         short_convolution_backward,
         flops=lambda of: _taps(of, 3, 9),
+    )
+)
+
+
+def _cached_convolution_rule(last: TensorType, *types: TensorType, read: Extent) -> Rule:
+    """``last, x, weight[, bias], positions, table``, to what is kept of the last tokens and the result."""
+    x, weight, *_ = types
+    _check_places(last, *types[-2:])
+    plain = _convolution_rule(*types[:-2], given=0)
+    if last.shape[2] != weight.shape[-1] - 1:
+        raise ValueError(f"{weight.shape[-1]} taps need {weight.shape[-1] - 1} last tokens, got {last}")
+    channels = letters(x.ndim - 2, "btksmy")
+    given = f"bt!{channels}", f"{channels}k!", channels
+    kept = f"bs!m!{channels}"
+    text = f"{kept},{','.join(given[: len(plain.inputs)])},{_PLACES}->{kept},bt!{channels}"
+    return rule(text, [type.shape for type in (last, *types)])
+
+
+def _cached_convolution_dtypes(last: TensorType, *types: TensorType, **_: Any) -> tuple[np.dtype[Any], ...]:
+    return floating(last), floating(*types[:-2])
+
+
+def _cached_convolution_nbytes(op: Op) -> Extent:
+    last = op.inputs[0].type
+    once = sum((value.type.nbytes for value in (*op.inputs[1:], op.outputs[1])), 0)
+    kept: Extent = once + 2 * op["read"] * product((last.shape[0], *last.shape[2:])) * last.dtype.itemsize
+    return kept
+
+
+def _cached_convolution(
+    last: Array, x: Array, weight: Array, *others: Array, out: Array | None = None, **_: Any
+) -> tuple[Array, Array]:
+    *bias, positions, table = others
+    kept, before = last.copy() if out is None else out, last.shape[2]
+    made = np.zeros(x.shape, x.dtype)
+    for replica, slot, tokens, begins in _in_slots(positions, table):
+        history = np.zeros(last.shape[2:], x.dtype) if begins else kept[replica, slot]
+        joined = np.concatenate([history, x[replica, tokens]])
+        made[replica, tokens] = short_convolution(joined[None], weight, *bias)[0, before:]
+        kept[replica, slot] = joined[len(joined) - before :]
+    return kept, made
+
+
+register(
+    Operator(
+        "cached_short_convolution",
+        _cached_convolution_rule,
+        _cached_convolution_dtypes,
+        _cached_convolution,
+        flops=lambda of, **_: (
+            (2 * of.extents["k"] + 5)
+            * product(extent for letter, extent in of.extents.items() if letter not in "ksmy")
+        ),
+        attributes={"read": "an extent"},
+        op_nbytes=_cached_convolution_nbytes,
+        reuses=True,
     )
 )

@@ -37,9 +37,9 @@ def _kind(value: Value) -> Kind:
     return value.type, value.layout
 
 
-def owns_nothing(op: Op) -> bool:
-    """Whether the outputs of an op lie in the memory of its first input."""
-    return op.operator.view or op.operator.reuses
+def owns_nothing(op: Op, output: Value) -> bool:
+    """Whether an output of an op lies in the memory of its first input."""
+    return op.operator.view or (op.operator.reuses and output is op.outputs[0])
 
 
 def owners(function: Function, donated: Donated | None = None) -> dict[Value, Value]:
@@ -47,7 +47,9 @@ def owners(function: Function, donated: Donated | None = None) -> dict[Value, Va
     owner = {value: value for value in function.inputs}
     for op in function.ops:
         for value in op.outputs:
-            owner[value] = owner[op.inputs[0]] if owns_nothing(op) else (donated or {}).get(value, value)
+            owner[value] = (
+                owner[op.inputs[0]] if owns_nothing(op, value) else (donated or {}).get(value, value)
+            )
     return owner
 
 

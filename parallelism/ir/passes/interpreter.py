@@ -92,7 +92,7 @@ def run(
         if not entry.view and out is None and (array.base is not None or not array.flags.c_contiguous):
             array = np.array(array, order="C")
         owned.append(array)
-    return tuple(owned) if out is not None else written_into(owned, into)
+    return written_into(owned, into) if out is None else (owned[0], *written_into(owned[1:], into[1:]))
 
 
 _WRITE_INTO = (np.add, np.subtract, np.multiply, np.divide)

@@ -205,7 +205,7 @@ def owners_overlapped(
     for number, op in enumerate(function.ops):
         for value in op.outputs:
             place = value
-            if owns_nothing(op):
+            if owns_nothing(op, value):
                 place = owner[op.inputs[0]]
                 own -= {place} if op.operator.reuses else set()
             elif value in donated:

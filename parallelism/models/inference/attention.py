@@ -14,12 +14,11 @@ from parallelism.ir.tracing.current import region
 from parallelism.ir.tracing.tracing import apply
 from parallelism.kernels import Mask, Scores
 from parallelism.models.block_parts import Parts, unit
+from parallelism.models.inference.caches import STATES, cache_kind
 from parallelism.models.latent_layers import expanded, latent_queries, narrow_parts
 from parallelism.models.layers import attention, share_without_sinks
+from parallelism.models.linear_attention import linear_attention
 from parallelism.models.self_attention import heads_of, normed_heads
-
-FULL, WINDOW = "full", "window"
-"""The kinds of layers: those that keep every token, and those that keep a window."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +32,9 @@ class Places:
     tables: Mapping[str, Any]
     """By kind of layer, ``(replicas, tokens, pages)``."""
     read: Mapping[str, Extent]
-    """By kind of layer, the places of a replica's cache that the step reads."""
+    """By kind of layer, the places of a replica's cache that the step reads; of states, how many."""
     scored: Mapping[str, Extent]
-    """By kind of layer, the scores of a head."""
+    """By kind of layer, the scores of a head; of states, the chunks of sequences that have several tokens."""
     is_first: bool = False
     """Whether the cache is empty, and each replica has one sequence, from its beginning."""
 
@@ -52,6 +51,8 @@ class CachedAttention:
 
     def __call__(self, x: Any, layer: int, block: str) -> Any:
         """The attention of block ``layer`` to ``x``, ``(replicas, tokens, width)``, behind its norm."""
+        if self.parts.spec.is_linear(layer):
+            return self._linear(x, layer, block)
         attend = self._heads if self.parts.spec.attention is None else self._latent
         return attend(x, layer, block)
 
@@ -61,7 +62,7 @@ class CachedAttention:
         parts, spec = self.parts, self.parts.spec
         batch, rows, _ = x.shape
         with region("qkv"):
-            q, k, v = heads_of(parts, x, block)
+            q, k, v, *gate = heads_of(parts, x, block)
             q, k = normed_heads(parts, q, k, block)
             if spec.is_rotated(layer):
                 base = None if spec.window_of(layer) is None else spec.window_rotary_base
@@ -73,6 +74,9 @@ class CachedAttention:
                 self._written(f"{block}{name}", new, layer) for name, new in (("keys", k), ("values", v))
             ]
             mixed = self._mixed(q, k, v, written, layer, block)
+        if gate:
+            with region("gate"):
+                mixed = mixed * apply("sigmoid", *gate)
         with region("out"):
             return parts.product(mixed.reshape((batch, rows, spec.heads * spec.head_width)), block, "out")
 
@@ -145,11 +149,33 @@ class CachedAttention:
         )
         return np.einsum("bthr,rhv->bthv", mixed, of_values)
 
+    # -- linear attention ----------------------------------------------------------------------------------------------
+
+    def _linear(self, x: Any, layer: int, block: str) -> Any:
+        """Linear attention, which goes on from the states of sequences and their last tokens before the convolution."""
+        places = self.places.positions, self.places.tables[STATES]
+        read, scored = self.places.read[STATES], self.places.scored[STATES]
+
+        def kept(name: str, kind: str, *inputs: Any, **how: Any) -> Any:
+            own = f"{block}{name}"
+            self.made[own], y = apply(kind, self.cache[own], *inputs, *places, read=read, **how)
+            return y
+
+        def convolve(*inputs: Any) -> Any:
+            return kept("convolution", "cached_short_convolution", *inputs)
+
+        def attend(*inputs: Any, **how: Any) -> Any:
+            return kept("state", "cached_linear_attention", *inputs, scored=scored, **how)
+
+        return linear_attention(self.parts, x, layer, block, convolve, attend)
+
     # -- the cache -----------------------------------------------------------------------------------------------------
 
     def kind(self, layer: int) -> str:
-        """Whether a layer keeps every token or a window."""
-        return FULL if self.parts.spec.window_of(layer) is None else WINDOW
+        """What a layer with attention keeps."""
+        kind = cache_kind(self.parts.spec, layer)
+        assert kind is not None
+        return kind
 
     def _given(self, layer: int) -> tuple[Any, Any, Any]:
         return self.places.positions, self.places.ends, self.places.tables[self.kind(layer)]

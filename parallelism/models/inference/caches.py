@@ -9,41 +9,75 @@ Of each token and layer are kept:
   arXiv:2310.06825, section 2, "rolling buffer cache");
 - with latent attention the narrow vector and the rotated key, which all heads share: ``key_value_rank + rotary_width``
   numbers (DeepSeek-V2, 2024, arXiv:2405.04434, section 2.1.4, table 1).
+
+Of each sequence, however long, a layer with linear attention keeps its states, ``heads state_width head_width`` numbers in
+the dtype of sums, and the last ``taps - 1`` tokens before its convolution, in that of the model.  So does SGLang 0.5.23
+(``sglang/srt/configs/mamba_utils.py``): float32, unless the model's config says another dtype, and bfloat16.
 """
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy.typing as npt
 
 from parallelism.dtypes import bits_of
-from parallelism.ir.core import Extent, checked_dtype
+from parallelism.ir.core import Extent, TensorType, checked_dtype
 from parallelism.ir.core.extents import Expression, divided, largest, rounded_up
+from parallelism.ir.operators.attention import sums_dtype
 
 if TYPE_CHECKING:
     from parallelism.models.spec import TransformerSpec
+
+
+FULL, WINDOW, STATES = "full", "window", "states"
+"""The kinds of layers by what they keep: every token, a window of them, or a state of each sequence."""
 
 
 class CacheArray(NamedTuple):
     """One array of a layer's cache."""
 
     name: str
-    """``keys``, ``values``, or ``latent``."""
-    heads: int
-    features: int
+    """``keys``, ``values``, ``latent``; ``state`` or ``convolution``."""
+    shape: tuple[int, ...]
+    """What is kept of a token: heads and features; or of a sequence."""
+    dtype: npt.DTypeLike | None = None
+    """None: that of the cache."""
 
 
-def cache_arrays(spec: TransformerSpec) -> tuple[CacheArray, ...]:
-    """The arrays that each layer keeps; ``ValueError`` for a model that no program of inference has."""
-    for name in ("linear_attention", "attention_gate", "layer_parts"):
-        if getattr(spec, name):
-            raise ValueError(f"inference has layers with keys and values alone, and no {name} yet")
-    latent = spec.attention
+def cache_kind(spec: TransformerSpec, layer: int) -> str | None:
+    """What a layer keeps; None: it has no attention, and keeps nothing."""
+    if not spec.has("attention", layer):
+        return None
+    if spec.is_linear(layer):
+        return STATES
+    return FULL if spec.window_of(layer) is None else WINDOW
+
+
+def kinds_of(spec: TransformerSpec) -> tuple[str, ...]:
+    """The kinds of layers of a model, by what they keep."""
+    kinds = {cache_kind(spec, layer) for layer in range(spec.layers)}
+    return tuple(kind for kind in (FULL, WINDOW, STATES) if kind in kinds)
+
+
+def cache_arrays(spec: TransformerSpec, layer: int) -> tuple[CacheArray, ...]:
+    """The arrays that a layer keeps."""
+    kind, latent, linear = cache_kind(spec, layer), spec.attention, spec.linear_attention
+    if kind is None:
+        return ()
+    if kind == STATES:
+        assert linear is not None
+        state = linear.heads, linear.state_width, linear.head_width
+        last = linear.taps - 1, linear.groups, sum(linear.convolved)
+        return (
+            CacheArray("convolution", last, spec.dtype),
+            CacheArray("state", state, sums_dtype(checked_dtype(spec.dtype))),
+        )
     if latent is not None:
-        return (CacheArray("latent", 1, latent.key_value_rank + latent.rotary_width),)
-    width = int(spec.head_width)
-    return CacheArray("keys", spec.groups, width), CacheArray("values", spec.groups, width)
+        return (CacheArray("latent", (1, latent.key_value_rank + latent.rotary_width)),)
+    each = spec.groups, int(spec.head_width)
+    return CacheArray("keys", each), CacheArray("values", each)
 
 
 def columns_of(spec: TransformerSpec, layer: int, tokens: Extent) -> Extent:
@@ -58,12 +92,19 @@ def columns_of(spec: TransformerSpec, layer: int, tokens: Extent) -> Extent:
 
 
 def cache_bytes(spec: TransformerSpec, tokens: Extent, dtype: npt.DTypeLike = "bfloat16") -> Extent:
-    """The bytes of the cache of one sequence of so many tokens, in all layers."""
+    """The bytes of the cache of one sequence of so many tokens, in all layers; of 0 tokens those of its states."""
     if not isinstance(tokens, Expression) and (type(tokens) is not int or tokens < 0):
         raise ValueError(f"tokens must be an integer of at least 0, got {tokens!r}")
-    numbers = sum(array.heads * array.features for array in cache_arrays(spec))
     kept: Extent = 0
+    states: Extent = 0
+    numbers = 0
     for layer in range(spec.layers):
-        kept = kept + columns_of(spec, layer, tokens)
+        arrays = cache_arrays(spec, layer)
+        if cache_kind(spec, layer) == STATES:
+            for array in arrays:
+                states = states + TensorType(array.dtype or dtype, array.shape).nbytes
+        elif arrays:
+            numbers = sum(prod(array.shape) for array in arrays)
+            kept = kept + columns_of(spec, layer, tokens)
     bits = numbers * bits_of(checked_dtype(dtype))
-    return kept * (bits // 8) if bits % 8 == 0 else rounded_up(divided(kept * bits, 8))
+    return states + (kept * (bits // 8) if bits % 8 == 0 else rounded_up(divided(kept * bits, 8)))

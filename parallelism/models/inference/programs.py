@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from parallelism.ir.core import Extent, Function, TensorType, checked_dtype
+from parallelism.ir.core.extents import ceil_div
 from parallelism.ir.recording import record
 from parallelism.ir.tracing.current import region
 from parallelism.ir.tracing.tracing import apply
@@ -17,8 +18,8 @@ from parallelism.models.block_parts import Parameters
 from parallelism.models.feed_forward import feed_forward
 from parallelism.models.figures import NEXT
 from parallelism.models.forward import Forward, checked_program
-from parallelism.models.inference.attention import FULL, WINDOW, CachedAttention, Places
-from parallelism.models.inference.caches import cache_arrays, columns_of
+from parallelism.models.inference.attention import CachedAttention, Places
+from parallelism.models.inference.caches import STATES, cache_arrays, cache_kind, columns_of, kinds_of
 
 if TYPE_CHECKING:
     from parallelism.models.spec import TransformerSpec
@@ -110,21 +111,16 @@ class CachedForward(Forward):
         return joined.reshape(x.shape)
 
 
-def kinds_of(spec: TransformerSpec) -> tuple[str, ...]:
-    """The kinds of layers of a model, by what they keep."""
-    kinds = {FULL if spec.window_of(layer) is None else WINDOW for layer in range(spec.layers)}
-    return tuple(kind for kind in (FULL, WINDOW) if kind in kinds)
-
-
 def cache_types(
     spec: TransformerSpec, part: Part, shapes: Callable[[int], tuple[Extent, ...]], dtype: npt.DTypeLike
 ) -> Types:
-    """The types of the cache of a part; ``shapes`` of a layer are the replicas, pages and places."""
-    kept = checked_dtype(dtype)
+    """The types of the cache of a part; ``shapes`` of a layer are the replicas, pages and places, or replicas and slots."""
     return {
-        f"{layer}.{array.name}": TensorType(kept, (*shapes(layer), array.heads, array.features))
+        f"{layer}.{array.name}": TensorType(
+            checked_dtype(array.dtype or dtype), (*shapes(layer), *array.shape)
+        )
         for layer in range(part.first, part.last)
-        for array in cache_arrays(spec)
+        for array in cache_arrays(spec, layer)
     }
 
 
@@ -191,8 +187,13 @@ def _recorded(
 
 
 def _one_page(spec: TransformerSpec, batch: Extent, context: Extent) -> Callable[[int], tuple[Extent, ...]]:
-    """A cache of one page for each sequence."""
-    return lambda layer: (batch, 1, columns_of(spec, layer, context))
+    """A cache of one page, or one slot, for each sequence."""
+
+    def shape(layer: int) -> tuple[Extent, ...]:
+        kept = (batch, 1)
+        return kept if spec.is_linear(layer) else (*kept, columns_of(spec, layer, context))
+
+    return shape
 
 
 def _first_page(batch: Extent, tokens: Extent) -> Any:
@@ -209,12 +210,13 @@ def decode(
 ) -> Function:
     """One token more of each of ``batch`` sequences, of which the cache has room for ``context`` tokens."""
     part = part or _whole(spec)
-    read = {kind: _kept(spec, kind, context) for kind in (FULL, WINDOW)}
+    read = {kind: _kept(spec, kind, context) for kind in kinds_of(spec)}
+    scored = read | {STATES: 0}
 
     def places(given: Mapping[str, Any]) -> Places:
         lengths = given["lengths"].reshape((batch, 1))
         tables = dict.fromkeys(kinds_of(spec), _first_page(batch, 1))
-        return Places(lengths, lengths + 1, tables, read, read)
+        return Places(lengths, lengths + 1, tables, read, scored)
 
     return _recorded(
         spec,
@@ -239,6 +241,7 @@ def prefill(
 ) -> Function:
     """Prompts of at most ``tokens`` tokens into an empty cache with room for ``context``; None: for the prompt."""
     part, context = part or _whole(spec), tokens if context is None else context
+    chunks = ceil_div(tokens, spec.linear_attention.tokens_of_chunk) if spec.linear_attention else 0
 
     def places(given: Mapping[str, Any]) -> Places:
         lengths = given["lengths"].reshape((batch, 1))
@@ -246,7 +249,7 @@ def prefill(
         positions = np.where(order < lengths, order, -1)
         tables = dict.fromkeys(kinds_of(spec), _first_page(batch, tokens))
         ends = np.where(order < lengths, lengths, 0)
-        return Places(positions, ends, tables, {}, {}, is_first=True)
+        return Places(positions, ends, tables, {STATES: 1}, {STATES: chunks}, is_first=True)
 
     return _recorded(
         spec,
@@ -276,14 +279,17 @@ def engine_step(
 ) -> Function:
     """A step of an engine: tokens of any sequences at any positions, whose caches lie in pages.
 
-    ``pages`` says for each kind of layers how many there are, and how many a sequence may have.  ``picked``: so many
-    tokens have logits; None: all.  ``weights_dtype`` is that of the weights of products in blocks: integers are multiplied as
-    they are, so a step with them is priced, and not run.
+    ``pages`` says for each kind of layers how many there are, and how many a sequence may have: of states one.
+    ``picked``: so many tokens have logits; None: all.  ``weights_dtype`` is that of the weights of products in blocks:
+    integers are multiplied as they are, so a step with them is priced, and not run.
     """
     part = part or _whole(spec)
 
     def shapes(layer: int) -> tuple[Extent, ...]:
-        return replicas, pages[FULL if spec.window_of(layer) is None else WINDOW][0], page_tokens
+        kind = cache_kind(spec, layer)
+        assert kind is not None
+        slots = replicas, pages[kind][0]
+        return slots if kind == STATES else (*slots, page_tokens)
 
     def places(given: Mapping[str, Any]) -> Places:
         tables = {kind: given[f"{kind}_table"] for kind in kinds_of(spec)}
@@ -308,6 +314,8 @@ def engine_step(
 
 
 def _kept(spec: TransformerSpec, kind: str, context: Extent) -> Extent:
-    """The places of a sequence in layers of a kind."""
-    layers = [layer for layer in range(spec.layers) if (spec.window_of(layer) is None) == (kind == FULL)]
-    return columns_of(spec, layers[0], context) if layers else 0
+    """The places of a sequence in layers of a kind; of states one."""
+    if kind == STATES:
+        return 1
+    layer = next(layer for layer in range(spec.layers) if cache_kind(spec, layer) == kind)
+    return columns_of(spec, layer, context)

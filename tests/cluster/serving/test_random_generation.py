@@ -17,7 +17,8 @@ from served_models import SERVED, VOCABULARY, logits_of, parameters_of
 from test_generation import assert_same
 
 from parallelism import Mesh, simulate
-from parallelism.models.inference.programs import kinds_of
+from parallelism.models.figures import with_layers
+from parallelism.models.inference.caches import kinds_of
 from parallelism.serving import Engine, EngineSettings, Request, ServedModel, run_engine
 from parallelism.serving.placement import Placement
 from parallelism.serving.quantized import QuantizedWeights
@@ -26,13 +27,15 @@ from parallelism.serving.served import numbers_of
 from parallelism.transforms import Strategy
 from vcluster import VirtualCluster
 
-FAMILIES = ("gpt2", "llama3", "mixtral", "deepseek-v3", "gemma3")
+FAMILIES = ("gpt2", "llama3", "mixtral", "deepseek-v3", "gemma3", "nemotron-h", "qwen3-next")
 
 
 def drawn_model(rng):
     """A model of a family, with some figures drawn anew."""
     name = rng.choice(FAMILIES)
-    spec = replace(SERVED[name], layers=rng.choice([2, 3, 4]), vocabulary=rng.choice([VOCABULARY, 24]))
+    spec = SERVED[name]
+    layers = range(rng.choice([2, 3, 4])) if spec.linear_attention is None else rng.choices(range(spec.layers), k=3)
+    spec = replace(with_layers(spec, layers), vocabulary=rng.choice([VOCABULARY, 24]))
     if name == "llama3":
         spec = replace(spec, key_value_heads=rng.choice([1, 2, 3, 6]), head_width=rng.choice([2, 4]))
     if name == "gemma3":
@@ -42,12 +45,17 @@ def drawn_model(rng):
     return spec
 
 
+def is_dealt(spec, devices):
+    """Whether tensor parallelism splits or copies all heads evenly."""
+    return spec.heads % devices == 0 and (spec.linear_attention is None or spec.linear_attention.is_dealt(devices))
+
+
 def drawn_placement(rng, spec):
     """A mesh of at most 8 devices with its axes in any order, and a strategy over them."""
     usable = ["tp", "dp", "pp", "cp"] + ["ep"] * (spec.experts is not None)
     while True:
         sizes = {axis: rng.choice([1, 1, 2, 2, 3, 4]) for axis in usable}
-        if prod(sizes.values()) <= 8 and sizes["pp"] <= spec.layers and spec.heads % sizes["tp"] == 0:
+        if prod(sizes.values()) <= 8 and sizes["pp"] <= spec.layers and is_dealt(spec, sizes["tp"]):
             break
     axes = [axis for axis, size in sizes.items() if size > 1] or ["tp"]
     rng.shuffle(axes)
@@ -68,7 +76,7 @@ def drawn_settings(rng, placement, microbatches, requests):
     batch, page_tokens = rng.randint(1, 4), rng.choice([1, 2, 3, 5, 16])
     chunk = rng.randint(-(-batch // microbatches), 9)
     most = max(request.cached_tokens for request in requests)
-    first = EngineSettings(batch, chunk, page_tokens, {"full": 1, "window": 1}, 1, microbatches)
+    first = EngineSettings(batch, chunk, page_tokens, dict.fromkeys(kinds_of(placement.spec), 1), 1, microbatches)
     pages = {kind: first.table_pages(placement.spec, kind, most) * rng.randint(1, batch) + rng.randint(0, 2)
              for kind in kinds_of(placement.spec)}
     return EngineSettings(batch, chunk, page_tokens, pages, placement.replicas, microbatches)

@@ -80,7 +80,8 @@ INEXACT = {
     "softmax_cross_entropy", "layer_norm_gradient", "rms_norm_gradient", "attention", "attention_gradient",
     "context_attention", "context_attention_gradient", "attention_block", "attention_block_gradient",
     "attention_weights", "cross_entropy", "cross_entropy_gradient", "exponential_sums", "cached_attention",
-    "cached_latent_attention", "linear_attention", "linear_attention_gradient", "short_convolution",
+    "cached_latent_attention", "cached_linear_attention", "cached_short_convolution", "linear_attention",
+    "linear_attention_gradient", "short_convolution",
     "short_convolution_gradient", "gated_rms_norm", "gated_rms_norm_gradient",
 }
 """What adds up numbers that are not whole."""
@@ -139,7 +140,8 @@ UNDIFFERENTIATED = {
     "lies along no axes": {"group_collective"},
     "lets no gradient through": {"stop_gradient"},
     "reads bits, not numbers": {"bitcast", "unpacked"},
-    "is of inference": {"write_cache", "cached_attention", "cached_latent_attention", "rotary_at", "scaled_rotary_at"},
+    "is of inference": {"write_cache", "cached_attention", "cached_latent_attention", "cached_linear_attention",
+                        "cached_short_convolution", "rotary_at", "scaled_rotary_at"},
     "is of backwards alone": {"requantize", "copied"},
     "is of updates alone": {"recorded", "scale_of"},
     "is put in after gradients are taken": {"all_slice", "relayout", "ring_shift", "attention_block", "chunk",

@@ -123,6 +123,90 @@ def test_the_gradient_keeps_the_inputs_alone():
     assert_array_equal([value.name for value in op.inputs[1:]], [value.name for value in function.inputs])
 
 
+# -- states in slots ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("delta", [False, True])
+def test_steps_that_go_on_from_states_read_what_whole_sequences_do(delta):
+    """Two sequences in steps of 3, 0 and 1 tokens, and 2 and 4: beside them places for tokens that are none."""
+    how = {"chunk": 2, "delta": delta, "unit": delta, "scale": 0.5}
+    given = arrays_of(2, 7, 2, 2, 3, 4)
+    whole = ir.apply("linear_attention", *given, **how)
+    weight, bias, x = (np.random.default_rng(5).normal(size=shape) for shape in ((4, 5, 3), (4, 5), (2, 7, 4, 5)))
+    convolved = short_convolution(x, weight, bias)
+    states, last = np.full((1, 3, 4, 3, 4), np.nan), np.full((1, 3, 2, 4, 5), np.nan)
+    at, slots = [0, 0], (2, 0)
+    for counts in ((3, 2), (0, 1), (1, 4), (3, 0)):
+        rows = [(s, at[s] + n) for s in (0, 1) for n in range(counts[s])]
+        of, places = (np.array(each) for each in zip(*rows, (0, -1), strict=True))
+        where = np.where(places < 0, -1, places)[None], np.array(slots)[of][None, :, None]
+        own = [array[of, places][None] for array in given]
+        states, read = ir.apply("cached_linear_attention", states, *own, *where, **how, read=2, scored=1)
+        last, found = ir.apply("cached_short_convolution", last, x[of, places][None], weight, bias, *where, read=2)
+        assert_allclose(read[0, :-1], whole[of, places][:-1], rtol=1e-9, atol=1e-12)
+        assert_allclose(found[0, :-1], convolved[of, places][:-1], rtol=1e-12)
+        assert not read[0, -1].any() and not found[0, -1].any()
+        at = [start + count for start, count in zip(at, counts, strict=True)]
+    assert at == [7, 7] and np.isnan(states[0, 1]).all() and not np.isnan(states[0, [0, 2]]).any()
+
+
+def test_taps_of_one_token_keep_nothing():
+    x, weight = np.ones((1, 2, 3)), np.full((3, 1), 2.0)
+    last, found = ir.apply("cached_short_convolution", np.empty((1, 1, 0, 3)), x, weight, np.array([[4, 5]]),
+                           np.zeros((1, 2, 1), np.int64), read=1)
+    assert last.shape == (1, 1, 0, 3)
+    assert_allclose(found, short_convolution(x, weight))
+
+
+def cached_op(*, delta=False, read=7, scored=0, tokens=8):
+    replicas, slots, groups, heads, n, p = 2, 9, 2, 8, 16, 8
+    keys, of_heads = (replicas, tokens, groups, n), (replicas, tokens, heads)
+    shapes = [(replicas, slots, heads, n, p), keys, keys, (*of_heads, p), of_heads, of_heads]
+    types = [ir.TensorType("f32" if i in (0, 4, 5) else "bf16", shape) for i, shape in enumerate(shapes)]
+    where = ir.TensorType("i64", (replicas, tokens)), ir.TensorType("i64", (replicas, tokens, 1))
+    how = {"chunk": 64, "delta": delta, "unit": False, "scale": 1.0, "read": read, "scored": scored}
+    return ir.record(lambda *x: ir.apply("cached_linear_attention", *x, **how), *types, *where).ops[0]
+
+
+def test_a_decode_reads_each_state_once_and_writes_it():
+    """selective_state_update of mamba_ssm, fused_recurrent_gated_delta_rule of flash-linear-attention."""
+    tokens, groups, heads, n, p = 2 * 8, 2, 8, 16, 8
+    inputs = 2 * tokens * (2 * groups * n + 2 * heads * p) + 2 * 4 * tokens * heads + 8 * 2 * tokens
+    for delta, products in ((False, 2), (True, 3)):
+        op = cached_op(delta=delta)
+        assert op.nbytes == inputs + 2 * 2 * 7 * heads * n * p * 4
+        assert op.flops == 2 * tokens * products * heads * n * p
+
+
+def test_chunks_cost_what_whole_sequences_do():
+    """With 3 chunks a replica beside: what the kernels of whole sequences move, but inputs and results, and compute."""
+    for delta in (False, True):
+        more, plain = cached_op(delta=delta, scored=3, tokens=192), cached_op(delta=delta, tokens=192)
+        whole = op_of(sizes=(2, 192, 2, 4, 16, 8), delta=delta)
+        once = 2 * 2 * 192 * (2 * 2 * 16 + 2 * 8 * 8) + 2 * 4 * 2 * 192 * 8
+        assert more.nbytes - plain.nbytes == whole.nbytes - once
+        assert more.flops == whole.flops
+
+
+@pytest.mark.parametrize(("shapes", "message"), [
+    ({0: (2, 3, 4)}, r"what is kept must have dims \(replicas, slots, ...\), got"),
+    ({0: (2, 9, 8, 16, 7)}, "dim p of"), ({6: (2, 8, 1)}, "positions must be integers of 2 dims, got"),
+])
+def test_slots_that_do_not_fit_are_refused(shapes, message):
+    types = [value.type for value in cached_op().inputs]
+    types = [ir.TensorType(type.dtype, shapes.get(i, type.shape)) for i, type in enumerate(types)]
+    how = {"chunk": 64, "delta": False, "unit": False, "scale": 1.0, "read": 1, "scored": 0}
+    with pytest.raises((ValueError, TypeError), match=message):
+        ir.record(lambda *x: ir.apply("cached_linear_attention", *x, **how), *types)
+
+
+def test_last_tokens_are_one_fewer_than_taps():
+    types = [ir.TensorType("f64", shape) for shape in ((1, 2, 2, 3), (1, 4, 3), (3, 4))]
+    where = ir.TensorType("i64", (1, 4)), ir.TensorType("i64", (1, 4, 1))
+    with pytest.raises(ValueError, match="4 taps need 3 last tokens, got"):
+        ir.record(lambda *x: ir.apply("cached_short_convolution", *x, read=1), *types, *where)
+
+
 @pytest.mark.parametrize(("shapes", "how", "message"), [
     ([(2, 3, 2, 4)] * 2 + [(2, 3, 3, 5)] + [(2, 3, 3)] * 2, {}, "the 3 heads of the values must be a multiple of the 2"),
     ([(2, 3, 4)] * 2 + [(2, 3, 2, 5)] + [(2, 3, 2)] * 2, {}, "queries, keys and values must have 4 dims, got"),

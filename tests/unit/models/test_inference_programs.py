@@ -108,6 +108,7 @@ def run_in_pages(spec, seed, page_tokens):
     tokens = rng.integers(0, VOCABULARY, (2, total))
     expected = logits_of(spec, parameters, tokens)
     kinds = {"full": -(-total // page_tokens), "window": -(-((spec.window or 1) + 5) // page_tokens)}
+    kinds |= {"states": 1} if spec.linear_attention else {}
     pages = {kind: (2 * each + 1, each) for kind, each in kinds.items()}
     dealt = {kind: rng.permutation(2 * each + 1)[: 2 * each].reshape(2, each) for kind, each in kinds.items()}
     B, R, S = ir.symbols("t R S")

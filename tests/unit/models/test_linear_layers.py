@@ -106,12 +106,6 @@ def test_a_sequence_is_not_split():
         ContextParallel("cp")(train_step(SMALL.function(2), SGD(0.5)))
 
 
-def test_inference_is_refused_in_words():
-    for run in (lambda: SMALL.prefill(1, 4), lambda: SMALL.decode(1, 4), lambda: SMALL.cache_bytes(4)):
-        with pytest.raises(ValueError, match="inference has layers with keys and values alone, and no linear_attention yet"):
-            run()
-
-
 @pytest.mark.parametrize(("figures", "message"), [
     ({"kind": "mamba"}, "kind of linear attention must be one of mamba2, gated_delta, got 'mamba'"),
     ({"groups": 3}, "groups of linear attention must divide its heads, got groups=3 and heads=8"),

@@ -10,6 +10,7 @@ from served_models import SERVED
 from workloads import random_workload
 
 from parallelism import Hardware, Mesh, models, simulate
+from parallelism.models.figures import kind_of_layer
 from parallelism.serving import (
     Engine,
     EngineSettings,
@@ -20,18 +21,23 @@ from parallelism.serving import (
     run_engine,
 )
 from parallelism.serving.placement import ALONE, Placement, usual_strategy
-from parallelism.serving.prices import Precision, kinds_in, signature
+from parallelism.serving.prices import Precision, kinds_in
 from parallelism.serving.requests import Request
 from parallelism.serving.serve import on_simulator
 from parallelism.serving.workloads import lengths_in
 
 PLAIN, MEASURED = "dgx-h100", "dgx-h100+pytorch-h100"
-WORKS = [{"t": 8, "r": 4, "pages": 5, "read_full": 80, "scored_full": 101, "read_window": 40, "scored_window": 30},
-         {"t": 4, "r": 4, "pages": 3, "read_full": 40, "scored_full": 31, "read_window": 20, "scored_window": 20}]
+WORKS = [{"t": 8, "r": 4, "pages": 5, "read_full": 80, "scored_full": 101, "read_window": 40, "scored_window": 30,
+          "read_states": 4, "scored_states": 3},
+         {"t": 4, "r": 4, "pages": 3, "read_full": 40, "scored_full": 31, "read_window": 20, "scored_window": 20,
+          "read_states": 4, "scored_states": 0}]
 
 
 def model(name, layers=6):
-    spec = replace(SERVED[name], dtype="bfloat16", layers=layers)
+    spec = SERVED[name]
+    if spec.linear_attention is None:
+        spec = replace(spec, layers=layers)
+    spec = replace(spec, dtype="bfloat16")
     return replace(spec, full_attention_every=3) if spec.full_attention_every else spec
 
 
@@ -41,7 +47,7 @@ def placed(spec, axes):
 
 
 def settings(placement, **more):
-    return EngineSettings(**{"batch": 4, "chunk": 8, "page_tokens": 4, "pages": {"full": 20, "window": 20},
+    return EngineSettings(**{"batch": 4, "chunk": 8, "page_tokens": 4, "pages": {"full": 20, "window": 20, "states": 20},
                              "replicas": placement.replicas} | more)
 
 
@@ -50,7 +56,7 @@ def settings(placement, **more):
 @pytest.mark.parametrize(("name", "axes"), [
     ("gpt2", {}), ("llama3", {"tp": 2}), ("llama3", {"pp": 3, "tp": 2}), ("mixtral", {"ep": 2, "tp": 2}),
     ("bloom", {"dp": 2}), ("deepseek-v3", {"pp": 2, "ep": 2}), ("deepseek-v3", {"tp": 2}),
-    ("gemma3", {"pp": 2, "tp": 2}), ("gpt-oss", {"tp": 2}),
+    ("gemma3", {"pp": 2, "tp": 2}), ("gpt-oss", {"tp": 2}), ("nemotron-h", {"pp": 2, "tp": 2}), ("qwen3-next", {"tp": 2}),
 ])
 def test_a_step_is_priced_as_it_is_simulated_and_holds_what_it_holds(name, axes, hardware):
     placement, found = placed(model(name), axes), Hardware.preset(hardware)
@@ -97,12 +103,12 @@ def test_a_stretch_of_steps_is_its_steps():
 def test_blocks_that_do_the_same_are_priced_once():
     spec = model("deepseek-v3", layers=30)
     kinds = kinds_in(spec, placed(spec, {}).parts[0])
-    dense, experts = (None, False, True), (None, True, True)
+    dense, experts = ("both", False, None, True), ("both", True, None, True)
     assert (kinds.blocks, kinds.times) == ((dense, experts, experts), (1, 1, 28))
     spec = model("gemma3", layers=12)
     kinds = kinds_in(spec, placed(spec, {}).parts[0])
     assert sum(kinds.times) == 12 and len(kinds.blocks) == 5
-    assert kinds.blocks[-1] == signature(spec, 11) or kinds.times[-1] == 0
+    assert kinds.blocks[-1] == kind_of_layer(spec, 11) or kinds.times[-1] == 0
 
 
 # -- precision ---------------------------------------------------------------------------------------------------------

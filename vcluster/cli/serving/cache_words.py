@@ -25,13 +25,16 @@ def cache_of(model: Any, dtype: str) -> dict[str, Any]:
         "tokens": model.sequence,
         "dtype": kept,
         "bytes": model.cache_bytes(model.sequence, kept),
-        "bytes_of_a_token": model.cache_bytes(1, kept),
+        "bytes_of_a_token": model.cache_bytes(1, kept) - model.cache_bytes(0, kept),
+        "bytes_of_states": model.cache_bytes(0, kept),
     }
 
 
 def cache_text(cache: dict[str, Any]) -> str:
     """The figures in a line."""
+    states = cache["bytes_of_states"]
+    told = f", {decimal_bytes(states)} of them for states" if states else ""
     return (
         f"cache of keys and values: {decimal_bytes(cache['bytes'])} for a sequence of {count(cache['tokens'])} tokens in "
-        f"{cache['dtype']}, {decimal_bytes(cache['bytes_of_a_token'])} for the first token"
+        f"{cache['dtype']}, {decimal_bytes(cache['bytes_of_a_token'])} for the first token{told}"
     )

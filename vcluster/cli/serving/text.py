@@ -125,12 +125,18 @@ def _parts(plan: ServingPlan) -> list[str]:
 
 def _memory(plan: ServingPlan, plans: ServingPlans) -> list[str]:
     parts = ", ".join(f"{name} {gigabytes(nbytes)}" for name, nbytes in plan.memory.items())
-    token = plans.task.spec.cache_bytes(1, "float8_e4m3fn" if plans.task.precision == "fp8" else "bfloat16")
-    return wrap(
-        f"GB of a device of {plan.words}: {parts}. A token takes {token / 1e3:.3g} kB of cache in all layers, over all "
-        f"devices of a replica; {count(plan.cache_tokens)} tokens fit.",
-        WIDTH,
-    )
+    spec, dtype = plans.task.spec, "float8_e4m3fn" if plans.task.precision == "fp8" else "bfloat16"
+    states = spec.cache_bytes(0, dtype)
+    token = spec.cache_bytes(1, dtype) - states
+    told = [f"GB of a device of {plan.words}: {parts}."]
+    if token:
+        told.append(
+            f"A token takes {token / 1e3:.3g} kB of cache in all layers, over all devices of a replica; "
+            f"{count(plan.cache_tokens)} tokens fit."
+        )
+    if states:
+        told.append(f"The states of a request take {states / 1e6:.3g} MB, however long it is.")
+    return wrap(" ".join(told), WIDTH)
 
 
 def _pool(plan: ServingPlan) -> str:
