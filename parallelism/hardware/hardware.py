@@ -91,8 +91,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "kernels": checked_kernels,
     "validation": partial(checked.each, kind=Validation),
     "fused": partial(checked.switch, others=("elementwise", "epilogues")),
-    "overlapping": checked.switch,
-    "gradient_buffers": checked.switch,
+    **dict.fromkeys(("overlapping", "gradient_buffers", "fully_sharded"), checked.switch),
     "reserve": checked_reserve,
     "power": checked_power,
 }
@@ -156,7 +155,8 @@ class Hardware:
     "epilogues": so, and products add the bias that follows them.  With ``overlapping``, a collective that the gradient
     of one operand of a product needs runs beside the product that makes the gradient of the other one.  With
     ``gradient_buffers``, a stage adds gradients up in buffers that are there
-    during the whole step, also those of a single microbatch.  ``kernels`` has by the names of ops what single kernels
+    during the whole step, also those of a single microbatch.  ``fully_sharded``: the software shares out parameters over
+    replicas, as FSDP does, and a search of plans tries it.  ``kernels`` has by the names of ops what single kernels
     take.  ``stack`` names the software that these numbers are of, and ``validation`` has the measurements that seconds
     by them were compared with.  ``reserve`` is the memory that tensors cannot use: plans leave it free.
     ``power`` is what devices and their nodes draw; None: it is not known.
@@ -197,6 +197,7 @@ class Hardware:
     fused: bool | str = False
     overlapping: bool = False
     gradient_buffers: bool = False
+    fully_sharded: bool = False
     stack: str = ""
     kernels: Mapping[str, Kernel] = checked.Table({})
     validation: tuple[Validation, ...] = ()

@@ -215,6 +215,7 @@ def mixed(
         fused=first.fused,
         overlapping=first.overlapping,
         gradient_buffers=first.gradient_buffers,
+        fully_sharded=first.fully_sharded,
         stack=", ".join(dict.fromkeys(part.stack for part in parts if part.stack)),
         parts=parts,
         across=across,

@@ -89,6 +89,8 @@ def _software(hardware: Hardware) -> list[Row]:
         parts.append(("overlapping", "collectives of a backward run beside products"))
     if hardware.gradient_buffers:
         parts.append(("buffers", "gradients of a single microbatch are added to buffers, too"))
+    if hardware.fully_sharded:
+        parts.append(("FSDP", "parameters are shared out over replicas, and gathered block by block"))
     return parts
 
 

@@ -14,9 +14,8 @@ from parallelism.mixing.arrangements import Replicas
 from parallelism.mixing.plans import MixedPlan
 from parallelism.mixing.uneven_replicas import ORDER, ReplicaCosts
 from parallelism.models import TransformerSpec
-from parallelism.planning.batch_pricing import different_programs
 from parallelism.planning.plan import Task
-from parallelism.planning.space import Choices, choices
+from parallelism.planning.space import Choices, choices, different_programs
 from parallelism.planning.symbolic_events import Unpriceable
 
 MOST_DEALT = 3000

@@ -22,12 +22,11 @@ from parallelism.mixing.replicas_search import ReplicasSearch
 from parallelism.mixing.uneven_stages import SCHEDULE, PartOfPlans, UnevenStages, part_task
 from parallelism.models import TransformerSpec
 from parallelism.planning import Plans, find_plan
-from parallelism.planning.batch_pricing import different_programs
 from parallelism.planning.explanation import need_text
 from parallelism.planning.plan import Task
 from parallelism.planning.search import Progress, logged, memory_of, reserve_of, usable_bytes
 from parallelism.planning.settings import AXES
-from parallelism.planning.space import Choices, choices
+from parallelism.planning.space import Choices, choices, different_programs
 from parallelism.planning.symbolic_events import Unpriceable
 from parallelism.planning.trained import TrainedModel
 from parallelism.rarely_collected import rarely_collected

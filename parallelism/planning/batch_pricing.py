@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -17,25 +17,32 @@ import numpy.typing as npt
 
 from parallelism.arrays import distinct
 from parallelism.events.columns import combined
+from parallelism.hardware import Software
 from parallelism.models import TransformerSpec
-from parallelism.planning.dealing import EXPERTS_OVER
 from parallelism.planning.orders import Asked, Shape, make_orders
 from parallelism.planning.plan import Task
 from parallelism.planning.plan_costs import PlanCosts
 from parallelism.planning.settings import SETTINGS
-from parallelism.planning.space import Choices, Refused
+from parallelism.planning.space import PROMISING, Choices, Refused, as_for, different_programs
 from parallelism.planning.symbolic_events import Unpriceable
-from parallelism.planning.trained import TrainedModel
 from parallelism.planning.two_block_steps import ConditionalEvents, Known
 from parallelism.rarely_collected import ALMOST_ALL_LAST, rarely_collected
 from parallelism.shared_results import shared_results
 from parallelism.side_by_side import BothEnds, copies, side_by_side
+from parallelism.simulation import simulate
+from parallelism.training.few_layers import layered_step
+from parallelism.training.state_sharding import FULLY_SHARDED
 from parallelism.transforms import UnusedParameters
 
 MOST_LEFT = 2
 """So many plans of a program are simulated by themselves, where others are put together from pieces."""
 MOST_PROMISING = 12
 """So many programs of plans of a model whose kinds of layers take turns are simulated by themselves."""
+MOST_SHARDED = 8
+"""So many plans with FSDP that nobody asked for by name are simulated by themselves."""
+MOVED_BY_FSDP = 4 / 3
+"""The bytes that FSDP moves in a microbatch, for each that the end of a step with ZeRO-1 moves: it sums gradients of 32 bits
+in both, and gathers parameters of 16 bits twice in place of once."""
 EXPECTED = 0.95
 """A plan that is expected to need this share of the memory is taken to fit."""
 LAID_OUT = 700
@@ -128,7 +135,8 @@ def _price(
     start = perf_counter()
     seconds, peaks = np.full(len(possible), np.inf), np.zeros(len(possible), np.int64)
     one_of, number = different_programs(possible)
-    left, timing = dict[int, str](), 0.0
+    left: Mapping[int, str] = {}
+    timing = 0.0
     try:
         table = PlanCosts(task, possible)
     except Unpriceable as error:
@@ -146,8 +154,9 @@ def _price(
         timing = max(share.timing_seconds for share in shares)
     setup = perf_counter() - start - timing
     impossible: dict[str, list[int]] = defaultdict(list)
-    if table is not None and not isinstance(task.model.model, TransformerSpec):
-        left, impossible = _fewer(possible, left, seconds)
+    if table is not None and alone:
+        left, rest = _fewer(table, left, seconds, limits)
+        impossible.update(rest)
     left = left if alone else {}
     with shared_results():
         simulated = side_by_side(
@@ -177,12 +186,26 @@ def _price(
 
 
 def _fewer(
+    table: PlanCosts,
+    left: Mapping[int, str],
+    seconds: npt.NDArray[np.float64],
+    limits: npt.NDArray[np.float64],
+) -> tuple[Mapping[int, str], Mapping[str, list[int]]]:
+    """Those of the rows that are simulated by themselves, and the others by the reason."""
+    if not isinstance(table.task.model.model, TransformerSpec):
+        return _fewer_of_program(table.possible, left, seconds)
+    if table.possible.fully_sharded:
+        return _fewer_sharded(table, left, limits)
+    return left, {}
+
+
+def _fewer_of_program(
     possible: Choices, left: Mapping[int, str], seconds: npt.NDArray[np.float64]
 ) -> tuple[dict[int, str], dict[str, list[int]]]:
-    """Those of the rows of a program that are simulated by themselves, and the others by the reason.
+    """`_fewer` of a program: all of the rows, if no plan is put together from pieces.
 
-    All of them, if no plan is put together from pieces.  Otherwise `MOST_LEFT`, those that are most like the best of the
-    others: a program of many ops takes seconds for each.  ``seconds`` are by row, infinite where they are not known.
+    Otherwise `MOST_LEFT`, those that are most like the best of the others: a program of many ops takes seconds for each.
+    ``seconds`` are by row, infinite where they are not known.
     """
     rest: dict[str, list[int]] = defaultdict(list)
     best = int(np.argmin(seconds))
@@ -200,6 +223,50 @@ def _fewer(
     return {row: left[row] for row in order[:MOST_LEFT].tolist()}, rest
 
 
+def _fewer_sharded(
+    table: PlanCosts, left: Mapping[int, str], limits: npt.NDArray[np.float64]
+) -> tuple[dict[int, str], dict[str, list[int]]]:
+    """Those of the rows with FSDP that promise most, `MOST_SHARDED`, and the others by the reason.
+
+    A plan is expected to take as long as the same one with ZeRO-1, without its end: FSDP sums gradients and gathers
+    parameters beside the actions.  But it does so in each microbatch, and gathers once more in the backward: where this
+    takes longer than the actions, so does the step.  The device holds its share alone of weights and gradients.
+    """
+    rows = [row for row in left if table.possible["zero"][row] == FULLY_SHARDED]
+    if len(rows) <= MOST_SHARDED:
+        return dict(left), {}
+    expected = dict(zip(rows, _expected_sharded(table, rows), strict=True))
+    beyond = {row: max(peak / limits[row], EXPECTED) for row, (_, peak) in expected.items()}
+    rows.sort(key=lambda row: (beyond[row], expected[row][0]))
+    others = set(rows[MOST_SHARDED:])
+    reason = f"{MOST_SHARDED} plans with FSDP {PROMISING}, by those with ZeRO-1; fix settings for others"
+    return {row: why for row, why in left.items() if row not in others}, {reason: sorted(others)}
+
+
+def _expected_sharded(table: PlanCosts, rows: Sequence[int]) -> Iterator[tuple[float, float]]:
+    """The seconds and the peak that are expected of each plan with FSDP, by that with ZeRO-1."""
+    columns = table.possible.columns
+    keys = combined(*(column for name, column in columns.items() if name not in ("zero", "overlap")))
+    once = np.flatnonzero((columns["zero"] == 1) & (columns["overlap"] == 0))
+    with_key = dict(zip(keys[once].tolist(), once.tolist(), strict=True))
+    for row in rows:
+        try:
+            yield _expected_from(table, with_key[int(keys[row])])
+        except Unpriceable:
+            yield 0.0, 0.0
+
+
+def _expected_from(table: PlanCosts, row: int) -> tuple[float, float]:
+    """The seconds and the peak that are expected of a plan with FSDP, where this row has ZeRO-1."""
+    table.prepare(row)
+    end, peak = table.end_seconds(row), int(table.peaks(table.shape(row), [row])[0])
+    (costs, place, blocks), *_ = table.devices(row)
+    held = table.held_by_category(row, costs, place, blocks)
+    shared = (held["weights"] + held["gradients"]) * (1 - 1 / table.settings(row)["dp"])
+    actions = float(table.seconds([row])[0]) - end
+    return max(actions, table.microbatches(row) * MOVED_BY_FSDP * end), peak - shared
+
+
 def _promising(
     task: Task, possible: Choices, limits: npt.NDArray[np.float64], told: Told
 ) -> tuple[npt.NDArray[np.int64], dict[str, Refused]]:
@@ -214,7 +281,7 @@ def _promising(
     of_programs = possible.take(one_of)
     seconds, peaks = np.zeros(len(one_of)), np.zeros(len(one_of))
     for model, share in task.model.of_each_kind:
-        own, unlimited = _as_for(model, of_programs), np.full(len(one_of), np.inf)
+        own, unlimited = as_for(model, of_programs), np.full(len(one_of), np.inf)
         priced = price_plans(replace(task, model=model), own, unlimited, told, alone=False)
         seconds, peaks = seconds + share * priced.seconds, peaks + share * priced.peaks
     # What is expected to fit differs in its seconds alone.
@@ -222,34 +289,9 @@ def _promising(
     best = np.lexsort((seconds, beyond))[:MOST_PROMISING]
     is_promising = np.isin(number, best)
     others = np.flatnonzero(~is_promising)
-    reason = (
-        f"{MOST_PROMISING} are more promising, by models with layers of one kind; fix settings for others"
-    )
+    reason = f"{MOST_PROMISING} {PROMISING}, by models with layers of one kind; fix settings for others"
     refused = {reason: Refused(len(others), possible.settings(int(others[0])))}
     return np.flatnonzero(is_promising), refused
-
-
-def _as_for(model: TrainedModel, possible: Choices) -> Choices:
-    """The plans as a model with other layers has them: devices that split experts are replicas where it has none, and
-    attention that is not there does not run again."""
-    columns, words = dict(possible.columns), dict(possible.words)
-    if not model.experts:
-        columns |= {"dp": columns["dp"] * columns["ep"], "ep": np.ones_like(columns["ep"])}
-        words["experts_over"] = (EXPERTS_OVER[0],) * len(words["experts_over"])
-    again = model.recomputed
-    words["recompute"] = tuple(kind if kind in again else "none" for kind in words["recompute"])
-    return Choices(columns, words, possible.refused)
-
-
-def different_programs(possible: Choices) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """A row of each program, and for each row the number of its program: `step_key` says which are the same."""
-    columns = [
-        SETTINGS[name].column_of(column) if name in SETTINGS else column
-        for name, column in possible.columns.items()
-    ]
-    key = combined(*columns)
-    _, first, number = np.unique(key, return_index=True, return_inverse=True)
-    return first, number
 
 
 @rarely_collected(ALMOST_ALL_LAST)
@@ -330,8 +372,13 @@ def _silent(what: str, done: int, count: int) -> None:
 
 def _simulated(task: Task, settings: Mapping[str, Any]) -> tuple[float, int] | str:
     """The seconds and the peak of a plan, by simulation; or why its program does not allow it."""
+    run = task.run(settings)
     try:
-        trace = task.simulate(settings, link_sharing=False)
+        operation: Any = layered_step(run, Software.of(task.hardware))
+        if operation is None:
+            trace = task.simulate(settings, link_sharing=False)
+        else:
+            trace = simulate(operation, task.hardware, link_sharing=False, fold=None)
     except ValueError as error:
         if isinstance(task.model.model, TransformerSpec):  # its spec says what it allows
             raise

@@ -11,7 +11,9 @@ import numpy.typing as npt
 
 from parallelism.models import TransformerSpec
 from parallelism.planning.trained import TrainedModel
+from parallelism.training.megatron import overlap_of
 from parallelism.training.sequence_split import TYPES, SequenceSplit
+from parallelism.training.state_sharding import FULLY_SHARDED
 from parallelism.transforms import DataParallel, ExpertParallel, Strategy, Transform, Zero
 from parallelism.transforms.words import REPLICA, SHORTHANDS
 
@@ -167,6 +169,13 @@ def zero(model: TrainedModel, settings: Settings) -> Transform | None:
     if not settings["zero"]:
         return None
     return Zero(settings["zero"], next(axis for axis in ("dp", "ep", "cp") if settings[axis] > 1))
+
+
+def overlap(model: TrainedModel, given: Settings) -> Transform | None:
+    """Sums of gradients beside the backward; gathers of parameters, too, where these are shared out."""
+    if not given["overlap"]:
+        return None
+    return overlap_of(given["dp"] * given["cp"], shared_out=given["zero"] == FULLY_SHARDED)
 
 
 def deals_otherwise(settings: Settings) -> bool:

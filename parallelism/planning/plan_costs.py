@@ -410,6 +410,10 @@ class PlanCosts:
             )
         return held
 
+    def end_seconds(self, row: int) -> float:
+        """The seconds of the end of a plan's step: of the sums of gradients, the update and the gathers."""
+        return float((self._end(row).before + self._end(row).after).max())
+
     def is_exact(self, row: int) -> bool:
         """Whether the `seconds` of a plan are those of its simulation; else they are fewer."""
         return self.prices.is_exact(self.layout(row))

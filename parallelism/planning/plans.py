@@ -177,7 +177,8 @@ class Plans(Sequence[Plan]):
             return other, ""
         asked = settings_text(fixed)
         both = {**self.fixed, **spelled_out(fixed)}
-        possible = choices(self.task.model, self.task.devices, self.task.batch, both)
+        task, shared = self.task, self.task.hardware.fully_sharded
+        possible = choices(task.model, task.devices, task.batch, both, fully_sharded=shared)
         refused = possible.refused
         if len(possible):
             found = self.again(simulations=1, **both)

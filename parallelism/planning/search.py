@@ -167,7 +167,7 @@ def find_plan(
             step, found, devices=count, limit_bytes=int(limit), time_limit=AUTO_SECONDS, progress=progress
         )
     task = Task(TrainedModel.of(model, optimizer, gradients, state, precision), batch, found, count)
-    possible = choices(task.model, count, batch, fixed)
+    possible = choices(task.model, count, batch, fixed, fully_sharded=found.fully_sharded)
     _check_microbatches(task.model)
     told = progress or logged
     kept = reserve_of(reserve, memory, found)

@@ -29,6 +29,7 @@ from parallelism.planning.dealing import (
     experts_over_words,
     heads_do_not_fit,
     instances_do_not_fit,
+    overlap,
     replicas,
     sequences,
     spelled_out,
@@ -38,7 +39,7 @@ from parallelism.planning.dealing import (
 from parallelism.planning.trained import TrainedModel
 from parallelism.spelling import did_you_mean
 from parallelism.training.layer_blocks import MOST_BLOCKS
-from parallelism.training.megatron import overlap_of
+from parallelism.training.state_sharding import FULLY_SHARDED
 from parallelism.transforms import (
     Recompute,
     SequenceParallel,
@@ -431,10 +432,10 @@ SETTINGS = SettingTable(
         transform=zero,
         words=lambda given: f"zero={given['zero']}" if given["zero"] else "",
         place_in_text=30,
-        from_pieces=lambda stage: stage < 3,
+        from_pieces=lambda stage: stage < FULLY_SHARDED,
         same_program={2: 1},
         saves_memory=True,
-        last_resort=3,
+        last_resort=FULLY_SHARDED,
     ),
     Setting(
         "exchange",
@@ -467,7 +468,7 @@ SETTINGS = SettingTable(
         is_switch=True,
         useful=lambda columns: columns["dp"] > 1,
         needs="overlap needs replicas, dp above 1",
-        transform=lambda model, given: overlap_of(given["dp"] * given["cp"]) if given["overlap"] else None,
+        transform=overlap,
         words=lambda given: "overlap" if given["overlap"] else "",
         place_in_text=40,
         flag="overlap_grad_reduce",

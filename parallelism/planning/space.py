@@ -7,22 +7,28 @@ replicas, a schedule without a pipeline, orders of axes that are the same.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from parallelism.events.columns import combined
 from parallelism.ir.core import Function
 from parallelism.pipelining.generators import SCHEDULES, ScheduleKind
-from parallelism.planning.dealing import Bools, Ints
+from parallelism.planning.dealing import EXPERTS_OVER, Bools, Ints
 from parallelism.planning.settings import AXES, MOST, SETTINGS, Setting, checked_settings
 from parallelism.planning.trained import TrainedModel
+from parallelism.training.state_sharding import FULLY_SHARDED
 
 MOST_CHUNKS = 16
 """The most stages on a rank that are tried where nothing divides the blocks."""
 MOST_COPIED = 8
 """The most devices that are tried with copies of heads of keys and values: those of a usual node."""
+PROMISING = "are more promising"
+"""Stands in the reason why plans that are expected to take longer than others are refused."""
+SHARED_BY = ("zero", "overlap", "instances")
+"""The settings that say what replicas share out, and when they communicate."""
 MOST_WHOLE = 32
 """The most microbatches of a program that is simulated whole, if their rows are not given."""
 
@@ -43,6 +49,8 @@ class Choices:
     words: Mapping[str, tuple[str, ...]]
     refused: Mapping[str, Refused] = field(default_factory=dict)
     """By reason."""
+    fully_sharded: bool = False
+    """Whether plans with FSDP are among them that nobody asked for by name; those that promise most are simulated."""
 
     def __len__(self) -> int:
         return len(self.columns["pp"])
@@ -68,9 +76,7 @@ class Choices:
 
     def take(self, rows: Ints | Bools) -> Choices:
         """Some of the plans."""
-        return Choices(
-            {name: column[rows] for name, column in self.columns.items()}, self.words, self.refused
-        )
+        return replace(self, columns={name: column[rows] for name, column in self.columns.items()})
 
 
 class _Table:
@@ -110,7 +116,13 @@ class _Table:
 
 
 def choices(
-    model: TrainedModel, devices: int, batch: int, fixed: Mapping[str, Any], *, copied: bool = True
+    model: TrainedModel,
+    devices: int,
+    batch: int,
+    fixed: Mapping[str, Any],
+    *,
+    copied: bool = True,
+    fully_sharded: bool = False,
 ) -> Choices:
     """The plans of a model on so many devices.  ``fixed`` gives one value, or several, of some `SETTINGS`.
 
@@ -118,7 +130,8 @@ def choices(
     of a replica, and where a schedule does not fit.  It is counted under the first reason that it meets, once, before
     the settings that come after it are varied.  Tensor parallelism over more devices than the model has heads of keys and
     values is tried if these may be ``copied``, over at most `MOST_COPIED` devices unless ``tp`` is fixed: each number of
-    copies has pieces of its own.
+    copies has pieces of its own.  If the software is ``fully_sharded``, plans of one stage are tried with FSDP, too, unless
+    `SHARED_BY` says what is shared out.
 
     ``ValueError`` for a setting that does not exist, and for a value that it cannot have; and for more than `MOST`.
     """
@@ -152,8 +165,28 @@ def choices(
         "pp does not divide the microbatches of an interleaved schedule",
         grouped & (table["pp"] > 1) & (table["count"] % table["pp"] != 0),
     )
+    shared = fully_sharded and not any(given.get(name) for name in SHARED_BY)
+    if shared:
+        _share_out(table, model)
     _ordered(table)
-    return Choices(table.columns, words, table.refused)
+    return Choices(table.columns, words, table.refused, shared)
+
+
+def _share_out(table: _Table, model: TrainedModel) -> None:
+    """Adds to each plan of one stage with ZeRO-1 that with FSDP.
+
+    Such a plan is simulated by itself, which takes long where layers are not alike: there none is added, and this is told.
+    """
+    once = (table["pp"] == 1) & (table["dp"] > 1) & (table["zero"] == 1)
+    more = {name: column[once] for name, column in table.columns.items()}
+    before, count = len(once), np.count_nonzero(once)
+    more |= {"zero": np.full(count, FULLY_SHARDED), "overlap": np.ones(count, np.int64)}
+    table.columns = {name: np.concatenate([column, more[name]]) for name, column in table.columns.items()}
+    if not model.layers_are_alike:
+        table.refuse(
+            "FSDP of layers that are not alike is searched where fsdp or zero=3 is fixed",
+            np.arange(before + count) >= before,
+        )
 
 
 def _split(
@@ -313,3 +346,26 @@ def _ordered(table: _Table) -> None:
 def _divisors(number: int) -> list[int]:
     small = [i for i in range(1, int(number**0.5) + 1) if number % i == 0]
     return sorted({*small, *(number // i for i in small)})
+
+
+def different_programs(possible: Choices) -> tuple[Ints, Ints]:
+    """A row of each program, and for each row the number of its program: `step_key` says which are the same."""
+    columns = [
+        SETTINGS[name].column_of(column) if name in SETTINGS else column
+        for name, column in possible.columns.items()
+    ]
+    key = combined(*columns)
+    _, first, number = np.unique(key, return_index=True, return_inverse=True)
+    return first, number
+
+
+def as_for(model: TrainedModel, possible: Choices) -> Choices:
+    """The plans as a model with other layers has them: devices that split experts are replicas where it has none, and
+    attention that is not there does not run again."""
+    columns, words = dict(possible.columns), dict(possible.words)
+    if not model.experts:
+        columns |= {"dp": columns["dp"] * columns["ep"], "ep": np.ones_like(columns["ep"])}
+        words["experts_over"] = (EXPERTS_OVER[0],) * len(words["experts_over"])
+    again = model.recomputed
+    words["recompute"] = tuple(kind if kind in again else "none" for kind in words["recompute"])
+    return Choices(columns, words, possible.refused)

@@ -171,6 +171,14 @@ class TrainedModel:
         return _layer_blocks(self.model) if isinstance(self.model, TransformerSpec) else EACH_LAYER
 
     @property
+    def layers_are_alike(self) -> bool:
+        """Whether all layers of a Transformer compute the same."""
+        spec = self.model
+        if not isinstance(spec, TransformerSpec):
+            return False
+        return len({kind_of_layer(spec, layer) for layer in range(spec.layers)}) == 1
+
+    @property
     def grouped(self) -> str:
         """Which layers stages do not part; empty where a stage may begin at any layer."""
         each = self.layer_blocks.each

@@ -26,7 +26,7 @@ from parallelism.memoized import memoized
 from parallelism.mesh import Mesh
 from parallelism.pipelining import Pipeline, message_user
 from parallelism.simulation.device_events import DeviceEvents
-from parallelism.simulation.equal_layers import MARK, UnequalLayers, with_layers
+from parallelism.simulation.equal_layers import MARK, MayGrow, UnequalLayers, with_layers
 from parallelism.simulation.event_classes import Ints, Templates
 from parallelism.simulation.operations import PipelinedStep, PriceEvents, SimulatedOperation
 from parallelism.simulation.repeated_actions import run_repeated
@@ -232,6 +232,10 @@ class LayeredStep:
         is_filled = call.kind == "all_gather" and few.nbytes * group >= overlap.bucket_bytes
         return is_filled and self._gathered_first + (call.nbytes - few.nbytes) * group < overlap.bucket_bytes
 
+    def _is_one_bucket(self, axes: Any, few: MemberCall, call: MemberCall) -> bool:
+        """Whether a call for all layers in an action is one: only sums of gradients beside the backward are joined there."""
+        return self.few.program.overlap is not None and self._is_one_call(axes, few, call)
+
     @cached_property
     def _gathered_first(self) -> int:
         """The most bytes that a bucket of gathered parameters has before its last part, in the larger step of few layers."""
@@ -293,7 +297,7 @@ class LayeredStep:
         for key in [key for key in known[0] if key[0] is few and key[-1] == last]:
             _, *action = key
             self._known[(programs, *action)] = _repeated(
-                known[0][key], known[1][(more, *action)], self.whole.more
+                known[0][key], known[1][(more, *action)], self.whole.more, self._is_one_bucket
             )
         return programs
 
@@ -353,7 +357,7 @@ class _LayeredPrograms:
         return _further(self.few.freed(kind, part), self.more.freed(kind, part), self.layers)
 
 
-def _repeated(few: RepeatedEvents, more: RepeatedEvents, layers: int) -> RepeatedEvents:
+def _repeated(few: RepeatedEvents, more: RepeatedEvents, layers: int, may_grow: MayGrow) -> RepeatedEvents:
     """An action of a stage with further layers."""
     kept: Mapping[str, Any] | None = None if few.kept is None else {}
     if few is more:
@@ -364,7 +368,7 @@ def _repeated(few: RepeatedEvents, more: RepeatedEvents, layers: int) -> Repeate
         _further(few.freed, more.freed, layers),
         few.result,
         few.outputs,
-        with_layers(few.events, more.events, layers),
+        with_layers(few.events, more.events, layers, may_grow),
     )
 
 

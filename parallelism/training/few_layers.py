@@ -20,6 +20,7 @@ from parallelism.simulation.equal_layers import UnequalLayers
 from parallelism.simulation.layered_step import POSITIONS, LayeredStep, Whole
 from parallelism.simulation.operations import PipelinedStep, SimulatedOperation, simulated_operation
 from parallelism.training.stage_layers import begins_of, counts_of
+from parallelism.training.state_sharding import FULLY_SHARDED
 from parallelism.training.training_run import TrainingRun
 from parallelism.transforms import MixedPrecision, Overlap, Zero
 from parallelism.transforms.strategy import Transform
@@ -36,8 +37,6 @@ _BUCKETS = 3
 """So many buckets are sums of a layer where each layer may close them at the same places."""
 _STORED = {"float8": "float8_e4m3fn"}
 """What weights are stored in, where they are gathered in a family of dtypes."""
-_SHARDED = 3
-"""The stage of `Zero` under which parameters are sharded."""
 _NAME = r"(\*|[A-Za-z_][A-Za-z0-9_+]*)"
 _PATTERN = re.compile(rf"{_NAME}(\.{_NAME})*")
 """The pattern of regions that every layer has: a part of a path is a name, or anything."""
@@ -99,7 +98,11 @@ def _is_regular(run: TrainingRun, *, in_stages: bool) -> bool:
         return True
     one, two = (replace(model, layers=layers).parameters for layers in (1, 2))
     parameters = (two - one) // run.mesh.shape.get("tp", 1)
-    if precision is not None and precision.products is not None and (zero is None or zero.stage < _SHARDED):
+    if (
+        precision is not None
+        and precision.products is not None
+        and (zero is None or zero.stage < FULLY_SHARDED)
+    ):
         gathered = parameters * as_dtype(_STORED.get(precision.gathers, precision.gathers)).itemsize
         # Stages with biases that filled 1.8 buckets did not close them at the same places; those that filled 2.8 did.
         if gathered < overlap.bucket_bytes * (2 if in_stages and model.biases else 1):

@@ -37,7 +37,7 @@ from parallelism.training.stage_layers import (
     with_counted_ends,
     with_ends,
 )
-from parallelism.training.state_sharding import STRATEGIES, StateSharding
+from parallelism.training.state_sharding import FULLY_SHARDED, STRATEGIES, StateSharding
 from parallelism.training.training_run import ADAM_W, TrainingRun
 from parallelism.transforms import (
     SGD,
@@ -63,12 +63,15 @@ SGD_MOMENTUM = 0.9
 """The momentum of Megatron-LM."""
 
 
-def overlap_of(replicas: int, ahead: int = 1) -> Overlap:
+def overlap_of(replicas: int, ahead: int = 1, *, shared_out: bool = False) -> Overlap:
     """``--overlap-grad-reduce``, in the buckets of Megatron-LM: of 40 million gradients, or a million for each replica.
 
     They are float32 (``ddp_config.bucket_size`` in megatron/core/distributed/distributed_data_parallel.py).  Devices along
-    cp are replicas, too.  Parameters that are shared out are gathered so many blocks ``ahead``.
+    cp are replicas, too.  Parameters that are ``shared_out``, as by FSDP, are gathered so many blocks ``ahead``, and
+    gradients are summed in the buckets of `Overlap`, which a block fills: no sum waits for the block before.
     """
+    if shared_out:
+        return Overlap(ahead=ahead)
     return Overlap(4 * max(40_000_000, 1_000_000 * replicas), ahead)
 
 
@@ -132,13 +135,15 @@ class MegatronFlags(ModelFlags):
     def _gathers_ahead(self) -> bool:
         """Whether weights that are shared out are gathered before they are needed."""
         return bool(
-            self.overlap_param_gather and self.overlap_grad_reduce and StateSharding.of(self).stage == 3
+            self.overlap_param_gather
+            and self.overlap_grad_reduce
+            and StateSharding.of(self).stage == FULLY_SHARDED
         )
 
     @property
     def _ahead(self) -> int:
         """How many blocks ahead weights are gathered; 1 where they are not shared out, which is as good as any."""
-        return int(self._gathers_ahead or StateSharding.of(self).stage < 3)
+        return int(self._gathers_ahead or StateSharding.of(self).stage < FULLY_SHARDED)
 
     # -- the run -------------------------------------------------------------------------------------------------------
 
@@ -257,8 +262,12 @@ class MegatronFlags(ModelFlags):
         if precision is not None:
             yield precision
         replicas = prod(mesh.shape.get(axis, 1) for axis in ("dp", REPLICA, "cp", HEADS_AXIS))
-        overlap = overlap_of(replicas, self._ahead) if self.overlap_grad_reduce else None
-        yield from StateSharding.of(self).transforms(mesh, overlap)
+        sharding = StateSharding.of(self)
+        shared_out = sharding.stage == FULLY_SHARDED
+        overlap = (
+            overlap_of(replicas, self._ahead, shared_out=shared_out) if self.overlap_grad_reduce else None
+        )
+        yield from sharding.transforms(mesh, overlap)
         yield from experts.transforms()
         yield from sequences.transforms(mesh.shape)
         if "tp" in mesh.axes:
@@ -375,7 +384,9 @@ def _sharding_flags(run: TrainingRun) -> dict[str, Any]:
         "use_megatron_fsdp": True,
         "data_parallel_sharding_strategy": words[stage],
         "outer_dp_sharding_strategy": words[outer] if outer else None,
-        "overlap_param_gather": True if stage > 2 and overlap is not None and overlap.ahead else None,
+        "overlap_param_gather": True
+        if stage == FULLY_SHARDED and overlap is not None and overlap.ahead
+        else None,
     }
 
 

@@ -12,6 +12,8 @@ from parallelism.transforms.words import REPLICA
 
 STRATEGIES = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 """The stage of ZeRO by the words of ``--data-parallel-sharding-strategy``."""
+FULLY_SHARDED = STRATEGIES["optim_grads_params"]
+"""The stage of ZeRO under which parameters are shared out, too, as FSDP does."""
 
 
 class StateSharding(NamedTuple):

@@ -138,13 +138,26 @@ class _Ordering:
         ops: dict[int, None] = {}
         calls: list[tuple[int, ...]] = []
         for number in range(self.count + 1):
-            ops.update(dict.fromkeys(sorted(moved[number])))
+            waiting = self._run_ready(ops, sorted(moved[number]))
             for call in sorted(slots[number], key=lambda call: (max(map(self._sums_before, call)), call)):
                 calls.append(tuple(range(len(ops), len(ops) + len(call))))
                 ops.update(dict.fromkeys(call))
+                # A late op may read a sum that starts here: a gradient that is summed over two axes, one by one.
+                waiting = self._run_ready(ops, waiting)
             if number < self.count and number not in self.started and number not in self.late:
                 ops.setdefault(number)
         return Order(tuple(ops), tuple(calls), frozenset().union(*self.early.values()))
+
+    def _run_ready(self, ops: dict[int, None], waiting: Sequence[int]) -> list[int]:
+        """Adds to ``ops`` those ``waiting`` whose inputs are made there; returns the others."""
+        others: list[int] = []
+        for number in waiting:
+            makers = (self.made.get(value.name) for value in self.ops[number].inputs)
+            if all(maker is None or maker in ops for maker in makers):
+                ops.setdefault(number)
+            else:
+                others.append(number)
+        return others
 
     def _slots_of_additions(self, slots: Mapping[int, Sequence[tuple[int, ...]]]) -> dict[int, int]:
         """By number of an op that adds a reduce_scattered gradient to a buffer: before which op it runs at the latest.

@@ -47,7 +47,8 @@ PIPELINES = [
     ("convolutional", 17, "pp=2 zero_bubble_v:4x2 dp:node=2 dp=2 zero=2", SGD(0.1)),
     ("llama", 8, "pp=1 1f1b:2 dp=2 zero=3 recompute=block.*", Adam(0.01)),
     ("gpt", 7, "pp=1 1f1b:3 dp:node=2 dp=2 zero=3", AdamW(0.01)),
-    ("dropout", 5, "pp=1 1f1b:2 dp=2 tp=2 zero=1", SGD(0.1)), ("mlp", 5, "pp=2 gpipe:2 dp=2 zero=2", Adam(0.01)),
+    ("dropout", 5, "pp=1 1f1b:2 dp=2 tp=2 zero=1", SGD(0.1)), ("llama", 4, "pp=1 1f1b:2 dp=2 tp=2 sp zero=3", SGD(0.1)),
+    ("mlp", 5, "pp=2 gpipe:2 dp=2 zero=2", Adam(0.01)),
 ]
 
 

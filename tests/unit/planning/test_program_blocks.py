@@ -9,7 +9,7 @@ from numpy.testing import assert_array_equal
 from parallelism import ir
 from parallelism.ir.passes import with_tables_once
 from parallelism.planning import find_plan
-from parallelism.planning.batch_pricing import MOST_LEFT, _fewer
+from parallelism.planning.batch_pricing import MOST_LEFT, _fewer_of_program
 from parallelism.planning.program_blocks import Blocks, with_regions
 from parallelism.planning.space import choices
 from parallelism.planning.trained import TrainedModel
@@ -111,7 +111,7 @@ def test_of_the_plans_without_pieces_those_most_like_the_best_are_simulated():
     best = int(rows[-1])
     seconds[best], seconds[rows[0]] = 0.1, 0.2
     left = dict.fromkeys(np.flatnonzero(possible["tp"] > 1).tolist(), "a dim of 11 is not split evenly over tp")
-    kept, refused = _fewer(possible, left, seconds)
+    kept, refused = _fewer_of_program(possible, left, seconds)
     (rest, others), = refused.items()
     assert len(kept) == MOST_LEFT and not set(kept) & set(others) and len(others) == len(left) - MOST_LEFT
     told = [possible.settings(row) for row in (best, *kept)]
@@ -120,7 +120,7 @@ def test_of_the_plans_without_pieces_those_most_like_the_best_are_simulated():
         assert len({each[name] for each in told}) == 1, name
     assert told[1]["microbatch"] == 2 and told[2]["microbatch"] in (1, 4)
     assert rest.startswith(f"a dim of 11 is not split evenly over tp, and only {MOST_LEFT} such plans are simulated")
-    assert _fewer(possible, left, np.full(len(possible), np.inf)) == (left, {})
+    assert _fewer_of_program(possible, left, np.full(len(possible), np.inf)) == (left, {})
 
 
 def rotating(layers, *, given=False):
