@@ -159,6 +159,11 @@ def closest(word: object, names: Iterable[str], *, cutoff: float = 0.6) -> str |
     return spelt[close[0]] if close else None
 
 
+def spelt_alike(word: str, names: Iterable[Any]) -> str | None:
+    """The name that differs from ``word`` in case, underscores and hyphens only; None if there is none."""
+    return next((name for name in names if isinstance(name, str) and _plain(name) == _plain(word)), None)
+
+
 def unexpected_keyword(call: str, keyword: str, parameters: Collection[str]) -> TypeError:
     """The error of a call that has no parameter ``keyword``. It names the one that is meant, or all that there are.
 

@@ -34,7 +34,8 @@ def written_whole(
     file = None
     if whole:
         try:
-            file = beside.open(f"x{kind}", **options)  # type: ignore[call-overload]
+            with _telling_of(path):
+                file = beside.open(f"x{kind}", **options)  # type: ignore[call-overload]
         except PermissionError:
             if durable:
                 raise
@@ -63,3 +64,13 @@ def written_whole(
                 os.fsync(directory)
             finally:
                 os.close(directory)
+
+
+@contextmanager
+def _telling_of(path: str | os.PathLike[str]) -> Iterator[None]:
+    """An ``OSError`` in this context names the path that the caller gave."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = os.fspath(path)
+        raise

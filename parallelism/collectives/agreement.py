@@ -8,8 +8,12 @@ import numpy as np
 
 from parallelism.algorithms import KINDS
 from parallelism.collectives.call import ARRAY, SCALAR, MemberCall
+from parallelism.display.quantities import cut
 from parallelism.operation import CollectiveMismatchError, ranks_in_words
 from parallelism.operation.errors import keys_by_value
+
+MOST_OF_A_TREE = 300
+"""Characters of a tree of arrays in an error, about."""
 
 
 def check_agreement(ranks: Sequence[int], kind: str, calls: Sequence[MemberCall]) -> None:
@@ -27,6 +31,11 @@ def check_agreement(ranks: Sequence[int], kind: str, calls: Sequence[MemberCall]
 def text_of(call: MemberCall) -> str:
     """A call as errors show it: ``all_gather(float64[4, 4], dim=1)``."""
     x = "nothing" if call.dtype is None else f"{call.dtype}{list(call.shape or ())}"
+    if call.op is not None and call.form not in (
+        ARRAY,
+        SCALAR,
+    ):  # of a tree the call has the leaves as one array
+        x = cut(call.form.decode(), MOST_OF_A_TREE)
     kind = KINDS.records.get(call.kind)
     if kind is None:  # an agreement on shapes
         return f"{call.kind}({x})"

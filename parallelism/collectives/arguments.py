@@ -16,7 +16,7 @@ from parallelism.algorithms import KINDS, kind_of
 from parallelism.arrays import Array, refuse_masked
 from parallelism.collectives.call import ARRAY, SCALAR, MemberCall
 from parallelism.collectives.results import integer, integers
-from parallelism.dtypes import NUMERIC_KINDS, as_dtype, code_of, is_numeric
+from parallelism.dtypes import NUMERIC_KINDS, as_dtype, is_numeric
 from parallelism.events import HOST
 from parallelism.mesh import Axes, Mesh
 from parallelism.operation import Device, Groups
@@ -244,6 +244,16 @@ def _same(a: Array, b: Array) -> bool:
     return starts_alike and a.shape == b.shape and a.strides == b.strides
 
 
+class _Told:
+    """An array of which the ``repr`` has dtype and shape: ``float64[3]``."""
+
+    def __init__(self, array: Array) -> None:
+        self._text = f"{array.dtype}{list(array.shape)}"
+
+    def __repr__(self) -> str:
+        return self._text
+
+
 class TreeBuffers:
     """The leaves of a tree by dtype, and the results that take their places."""
 
@@ -252,10 +262,8 @@ class TreeBuffers:
         self._tree = tree
         self._leaves = [checked_array("all_reduce", leaf) for leaf in leaves(tree)]
         self._results: list[Any] = [None] * len(self._leaves)
-        self.form = repr(
-            rebuild(tree, [(code_of(array.dtype), array.shape) for array, _ in self._leaves])
-        ).encode()
-        """The structure of the tree, which must be equal on all members."""
+        self.form = repr(rebuild(tree, [_Told(array) for array, _ in self._leaves])).encode()
+        """The structure of the tree, which must be equal on all members, as errors show it."""
         self.by_dtype: dict[np.dtype[Any], list[int]] = {}
         """The numbers of the leaves of each dtype."""
         for i, (array, _) in enumerate(self._leaves):

@@ -1,5 +1,6 @@
 """A collective as one member computes it: the fields of its call, from its value, and its result, from all arrays."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
 from operator import index
@@ -208,6 +209,16 @@ _UFUNCS: dict[str, np.ufunc] = {
 }
 _OTHER_NAMES = {"avg": "mean", "product": "prod"}
 OPS = (*_UFUNCS, *_OTHER_NAMES)
+_OF_ONE_ARRAY = (
+    *((function, "sum") for function in (sum, np.sum)),
+    *((function, "prod") for function in (math.prod, np.prod)),
+    *((function, "max") for function in (max, np.max)),
+    *((function, "min") for function in (min, np.min)),
+    *((function, "and") for function in (all, np.all)),
+    *((function, "or") for function in (any, np.any)),
+    (np.mean, "mean"),
+)
+"""Functions that reduce one array, and the operation that is meant; the built-in sum of two arrays adds up the first."""
 
 
 class Reduction(NamedTuple):
@@ -263,6 +274,10 @@ def _read_only(array: Array) -> Array:
 def reduction(op: ReduceOp, dtype: np.dtype[Any]) -> Reduction:
     """The reduction that ``op`` means for arrays of ``dtype``; ``ValueError`` or ``TypeError`` if there is none."""
     if callable(op):
+        if meant := [name for function, name in _OF_ONE_ARRAY if function is op]:
+            raise ValueError(
+                f"op must be a function of two arrays, and {op.__name__} reduces one; write op={meant[0]!r}"
+            )
         name = getattr(op, "__qualname__", None) or getattr(op, "__name__", None) or type(op).__qualname__
         return Reduction(name, dtype, function=op)
     return _named(op, dtype)

@@ -15,7 +15,8 @@ In a chunk, with sums G of the log-decays from its first token on, and U of what
     O = exp(G) Q S_0 + M U, where M_tj = exp(G_t - G_j) q_t k_j for j <= t
 
 so that all is products of matrices (arXiv:2405.21060, section 6; arXiv:2412.06464, section 3.3).  Queries, keys and values
-are ``(batch, tokens, heads, width)``, decays and rates ``(batch, tokens, heads)``.
+are ``(batch, tokens, heads, width)``, decays and rates ``(batch, tokens, heads)``; decays may also have a number for each
+feature of a key (`parallelism.kernels.channel_decays`).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import numpy as np
 
 from parallelism.arrays import Array
 from parallelism.kernels.activations import ACTIVATIONS
+from parallelism.kernels.channel_decays import ChannelChunk
 
 UNIT_EPSILON = 1e-6
 """What is added to the sum of the squares of a vector that is made one of length 1, as in flash-linear-attention."""
@@ -48,7 +50,7 @@ def linear_attend(
     out = np.empty(v.shape, v.dtype)
     state = _first_state(k, v) if state is None else state
     for tokens in _chunks(q.shape[1], chunk):
-        part = _Chunk.of(q, k, v, g, beta, state, tokens, delta=delta)
+        part = _part(q, k, v, g, beta, state, tokens, delta=delta)
         out[:, tokens] = _by_head(part.read())
         state = part.next_state()
     return out, state
@@ -60,7 +62,7 @@ def linear_attend_backward(
     """The gradients of all five, given that of the result.  The state at the begin of each chunk is computed again."""
     parts, state = [], _first_state(k, v)
     for tokens in _chunks(q.shape[1], chunk):
-        parts.append((tokens, _Chunk.of(q, k, v, g, beta, state, tokens, delta=delta)))
+        parts.append((tokens, _part(q, k, v, g, beta, state, tokens, delta=delta)))
         state = parts[-1][1].next_state()
     found = tuple(np.empty(x.shape, x.dtype) for x in (q, k, v, g, beta))
     of_state = np.zeros_like(state)
@@ -69,6 +71,15 @@ def linear_attend_backward(
         for whole, own in zip(found, grads, strict=True):
             whole[:, tokens] = _by_head(own)
     return found  # type: ignore[return-value]
+
+
+def _part(
+    q: Array, k: Array, v: Array, g: Array, beta: Array, state: Array, tokens: slice, *, delta: bool
+) -> _Chunk | ChannelChunk:
+    """The chunk of these tokens of whole sequences."""
+    q, k, v, g, beta = (_by_head(x[:, tokens]) for x in (q, k, v, g, beta))
+    kind = _Chunk if g.ndim == beta.ndim else ChannelChunk
+    return kind.of(q, k, v, g, beta, state, delta=delta)
 
 
 @dataclass(frozen=True)
@@ -101,12 +112,10 @@ class _Chunk:
         g: Array,
         beta: Array,
         state: Array,
-        tokens: slice,
         *,
         delta: bool,
     ) -> _Chunk:
-        """The chunk of these tokens of whole sequences."""
-        q, k, v, g, beta = (_by_head(x[:, tokens]) for x in (q, k, v, g, beta))
+        """The chunk of these tokens."""
         sums = np.cumsum(g, axis=-1)
         between = sums[..., :, None] - sums[..., None, :]
         between = np.exp(np.where(_earlier(g.shape[-1], itself=True), between, -np.inf))
@@ -208,12 +217,14 @@ def unit_vectors_backward(grad: Array, y: Array, scale: Array) -> Array:
 # -- the short convolution ---------------------------------------------------------------------------------------------
 
 
-def short_convolution(x: Array, weight: Array, *bias: Array) -> Array:
-    """The silu of sums over the last tokens, of each channel by itself; the last tap is the token's own.
+def short_convolution(x: Array, weight: Array, *bias: Array, plain: bool = False) -> Array:
+    """The silu of sums over the last tokens, or the ``plain`` sums, of each channel by itself; the last tap is the token's
+    own.
 
     ``x`` is ``(batch, tokens, ...)``, ``weight`` ``(..., taps)``.  Before the first token are zeros.
     """
-    return _SILU.forward(_convolved(x, weight, *bias))
+    sums = _convolved(x, weight, *bias)
+    return sums if plain else _SILU.forward(sums)
 
 
 def _convolved(x: Array, weight: Array, *bias: Array) -> Array:
@@ -223,9 +234,11 @@ def _convolved(x: Array, weight: Array, *bias: Array) -> Array:
     return sum(bias, found)
 
 
-def short_convolution_backward(grad: Array, x: Array, weight: Array, *bias: Array) -> tuple[Array, ...]:
+def short_convolution_backward(
+    grad: Array, x: Array, weight: Array, *bias: Array, plain: bool = False
+) -> tuple[Array, ...]:
     """The gradients of ``x``, of the weight, and of the bias if there is one; what was convolved is computed again."""
-    grad = _SILU.backward(_convolved(x, weight, *bias), grad)
+    grad = grad if plain else _SILU.backward(_convolved(x, weight, *bias), grad)
     of_x, of_weight = grad * weight[..., -1], np.zeros_like(weight)
     of_weight[..., -1] = (grad * x).sum(axis=(0, 1))
     for back in range(1, min(weight.shape[-1], x.shape[1])):

@@ -121,15 +121,23 @@ class Mesh(_NumbersOfAxes):
             )
         if not extents:
             raise ValueError("a mesh needs at least one axis, as in Mesh(dp=2, tp=4)")
-        self._numbers = {
+        numbers = {
             axis: checked_count(f"the size of axis {axis!r}", extent) for axis, extent in extents.items()
         }
-        self._groups_by_rank: dict[tuple[int, Axes], tuple[int, ...]] = {}
+        object.__setattr__(self, "_numbers", numbers)
+        object.__setattr__(self, "_groups_by_rank", {})
+
+    _groups_by_rank: dict[tuple[int, Axes], tuple[int, ...]]
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"a Mesh is immutable; {name!r} cannot be set")
 
     if not TYPE_CHECKING:  # a type checker reports an unknown name itself
 
         def __getattr__(self, name):
             """Raise ``AttributeError`` for an unknown name, with the name that is meant."""
+            if not name.startswith("_") and name in self._numbers:
+                raise AttributeError(f"a mesh has no {name!r}; the size of the axis is mesh.shape[{name!r}]")
             no_attribute("mesh", self, name, _ELSEWHERE)
 
     @property

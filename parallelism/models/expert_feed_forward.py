@@ -84,17 +84,24 @@ def expert_feed_forward(parts: Parts, x: Any, block: str) -> Any:
         chosen, gates = choose(experts, scores)
         if experts.balance:
             parts.losses.append(experts.balance * balance_loss(experts, scores, chosen))
+    given = x
+    if experts.latent is not None:
+        with region("latent"):
+            given = parts.product(x, block, "latent_down")
     slots = slots_of(experts, x.shape[1])
     how: dict[str, Any] = {"each": slots.each, "first": 0, "drops": slots.drops}
     sent = {"sent": str(experts.tokens)} if experts.deduplicated else {}
     with region("dispatch"):
         shape = (experts.count, x.shape[0], slots.rows)
-        rows = apply("dispatch", x, chosen, shape=(*shape, spec.width), **how, **sent)
+        rows = apply("dispatch", given, chosen, shape=(*shape, given.shape[2]), **how, **sent)
         gates = apply("dispatch_gates", gates.astype(x.dtype), chosen, shape=shape, **how)
     with region("experts"):
         rows = _experts(parts, rows, gates, block, gates_inputs=experts.gates_inputs)
     with region("combine"):
         mixed = apply("combine", rows, chosen, **how, **sent)
+    if experts.latent is not None:
+        with region("latent"):
+            mixed = parts.product(mixed, block, "latent_up")
     if not experts.shared_width:
         return mixed
     with region("shared"):

@@ -27,6 +27,9 @@ class Experts:
     """The width between the products of one expert; None: the ``feed_forward`` of the model."""
     shared_width: int = 0
     """That of the experts that every token takes, together; 0: there are none."""
+    latent: int | None = None
+    """Features of what experts get and give: a product of a token makes it, and another one what is added of the sum, as in
+    Nemotron 3 Super; None: those of the model.  Shared experts and routers work on these."""
     dense_layers: int = 0
     """So many layers at the beginning have no experts."""
     every: int = 1
@@ -70,10 +73,12 @@ class Experts:
             value = getattr(self, name)
             if type(value) is not int or value < bound:
                 raise ValueError(f"{name} of experts must be an integer of at least {bound}, got {value!r}")
-        if self.width is not None and (type(self.width) is not int or self.width < 1):
-            raise ValueError(
-                f"width of an expert must be an integer of at least 1, or None, got {self.width!r}"
-            )
+        for name, told in (("width", "width"), ("latent", "latent features")):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value < 1):
+                raise ValueError(
+                    f"{told} of an expert must be an integer of at least 1, or None, got {value!r}"
+                )
         if self.router not in ROUTERS:
             raise ValueError(f"router must be one of {', '.join(ROUTERS)}, got {self.router!r}")
         if self.capacity is not None and not 0 < self.capacity < inf:

@@ -18,12 +18,18 @@ Shape = tuple[int, ...]
 
 GATED = ("swiglu", "geglu", "geglu_exact", "reglu", "clamped_swiglu")
 """Activations of two inputs: the first, behind a product of its own, gates the second."""
+NORM_PLACES = ("before", "after", "both")
 NEXT = "next"
 """What the names of modules that predict further tokens begin with."""
 PARTS_OF_QKV = ("query", "key_value")
 """The weights in place of ``qkv`` where heads of keys and values are copied."""
 _NOT_EVERY_BIAS = ("router", "shared_router", "head")
 """Products that have a bias only where their name is said."""
+
+
+def is_product(name: str, dims: int) -> bool:
+    """Whether a parameter is the weight of a product in a block: routers and convolutions are none that is narrow."""
+    return dims > 1 and name[0].isdecimal() and not name.endswith(("router", "_bias", "convolution"))
 
 
 def weights_of(spec: TransformerSpec) -> dict[str, Shape]:
@@ -54,7 +60,7 @@ def _next_weights(spec: TransformerSpec) -> dict[str, Shape]:
 
 def block_weights(spec: TransformerSpec, layer: int) -> dict[str, Shape]:
     """The parameters of a block, without its number."""
-    first, second = norms_of_block(spec)
+    first, second = norms_of_block(spec, layer)
     attention, feed_forward = mixer_weights(spec, layer), feed_forward_weights(spec, layer)
     first, second = first if attention else (), second if feed_forward else ()
     block = _norm_weights(spec, dict.fromkeys(first, spec.width)) | attention
@@ -63,25 +69,43 @@ def block_weights(spec: TransformerSpec, layer: int) -> dict[str, Shape]:
     return block | _biases(spec, attention | feed_forward)
 
 
-def norms_of_block(spec: TransformerSpec) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def norm_places_of(spec: TransformerSpec, layer: int) -> str:
+    """Where the norms of a layer stand."""
+    linear = spec.linear_attention
+    own = linear.norm_places if linear is not None and spec.is_linear(layer) else None
+    return own or spec.norm_places
+
+
+def norms_of_block(spec: TransformerSpec, layer: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The names of the norms around the attention of a block, and around its feed-forward."""
     first: tuple[str, ...] = ("norm1", "norm1_after")
     second: tuple[str, ...] = ("norm2", "norm2_after")
-    if spec.norm_places == "before":
+    places = norm_places_of(spec, layer)
+    if places == "before":
         first, second = first[:1], second[:1]
-    elif spec.norm_places == "after":
+    elif places == "after":
         first, second = first[1:], second[1:]
     return first, () if spec.parallel == "one_norm" else second
 
 
 def mixer_weights(spec: TransformerSpec, layer: int) -> dict[str, Shape]:
     """The parameters of the attention of a block, linear or not, but its biases and norms before and after it."""
-    if not spec.has("attention", layer):
-        return {}
+    weights = attention_weights(spec) if attends(spec, layer) else {}
+    if spec.linear_attention is not None and has_state(spec, layer):
+        weights |= spec.linear_attention.weights(spec.width)
+    return weights
+
+
+def has_state(spec: TransformerSpec, layer: int) -> bool:
+    """Whether a layer has linear attention."""
+    return spec.has("attention", layer) and spec.is_linear(layer)
+
+
+def attends(spec: TransformerSpec, layer: int) -> bool:
+    """Whether a layer has attention to keys and values."""
     linear = spec.linear_attention
-    if linear is not None and linear.at(layer):
-        return linear.weights(spec.width)
-    return attention_weights(spec)
+    is_alone = linear is not None and linear.at(layer) and not linear.beside
+    return spec.has("attention", layer) and not is_alone
 
 
 def check_layer_parts(spec: TransformerSpec) -> None:
@@ -95,6 +119,9 @@ def check_layer_parts(spec: TransformerSpec) -> None:
             raise ValueError(f"parallel={spec.parallel} needs layers with both parts: layer_parts=None")
     if spec.linear_attention is not None and spec.documents is not None:
         raise ValueError("linear attention has no documents in a sequence: its state goes on; documents=None")
+    if spec.linear_attention is not None and spec.linear_attention.norm_places not in (None, *NORM_PLACES):
+        told, got = ", ".join(NORM_PLACES), spec.linear_attention.norm_places
+        raise ValueError(f"norm_places of linear attention must be one of {told}, or None; got {got!r}")
     if spec.attention_gate and spec.attention is not None:
         raise ValueError("latent attention has no gate: attention_gate=False")
 
@@ -106,21 +133,21 @@ def kind_of_layer(spec: TransformerSpec, layer: int) -> tuple[Any, ...]:
     if parts == "feed_forward":
         return parts, has_experts
     has_experts = has_experts and parts == "both"
-    if spec.is_linear(layer):
+    if not attends(spec, layer):
         return parts, has_experts, "linear"
-    return parts, has_experts, spec.window_of(layer), spec.is_rotated(layer)
+    found = parts, has_experts, spec.window_of(layer), spec.is_rotated(layer)
+    return (*found, "beside linear") if spec.is_linear(layer) else found
 
 
 def spec_like_layer(spec: TransformerSpec, layer: int) -> TransformerSpec:
     """The model with as many layers, all like this one."""
     has_experts = spec.experts is not None and spec.experts.at(layer) and spec.has("feed_forward", layer)
-    attends = spec.has("attention", layer) and not spec.is_linear(layer)
-    linear = spec.linear_attention if spec.has("attention", layer) and spec.is_linear(layer) else None
+    linear = spec.linear_attention if has_state(spec, layer) else None
     experts = spec.experts if has_experts else None
     changes: dict[str, Any] = {
         "linear_attention": linear and replace(linear, layers=None),
         "experts": experts and replace(experts, layers=(True,) * spec.layers),
-        "key_value_heads": spec.key_value_heads if attends else None,
+        "key_value_heads": spec.key_value_heads if attends(spec, layer) else None,
         "window": spec.window_of(layer),
         "full_attention_every": None,
         "unrotated_every": None if spec.positions != "rotary" or spec.is_rotated(layer) else 1,
@@ -191,7 +218,9 @@ def feed_forward_weights(spec: TransformerSpec, layer: int) -> dict[str, Shape]:
     if experts is None or not experts.at(layer):
         return _feed_forward(spec, "", h, spec.hidden)
     weights: dict[str, Shape] = {"router": (h, experts.count)}
-    for name, shape in _feed_forward(spec, "expert_", h, spec.expert_width).items():
+    if experts.latent is not None:
+        weights |= {"latent_down": (h, experts.latent), "latent_up": (experts.latent, h)}
+    for name, shape in _feed_forward(spec, "expert_", experts.latent or h, spec.expert_width).items():
         weights[name] = (experts.count, *shape)
     if experts.shared_width:
         weights |= _feed_forward(spec, "shared_", h, experts.shared_width)
@@ -293,9 +322,10 @@ def forward_flops_of(spec: TransformerSpec, tokens: int) -> int:
     latent = spec.attention
     scored = 2 * spec.head_width if latent is None else latent.query_width + latent.value_width
     layers = [*range(spec.layers), *[spec.layers - 1] * spec.next_tokens]
-    mixing = [spec.is_linear(layer) for layer in layers if spec.has("attention", layer)]
-    scores = 2 * mixing.count(False) * spec.heads * scored * _scores(spec)
-    states = 0 if spec.linear_attention is None else mixing.count(True) * spec.linear_attention.state_flops
+    scores = 2 * sum(attends(spec, layer) for layer in layers) * spec.heads * scored * _scores(spec)
+    states = 0
+    if spec.linear_attention is not None:
+        states = sum(has_state(spec, layer) for layer in layers) * spec.linear_attention.state_flops
     return tokens * (of_layers + head + further + states) + tokens * scores // spec.sequence
 
 

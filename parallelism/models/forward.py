@@ -12,7 +12,7 @@ from parallelism.ir.tracing.current import region
 from parallelism.ir.tracing.tracing import apply
 from parallelism.models.block_parts import Parameters, Parts
 from parallelism.models.feed_forward import feed_forward
-from parallelism.models.figures import check_countable
+from parallelism.models.figures import attends, check_countable, has_state, norm_places_of
 from parallelism.models.layers import capped, cross_entropy
 from parallelism.models.linear_attention import linear_attention
 from parallelism.models.next_tokens import next_token_loss
@@ -95,35 +95,45 @@ class Forward:
         spec = self.spec
         if spec.has("attention", layer):
             with region("attention"):
-                normed = self._norm(x, f"{block}norm1", "before")
-                attended = self._added(self._attended(normed, layer, block), f"{block}norm1_after")
+                normed = self._norm(x, f"{block}norm1", "before", layer)
+                attended = self._added(self._attended(normed, layer, block), f"{block}norm1_after", layer)
                 if not spec.parallel:
                     x = x + attended
         if not spec.has("feed_forward", layer):
             return x
         with region("feed_forward"):
             if spec.parallel != "one_norm":
-                normed = self._norm(x, f"{block}norm2", "before")
-            made = self._added(self._fed_forward(normed, layer, block), f"{block}norm2_after")
+                normed = self._norm(x, f"{block}norm2", "before", layer)
+            made = self._added(self._fed_forward(normed, layer, block), f"{block}norm2_after", layer)
             return x + (attended + made) if spec.parallel else x + made
 
     def _attended(self, x: Any, layer: int, block: str) -> Any:
-        """The attention of a block to ``x``, behind its norm."""
-        mixed = linear_attention if self.spec.is_linear(layer) else self_attention
-        return mixed(self.parts, x, layer, block)
+        """The attention of a block to ``x``, behind its norm: linear, to keys and values, or the sum of both."""
+        made = []
+        if attends(self.spec, layer):
+            made.append(self._self_attention(x, layer, block))
+        if has_state(self.spec, layer):
+            made.append(self._linear_attention(x, layer, block))
+        return made[0] if len(made) == 1 else made[0] + made[1]
+
+    def _self_attention(self, x: Any, layer: int, block: str) -> Any:
+        return self_attention(self.parts, x, layer, block)
+
+    def _linear_attention(self, x: Any, layer: int, block: str) -> Any:
+        return linear_attention(self.parts, x, layer, block)
 
     def _fed_forward(self, x: Any, layer: int, block: str) -> Any:
         """The feed-forward of a block of ``x``, behind its norm."""
         return feed_forward(self.parts, x, layer, block)
 
-    def _norm(self, x: Any, name: str, place: str) -> Any:
-        """``x`` behind the norm that stands at this place, if one does."""
-        if self.spec.norm_places not in (place, "both"):
+    def _norm(self, x: Any, name: str, place: str, layer: int) -> Any:
+        """``x`` behind the norm that stands at this place of a layer, if one does."""
+        if norm_places_of(self.spec, layer) not in (place, "both"):
             return x
         with region("norm" if place == "before" else "norm_after"):
             return self.parts.norm(x, name)
 
-    def _added(self, x: Any, norm: str) -> Any:
+    def _added(self, x: Any, norm: str, layer: int) -> Any:
         """What is added to the residual: ``x`` behind its norm, its dropout, and times its scale."""
-        x = self.parts.dropped(self._norm(x, norm, "after"))
+        x = self.parts.dropped(self._norm(x, norm, "after", layer))
         return x if self.spec.residual_scale == 1 else x * self.spec.residual_scale

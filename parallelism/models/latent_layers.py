@@ -28,8 +28,10 @@ def latent_attention(parts: Parts, x: Any, block: str) -> Any:
         q = latent_queries(parts, x, block)
         narrow, key = narrow_parts(parts, x, block)
         q, turned = np.split(q, [latent.head_width], axis=3)
-        k, v = expanded(parts, narrow, parts.rotated(key), block)
-        q = np.concatenate([q, parts.rotated(turned)], axis=3)
+        if spec.positions == "rotary":
+            key, turned = parts.rotated(key), parts.rotated(turned)
+        k, v = expanded(parts, narrow, key, block)
+        q = np.concatenate([q, turned], axis=3)
     with region("core"):
         x = attention(
             q,

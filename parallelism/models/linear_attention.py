@@ -16,8 +16,11 @@ from parallelism.ir.tracing.current import region
 from parallelism.ir.tracing.tracing import apply
 from parallelism.models.block_parts import Parts
 
-CHUNKS = {"mamba2": 256, "gated_delta": 64}
+CONVOLUTION = "convolution"
+KIMI_DELTA = "kimi_delta"
+CHUNKS = {"mamba2": 256, "gated_delta": 64, KIMI_DELTA: 64, CONVOLUTION: 1}
 """The tokens of a chunk by kind: the ``chunk_size`` of Mamba-2's configurations, and of flash-linear-attention."""
+GATES = ("first", "last", "alone")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +32,10 @@ class LinearAttention:
     """
 
     kind: str = "mamba2"
-    """``mamba2``, or ``gated_delta``: the gated delta rule (Yang et al., *Gated Delta Networks*, 2024, arXiv:2412.06464)."""
+    """``mamba2``; ``gated_delta``: the gated delta rule (Yang et al., *Gated Delta Networks*, 2024, arXiv:2412.06464);
+    ``kimi_delta``: that with a decay for each feature of a key (*Kimi Linear*, 2025, arXiv:2510.26692), whose decays and gate
+    are made by narrow products; or ``convolution``: a short convolution between two gates alone, as in LFM2, whose heads are
+    groups of its channels."""
     heads: int = 80
     """Heads of values, each with a state."""
     head_width: int = 64
@@ -46,6 +52,15 @@ class LinearAttention:
     """The tokens of a chunk of the kernel; None: 256 of ``mamba2``, 64 of ``gated_delta``."""
     layers: tuple[bool, ...] | None = None
     """Whether each layer has linear attention; None: all have it."""
+    beside: bool = False
+    """Whether these layers have attention, too, behind the same norm: both are added, as in Falcon-H1."""
+    gate: str | None = None
+    """Whether the gate comes ``first``, before the norm behind the state, ``last``, or ``alone``, without a norm; None:
+    first of ``mamba2``, and last of ``gated_delta``."""
+    epsilon: float | None = None
+    """That of the norm behind the state; None: that of the model."""
+    norm_places: str | None = None
+    """Where the norms of these layers stand; None: where those of others do."""
     least_step: float = 0.0
     """Steps of ``mamba2`` are at least so large."""
     doubled_rates: bool = False
@@ -71,13 +86,22 @@ class LinearAttention:
             raise ValueError(
                 f"groups of linear attention must divide its heads, got groups={self.groups} and heads={self.heads}"
             )
+        if self.gate not in (None, *GATES):
+            raise ValueError(
+                f"gate of linear attention must be one of {', '.join(GATES)}, or None; got {self.gate!r}"
+            )
         if self.layers is not None:
             object.__setattr__(self, "layers", tuple(bool(each) for each in self.layers))
 
     @property
     def is_delta(self) -> bool:
         """Whether the state follows the delta rule."""
-        return self.kind == "gated_delta"
+        return self.kind in ("gated_delta", KIMI_DELTA)
+
+    @property
+    def gating(self) -> str:
+        """When the gate comes: first, last or alone."""
+        return self.gate or ("last" if self.is_delta else "first")
 
     @property
     def tokens_of_chunk(self) -> int:
@@ -117,35 +141,58 @@ class LinearAttention:
     @property
     def parts(self) -> tuple[int, ...]:
         """The columns that a group has in the product before the state: of what gates the result, of values, of keys, of
-        queries, and of numbers of each head, one or two."""
+        queries, and of numbers of each head, one or two.  A convolution alone has those of both gates, and its channels."""
         served = self.heads // self.groups
         inner = served * self.head_width
+        if self.kind == CONVOLUTION:
+            return inner, inner, inner
+        if self.kind == KIMI_DELTA:
+            return inner, self.state_width, self.state_width, served
         return inner, inner, self.state_width, self.state_width, served * (2 if self.is_delta else 1)
 
     @property
     def convolved(self) -> tuple[int, ...]:
         """Those of `parts` that go through the convolution: values, keys and queries."""
-        return self.parts[1:4]
+        first = {CONVOLUTION: 2, KIMI_DELTA: 0}.get(self.kind, 1)
+        return self.parts[first : first + 3]
 
     def weights(self, width: int) -> dict[str, tuple[int, ...]]:
         """The parameters of a layer of a model of so many features, but its biases and norms before and after it.
 
         The columns of ``state_in``, and the rows of ``convolution``, of a group of queries and keys follow each other.
         """
-        return {
+        ends: dict[str, tuple[int, ...]] = {
             "state_in": (width, self.groups * sum(self.parts)),
             "convolution": (self.groups * sum(self.convolved), self.taps),
+            "state_out": (self.inner, width),
+        }
+        if self.kind == CONVOLUTION:
+            return ends
+        if self.kind == KIMI_DELTA:
+            narrow, keys = self.head_width, self.heads * self.state_width
+            return ends | {
+                "decay_down": (width, narrow),
+                "decay_up": (narrow, keys),
+                "gate_down": (width, narrow),
+                "gate_up": (narrow, self.inner),
+                "rate_bias": (keys,),
+                "decay": (self.heads,),
+                "state_norm": (self.head_width,),
+            }
+        norm = {"state_norm": (self.head_width if self.is_delta else self.inner,)}
+        return ends | {
             "rate_bias": (self.heads,),
             "decay": (self.heads,),
             **({} if self.is_delta else {"skip": (self.heads,)}),
-            "state_norm": (self.head_width if self.is_delta else self.inner,),
-            "state_out": (self.inner, width),
+            **({} if self.gating == "alone" else norm),
         }
 
     @property
     def state_flops(self) -> int:
         """The operations of the products of a token with the states: it is read, written, and lost from by the delta
         rule."""
+        if self.kind == CONVOLUTION:
+            return 0
         return 2 * (3 if self.is_delta else 2) * self.inner * self.state_width
 
 
@@ -172,7 +219,14 @@ def linear_attention(
     heads = (batch, tokens, layer.heads)
     with region("in"):
         joined = parts.product(x, block, "state_in").reshape((batch, tokens, groups, sum(layer.parts)))
-        gate, mixed, numbers = np.split(joined, [inner, sum(layer.parts[:4])], axis=3)
+        if layer.kind == CONVOLUTION:
+            gate, first, mixed = np.split(joined, 3, axis=3)
+            mixed = first * mixed
+        elif layer.kind == KIMI_DELTA:
+            mixed, numbers = np.split(joined, [sum(layer.convolved)], axis=3)
+            gate = parts.product(parts.product(x, block, "gate_down"), block, "gate_up")
+        else:
+            gate, mixed, numbers = np.split(joined, [inner, sum(layer.parts[:4])], axis=3)
     with region("convolution"):
         names = (
             ("convolution", "convolution_bias") if f"{block}convolution_bias" in parts.p else ("convolution",)
@@ -180,11 +234,18 @@ def linear_attention(
         taps, *bias = (parts.p[f"{block}{name}"] for name in names)
         taps = taps.reshape((groups, sum(layer.convolved), layer.taps))
         bias = [each.reshape((groups, sum(layer.convolved))) for each in bias]
+        if layer.kind == CONVOLUTION:
+            y = gate * convolve(mixed, taps, *bias, plain=True)
+            y = y.reshape((batch, tokens, layer.inner))
+            return parts.product(y, block, "state_out")
         mixed = convolve(mixed, taps, *bias)
         v, k, q = np.split(mixed, [inner, inner + layer.state_width], axis=3)
         v = v.reshape((*heads, layer.head_width))
     with region("state"):
-        decays, rates = _numbers(parts, numbers, block)
+        if layer.kind == KIMI_DELTA:
+            decays, rates = _decays_of_features(parts, x, block), apply("sigmoid", numbers.reshape(heads))
+        else:
+            decays, rates = _numbers(parts, numbers, block)
         how: dict[str, Any] = {
             "chunk": layer.tokens_of_chunk,
             "delta": layer.is_delta,
@@ -195,31 +256,49 @@ def linear_attention(
         if not layer.is_delta:
             y = y + v * parts.p[f"{block}skip"].reshape((layer.heads, 1))
     with region("gate"):
-        y = _gated(parts, y, gate, parts.p[f"{block}state_norm"])
+        y = _gated(parts, y, gate, block)
     with region("out"):
         return parts.product(y.reshape((batch, tokens, layer.inner)), block, "state_out")
 
 
-def _gated(parts: Parts, y: Any, gate: Any, weight: Any) -> Any:
+def _gated(parts: Parts, y: Any, gate: Any, block: str) -> Any:
     """What the heads read, ``(batch, tokens, heads, width)``, gated and normed: each head, or the heads of a group together.
 
     A group whose heads are split has one sum for each token, which is reduced.
     """
-    layer, epsilon = parts.spec.linear_attention, parts.spec.epsilon
+    layer = parts.spec.linear_attention
     assert layer is not None
-    if layer.is_delta:
-        return apply("gated_rms_norm", y, gate.reshape(y.shape), weight, epsilon=epsilon, gate_first=False)
+    if layer.gating == "alone":
+        return apply("swiglu", gate.reshape(y.shape), y)
+    weight, first = parts.p[f"{block}state_norm"], layer.gating == "first"
+    epsilon = parts.spec.epsilon if layer.epsilon is None else layer.epsilon
     groups = layer.normed_groups
-    shape = (*y.shape[:2], groups, layer.inner // groups)
-    if groups == layer.groups:
-        y, gate, weight = y.reshape(shape), gate.reshape(shape), weight.reshape(shape[2:])
-        return apply("gated_rms_norm", y, gate, weight, epsilon=epsilon, gate_first=True)
+    if layer.kind == KIMI_DELTA:
+        return apply("rms_norm", y, weight, epsilon=epsilon) * apply("sigmoid", gate.reshape(y.shape))
+    if layer.is_delta or groups == layer.groups:
+        shape = y.shape if layer.is_delta else (*y.shape[:2], groups, layer.inner // groups)
+        weight = weight if layer.is_delta else weight.reshape(shape[2:])
+        y, gate = y.reshape(shape), gate.reshape(shape)
+        return apply("gated_rms_norm", y, gate, weight, epsilon=epsilon, gate_first=first)
     wide = np.result_type(y.dtype, np.float32)
-    values = y.astype(wide) * apply("silu", gate.reshape(y.shape).astype(wide))
+    gate = apply("silu", gate.reshape(y.shape).astype(wide))
+    values = y.astype(wide) * gate if first else y.astype(wide)
     of_groups = values.reshape((*y.shape[:2], groups, layer.heads // groups, layer.head_width))
     scale = (np.mean(of_groups * of_groups, axis=(3, 4), keepdims=True) + epsilon) ** -0.5
-    normed = (of_groups * scale).reshape(y.shape).astype(y.dtype)
-    return normed * weight.reshape((layer.heads, layer.head_width))
+    normed = (of_groups * scale).reshape(y.shape) * weight.reshape((layer.heads, layer.head_width))
+    return (normed if first else normed * gate).astype(y.dtype)
+
+
+def _decays_of_features(parts: Parts, x: Any, block: str) -> Any:
+    """The log-decays of each feature of the keys of all heads: ``-exp(decay) softplus(numbers + bias)``."""
+    layer = parts.spec.linear_attention
+    assert layer is not None
+    numbers = parts.product(parts.product(x, block, "decay_down"), block, "decay_up")
+    wide = np.result_type(numbers.dtype, np.float32)
+    shape = layer.heads, layer.state_width
+    numbers = numbers.reshape((*x.shape[:2], *shape)).astype(wide)
+    steps = np.logaddexp(numbers + parts.p[f"{block}rate_bias"].reshape(shape).astype(wide), 0)
+    return steps * -np.exp(parts.p[f"{block}decay"].astype(wide)).reshape((layer.heads, 1))
 
 
 def _numbers(parts: Parts, numbers: Any, block: str) -> tuple[Any, Any]:

@@ -20,6 +20,7 @@ from parallelism.models import inference
 from parallelism.models.block_parts import Parameters
 from parallelism.models.expert_layers import Experts
 from parallelism.models.figures import (
+    NORM_PLACES,
     PARTS_OF_QKV,
     Shape,
     check_layer_parts,
@@ -44,7 +45,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     ),
     "norm": ("layer", "rms"),
     "norm_parameters": ("all", "weights", "none"),
-    "norm_places": ("before", "after", "both"),
+    "norm_places": NORM_PLACES,
     "positions": ("learned", "rotary", "alibi", "none"),
     "query_key_norm": (False, True, "head", "all_heads", "without_weights"),
     "parallel": (False, True, "one_norm"),
@@ -242,10 +243,10 @@ class TransformerSpec:
         if self.window is not None and (type(self.window) is not int or self.window < 1):
             raise ValueError(f"window must be a number of tokens, at least 1, or None, got {self.window!r}")
         if self.attention is not None and (
-            self.positions != "rotary" or self.query_key_norm or self.groups != self.heads
+            self.positions not in ("rotary", "none") or self.query_key_norm or self.groups != self.heads
         ):
             raise ValueError(
-                "latent attention has rotary positions, as many heads of keys and no query_key_norm"
+                "latent attention has rotary positions or none, as many heads of keys and no query_key_norm"
             )
         if type(self.next_tokens) is not int or self.next_tokens < 0:
             raise ValueError(f"next_tokens must be an integer of at least 0, got {self.next_tokens!r}")

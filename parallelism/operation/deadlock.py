@@ -40,11 +40,17 @@ class Stuck(NamedTuple):
 
 
 def deadlock_error(
-    stuck: Sequence[Stuck], finished: Collection[int], stacks: Mapping[int, Sequence[Frame]]
+    stuck: Sequence[Stuck],
+    finished: Collection[int],
+    stacks: Mapping[int, Sequence[Frame]],
+    remarks: Sequence[str] = (),
 ) -> DeadlockError:
-    """The error of a run in which these ranks are stuck; ``finished`` are the ranks that have returned."""
+    """The error of a run in which these ranks are stuck; ``finished`` are the ranks that have returned.
+
+    ``remarks`` are lines below those of the ranks.
+    """
     return DeadlockError(
-        describe(stuck, finished, stacks),
+        "\n".join([describe(stuck, finished, stacks), *(f"  {remark}" for remark in remarks)]),
         ranks=[each.rank for each in stuck],
         operation=stuck[0].text.split("(")[0],
         locations=[each.location for each in stuck],
@@ -104,7 +110,8 @@ def _omission(stuck: Stuck) -> str:
         return f"sending what rank {stuck.rank} waits for (tag {rest[1]})"
     if kind == "send":
         return f"receiving what rank {stuck.rank} sends (tag {rest[1]})"
-    return f"calling {stuck.text.split('(')[0]}, for which rank {stuck.rank} waits"
+    _, of, group = stuck.text.partition(" of group ")
+    return f"calling {stuck.text.split('(')[0]}{of}{group}, for which rank {stuck.rank} waits"
 
 
 def _circle(stuck: Mapping[int, Stuck]) -> list[int]:

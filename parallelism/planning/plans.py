@@ -143,6 +143,10 @@ class Plans(Sequence[Plan]):
     def __getitem__(self, row: int | slice) -> Plan | tuple[Plan, ...]:
         if isinstance(row, slice):
             return tuple(map(self._at, range(len(self))[row]))
+        if not -len(self) <= row < len(self):
+            raise IndexError(
+                f"there are {quantities.plural(len(self), 'plan')}, numbered from 0, the best first; got {row}"
+            )
         return self._at(range(len(self))[row])
 
     def __iter__(self) -> Iterator[Plan]:
@@ -208,6 +212,8 @@ class Plans(Sequence[Plan]):
 
     def why_not(self, plan: Plan, **fixed: Any) -> str:
         """Why the best plan with these settings comes after ``plan``, in a sentence."""
+        if not fixed:
+            raise TypeError("why_not takes the settings that are asked about, such as why_not(tp=8)")
         other, reason = self.with_settings(**fixed)
         if other is None:
             return reason

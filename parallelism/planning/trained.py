@@ -17,7 +17,7 @@ from parallelism.ir import Function, symbols
 from parallelism.ir.core import checked_dtype
 from parallelism.models import TransformerSpec, transformer
 from parallelism.models.expert_feed_forward import slots_of
-from parallelism.models.figures import kind_of_layer, spec_like_layer, with_layers
+from parallelism.models.figures import attends, kind_of_layer, spec_like_layer, with_layers
 from parallelism.planning.program_blocks import Blocks, with_regions
 from parallelism.training.layer_blocks import EACH_LAYER, MOST_BLOCKS, MOST_OTHERS, LayerBlocks
 from parallelism.training.stage_layers import balanced_ends, begins_of, even, head_layers
@@ -110,7 +110,7 @@ class TrainedModel:
         elif precision.dtype != dtype.name:
             raise ValueError(f"{precision} is for a model in {precision.dtype}, got one in {dtype}")
         (rows,) = symbols(BATCH)
-        attending = (i for i in range(spec.layers) if spec.has("attention", i) and not spec.is_linear(i))
+        attending = (i for i in range(spec.layers) if attends(spec, i))
         regions = frozenset(replace(wide, layers=1 + next(attending, 0)).function(rows).regions)
         return cls(
             wide,

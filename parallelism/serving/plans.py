@@ -371,6 +371,8 @@ class ServingPlans:
 
     def why_not(self, **wanted: int) -> str:
         """Why the best plan with these settings is not the first.  ``ValueError`` for a setting that there is not."""
+        if not wanted:
+            raise TypeError("why_not takes the settings that are asked about, such as why_not(tp=8)")
         for name in wanted:
             if name not in SETTINGS:
                 raise ValueError(f"the settings of a plan are {', '.join(SETTINGS)}, got {name!r}")

@@ -28,7 +28,7 @@ from parallelism.memoized import memoized
 from parallelism.models import TransformerSpec
 from parallelism.models.figures import kind_of_layer, with_layers
 from parallelism.models.inference import Part
-from parallelism.models.inference.caches import FULL, STATES, WINDOW, cache_kind, kinds_of
+from parallelism.models.inference.caches import FULL, STATES, WINDOW, cache_arrays, kinds_of
 from parallelism.planning.event_prices import EventPrices, MeshOnHardware
 from parallelism.planning.symbolic_events import (
     COLLECTIVE,
@@ -307,8 +307,7 @@ class StepPrices:
             words = value.name.split(".")
             if words[0] == "cache":
                 layer = int(words[1])
-                kind = cache_kind(spec, layer)
-                assert kind is not None
+                kind = next(array.kind for array in cache_arrays(spec, layer) if array.name == words[2])
                 found[kind] += nbytes_of([value.type]) * int(times[layer])
         return found
 

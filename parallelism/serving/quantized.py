@@ -19,6 +19,7 @@ from parallelism.dtypes import as_dtype, bits_of, is_floating, is_integer, limit
 from parallelism.ir.core import Function, Op, TensorType, Value, frozen_attributes
 from parallelism.kernels.scaled_numbers import PAIRS, packed_codes, unpacked_integers
 from parallelism.layouts.localization.local_program import free_name
+from parallelism.models.figures import is_product
 from parallelism.sharding import TensorSharding
 
 PARAMETER, SCALE = "p.", ".scale"
@@ -60,7 +61,7 @@ class QuantizedWeights:
 
     def quantizes(self, name: str, dims: int) -> bool:
         """Whether a parameter is the weight of a product in a block."""
-        return dims > 1 and name[0].isdecimal() and not name.endswith(("router", "_bias"))
+        return is_product(name, dims)
 
     def scale_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the scales of a weight."""

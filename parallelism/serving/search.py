@@ -162,7 +162,8 @@ def _check_limits(
 ) -> None:
     figures = {"first_token_seconds": first_token_seconds, "token_seconds": token_seconds, "price": price}
     for name, figure in figures.items():
-        if figure is not None and not 0 < figure < inf:
+        is_number = not isinstance(figure, str)
+        if figure is not None and not (is_number and 0 < figure < inf):
             raise ValueError(f"{name} must be a number above 0, got {figure!r}")
     if chunk is not None and (type(chunk) is not int or chunk < 1):
         raise ValueError(f"chunk must be an integer of at least 1, got {chunk!r}")

@@ -383,6 +383,19 @@ def _numbers(rows: str, batch: int | None, numbers: Mapping[str, int] | None) ->
 Simulable = Executable | PipelinedProgram | PipelinedStep | Function | Step | SimulatedOperation
 
 
+def _not_simulated(operation: Any) -> TypeError:
+    """The error for what is no program, with the way there."""
+    hint = ""
+    if callable(getattr(operation, "function", None)):  # a model by its figures
+        hint = "; its loss is a Function, as function(batch=8)"
+    elif callable(operation):
+        hint = "; parallelism.recorder.record counts what a kernel does, and .trace.on(hardware) prices it"
+    return TypeError(
+        "simulate takes an Executable(function, mesh), a PipelinedProgram, a Function or a Step, got "
+        f"{type(operation).__name__}{hint}"
+    )
+
+
 def simulated_operation(
     operation: Any,
     mesh: Mesh | None,
@@ -415,10 +428,7 @@ def simulated_operation(
         return PipelinedStep(operation, mesh, rows, **given)
     offers = hasattr(operation, "templates") and isinstance(getattr(operation, "mesh", None), Mesh)
     if not isinstance(operation, Executable) and not offers:
-        raise TypeError(
-            f"simulate takes an Executable(function, mesh), a PipelinedProgram, a Function or a Step, got "
-            f"{type(operation).__name__}"
-        )
+        raise _not_simulated(operation)
     if batch is not None or numbers:
         raise TypeError(
             f"batch= and numbers= are for programs with symbols; the sizes of the {type(operation).__name__} are fixed"

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from parallelism.display.quantities import plural
 from parallelism.events import HOST, KINDS, Columns, Event
 from parallelism.events.columns import operations
-from parallelism.spelling import explains_keywords, no_attribute
+from parallelism.spelling import explains_keywords, no_attribute, spelt_alike
 from parallelism.timeline import Priced, UndeclaredComputeWarning
 from parallelism.trace.totals import (
     HOST_KINDS,
@@ -261,9 +261,14 @@ class Trace(Sequence[Event]):
 
         A collective counts once for each group that took part, however many ranks that is; with ``rank``, those
         that rank joined.  Anything else (a compute block, a message's send or its recv) counts once per event.
+
+        ``ValueError`` for a name such as ``allreduce`` where there are operations ``all_reduce``.
         """
         columns = self.columns.only("name", "kind", "rank", "parent", "group", "sequence")
         wanted = columns.isin("name", {name}) & ~columns.present("parent") & ~columns.isin("kind", {"wait"})
+        names = () if wanted.any() else columns.distinct("name")
+        if name not in names and (meant := spelt_alike(name, names)):
+            raise ValueError(f"a trace has no operation {name!r}; this one has {meant!r}")
         if rank is not None:
             wanted &= columns.isin("rank", {rank})
         return operations(columns.take(wanted))

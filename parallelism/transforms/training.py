@@ -48,6 +48,17 @@ MAIN = "main."
 """The prefix of the copy of a parameter in a wider dtype, from which the parameter is rounded."""
 
 
+def _check_function(loss: Any) -> None:
+    """``TypeError`` for what is no program, as a model by its figures."""
+    if not isinstance(loss, Function):
+        hint = (
+            "; its loss is a Function, as function(batch=8)"
+            if callable(getattr(loss, "function", None))
+            else ""
+        )
+        raise TypeError(f"train_step takes the Function of a loss, got {type(loss).__name__}{hint}")
+
+
 def train_step(
     loss: Function,
     optimizer: SGD | Adam,
@@ -76,6 +87,7 @@ def train_step(
     ``ValueError`` for a function that does not return one floating-point number first, for parameters that do not
     exist, and for a function that is a training step already.
     """
+    _check_function(loss)
     trained = _trained(loss, parameters)
     if not isinstance(optimizer, SGD | Adam):
         raise TypeError(f"the optimizer of a program must be an SGD, Adam or AdamW, got {optimizer!r}")

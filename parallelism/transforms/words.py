@@ -172,4 +172,8 @@ def checked_axis(transform: Any) -> None:
 def checked_name(axis: Any, transform: str) -> None:
     """``ValueError`` unless this is the name of an axis."""
     if not isinstance(axis, str) or not _AXIS.fullmatch(axis):
-        raise ValueError(f"the axis of {transform} must be the name of a mesh axis, got {axis!r}")
+        other = (
+            "; parallelism.Pipeline(stages, microbatches) is a schedule, and this is a transform of programs"
+        )
+        more = other if transform == "Pipeline" and isinstance(axis, int) else ""
+        raise ValueError(f"the axis of {transform} must be the name of a mesh axis, got {axis!r}{more}")

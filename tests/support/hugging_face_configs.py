@@ -26,6 +26,7 @@ SMALL = {"num_hidden_layers": 5, "hidden_size": 96, "num_attention_heads": 6, "i
 LATENT = {"kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 12, "n_routed_experts": 8,
           "n_shared_experts": 2, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
 
+KIMI_FULL = [4, 8, 12, 16, 20, 24, 27]
 CONFIGS: dict[str, dict[str, Any]] = {
     "gpt2": {"model_type": "gpt2"},
     "gpt2-xl": {"model_type": "gpt2", "n_embd": 1600, "n_head": 25, "n_layer": 48},
@@ -184,6 +185,28 @@ CONFIGS: dict[str, dict[str, Any]] = {
                            "num_kv_heads": 2, "new_decoder_architecture": True, "num_ln_in_parallel_attn": 1,
                            "ffn_hidden_size": 88, "bias": True, "tie_word_embeddings": False},
     "bamba-9b": {"model_type": "bamba", "attn_layer_indices": [9, 18, 27], "mamba_d_state": 128, "vocab_size": 128_256},
+    "falcon-h1-7b": sized(
+        "falcon_h1", 44, 3072, 12, 12_288, num_key_value_heads=2, head_dim=128, vocab_size=130_048, mamba_d_ssm=3072,
+        mamba_n_heads=24, mamba_d_head=128),
+    "falcon-h1-34b": sized(
+        "falcon_h1", 72, 5120, 20, 21_504, num_key_value_heads=4, head_dim=128, vocab_size=261_120, mamba_d_ssm=4096,
+        mamba_n_heads=32, mamba_d_head=128, mamba_n_groups=2),
+    "falcon-h1 with norms": sized(
+        "falcon_h1", 2, 96, 6, 88, num_key_value_heads=2, vocab_size=101, mamba_d_ssm=None, mamba_n_heads=8,
+        mamba_rms_norm=True, mamba_proj_bias=True, projectors_bias=True, mlp_bias=True),
+    "kimi-linear-48b-a3b": {
+        "model_type": "kimi_linear", "num_experts": 256, "num_experts_per_token": 8, "num_shared_experts": 1, "head_dim": 72,
+        "moe_renormalize": True, "moe_router_activation_func": "sigmoid", "num_expert_group": 1,
+        "model_max_length": 1_048_576, "first_k_dense_replace": 1, "linear_attn_config": {
+            "full_attn_layers": KIMI_FULL, "kda_layers": [layer for layer in range(1, 28) if layer not in KIMI_FULL],
+            "head_dim": 128, "num_heads": 32, "short_conv_kernel_size": 4}},
+    "kimi_linear of its class": {"model_type": "kimi_linear"},
+    "olmo-hybrid-7b": {"model_type": "olmo_hybrid"},
+    "lfm2-1.2b": {"model_type": "lfm2", "hidden_size": 2048, "block_ff_dim": 12_288, "num_hidden_layers": 16,
+                  "full_attn_idxs": [2, 5, 8, 10, 12, 14]},
+    "lfm2 of its class": {"model_type": "lfm2", "conv_bias": True, "block_auto_adjust_ff_dim": False},
+    "lfm2-8b-a1b": {"model_type": "lfm2_moe", "num_hidden_layers": 24, "layer_types": [
+        "full_attention" if layer in (2, 6, 10, 14, 18, 21) else "conv" for layer in range(24)]},
     "granite-4.0-h-small": sized(
         "granitemoehybrid", 40, 4096, 32, 768, num_key_value_heads=8, vocab_size=100_352, tie_word_embeddings=True,
         num_local_experts=72, num_experts_per_tok=10, shared_intermediate_size=1536, mamba_d_state=128,
@@ -195,6 +218,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME", "n_routed_experts": 128,
         "num_experts_per_tok": 6, "moe_intermediate_size": 1856, "moe_shared_expert_intermediate_size": 3712,
         "routed_scaling_factor": 2.5, "max_position_embeddings": 262_144},
+    "nemotron-3-super-120b-a12b": {
+        "model_type": "nemotron_h", "num_key_value_heads": 2, "n_routed_experts": 512, "num_experts_per_tok": 22,
+        "moe_intermediate_size": 2688, "moe_latent_size": 1024, "moe_shared_expert_intermediate_size": 5376,
+        "hybrid_override_pattern": "MEMEMEM*EMEMEMEM*EMEMEMEM*" + 4 * "EMEMEMEMEM*" + "EMEMEMEM*EMEMEMEME"},
     "nemotron-h-default": {"model_type": "nemotron_h", "use_bias": True, "mlp_bias": True},
     "mamba2-2.7b": {"model_type": "mamba2", "hidden_size": 2560, "num_heads": 80, "n_groups": 1, "vocab_size": 50_288,
                     "tie_word_embeddings": True},
@@ -259,9 +286,19 @@ COUNTS: dict[str, int] = {
     "qwen3-1.7b": 1_720_574_976, "qwen3-coder-480b-a35b": 480_154_875_392, "gemma3-4b": 3_880_263_168,
     "phi4": 14_659_507_200,
     "bamba-9b": 9_780_235_392,
+    "falcon-h1-7b": 7_585_513_568,
+    "falcon-h1-34b": 33_642_221_312,
+    "falcon-h1 with norms": 340_160,
+    "kimi-linear-48b-a3b": 49_122_675_072,
+    "kimi_linear of its class": 49_133_074_464,
+    "olmo-hybrid-7b": 7_430_870_688,
+    "lfm2-1.2b": 1_170_340_608,
+    "lfm2 of its class": 3_712_130_560,
+    "lfm2-8b-a1b": 8_339_929_856,
     "granite-4.0-h-small": 32_207_337_984,
     "granite-4.0-h-without-experts": 539_008,
     "nemotron-3-nano-30b-a3b": 31_577_937_344,
+    "nemotron-3-super-120b-a12b": 120_668_687_360,
     "nemotron-h-default": 1_968_415_752,
     "mamba2-2.7b": 2_702_599_680,
     "qwen3-next-80b-a3b": 79_674_391_296,

@@ -43,6 +43,9 @@ _WINDOWS = {"sliding_window": 4}
 _EVEN_WINDOWS = {"layer_types": ["sliding_attention", "full_attention"] * 2}
 _GEMMA = _WIDE | _WINDOWS | {"query_pre_attn_scalar": 10}
 _MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 6, "mamba_n_groups": 2, "mamba_d_state": 5, "mamba_chunk_size": 6}
+_FALCON = {"key_multiplier": 0.7, "embedding_multiplier": 1.5, "lm_head_multiplier": 0.6, "mlp_multipliers": [0.8, 1.3],
+           "attention_in_multiplier": 0.9, "attention_out_multiplier": 1.2, "ssm_in_multiplier": 1.1,
+           "ssm_out_multiplier": 0.85, "ssm_multipliers": [0.75, 1.25, 0.65, 1.35, 0.95]}
 _DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 6, "linear_value_head_dim": 5,
           "head_dim": 16, "num_key_value_heads": 2, "hidden_size": 24, "full_attention_interval": 2}
 _OF_DELTA = _SIZES | _DELTA | _FOUR_OF_QWEN | {"shared_expert_intermediate_size": 20}
@@ -136,9 +139,22 @@ CASES: dict[str, dict[str, Any]] = {
     "nemotron_h": _WIDE | _ROUTED | {
         "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp", "linear_attention"], "mamba_num_heads": 8,
         "mamba_head_dim": 6, "n_groups": 2, "ssm_state_size": 5, "chunk_size": 6, "time_step_min": 0.6,
-        "moe_shared_expert_intermediate_size": 20, "mlp_bias": True},
+        "moe_shared_expert_intermediate_size": 20, "mlp_bias": True, "moe_latent_size": 10},
     "mamba2": {"num_heads": 8, "head_dim": 6, "n_groups": 2, "state_size": 5, "chunk_size": 6, "hidden_size": 24,
                "num_hidden_layers": 3, "vocab_size": VOCABULARY, "max_position_embeddings": TOKENS},
+    "falcon_h1": _WIDE | _MAMBA | {
+        "mamba_d_ssm": 48, "attention_bias": True, "mlp_bias": True, "mamba_proj_bias": True, "projectors_bias": True,
+        "mamba_rms_norm": True, **_FALCON},
+    "olmo_hybrid": _SIZES | {
+        "hidden_size": 32, "num_key_value_heads": 2, "rope_parameters": {"rope_theta": None, "rope_type": "default"},
+        "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 6, "linear_value_head_dim": 5},
+    "kimi_linear": _LATENT | {
+        "q_lora_rank": None, "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+        "num_local_experts": 8, "num_experts": 8, "num_experts_per_tok": 3, "n_group": 1, "topk_group": 1,
+        "moe_intermediate_size": 12, "n_shared_experts": 2, "first_k_dense_replace": 1, "linear_head_dim": 6,
+        "linear_num_heads": 4},
+    "lfm2": _GROUPED | {"full_attn_idxs": [1, 3], "conv_bias": True, "block_multiple_of": 8, "conv_L_cache": 3},
+    "lfm2_moe": _GROUPED | _FOUR_OF_QWEN | {"layer_types": ["conv", "conv", "full_attention", "conv"], "num_dense_layers": 1},
     "qwen3_next": _OF_DELTA | {"mlp_only_layers": [1], "attention_bias": True},
     "qwen3_5_text": _SIZES | _DELTA | {"layer_types": ["linear_attention", "full_attention"] * 2},
     "qwen3_5_moe_text": _OF_DELTA,
@@ -162,7 +178,9 @@ LOSSES: dict[str, float] = {
     "exaone_moe": 3.747813, "minimax_m2": 3.757788, "aria_text": 3.806031, "qwen2_vl_text": 4.048041,
     "qwen2_5_vl_text": 4.048041, "qwen3_vl_text": 3.901966, "qwen3_vl_moe_text": 4.246244, "glm4v_text": 4.048000,
     "glm4v_moe_text": 4.068328, "ernie4_5_moe": 3.957923, "bamba": 4.660947, "granitemoehybrid": 3.608232,
-    "nemotron_h": 4.630468, "mamba2": 4.460346, "qwen3_next": 4.254241, "qwen3_5_text": 4.117590,
+    "falcon_h1": 3.815020, "olmo_hybrid": 4.051939, "lfm2": 4.206591, "lfm2_moe": 4.216894,
+    "kimi_linear": 4.070832,
+    "nemotron_h": 4.391554, "mamba2": 4.460346, "qwen3_next": 4.254241, "qwen3_5_text": 4.117590,
     "qwen3_5_moe_text": 4.267628,
 }
 """What transformers computes of them."""
@@ -207,15 +225,22 @@ _PLACES = {
     "tokens": "embed_tokens|wte|word_embeddings|embed_in|model.embeddings|backbone.embeddings",
     "positions": "wpe|embed_positions",
     "head": "lm_head|embed_out",
-    "norm": "model.norm|language_model.norm|ln_f|norm_f|final_layer_norm|final_layernorm|model.final_layernorm",
-    "state_norm": "mamba.norm|linear_attn.norm|mixer.norm",
-    "state_out": "mamba.out_proj|linear_attn.out_proj|mixer.out_proj",
+    "norm": "model.norm|language_model.norm|ln_f|norm_f|final_layer_norm|final_layernorm|model.final_layernorm|"
+            "model.embedding_norm",
+    "state_norm": "mamba.norm|linear_attn.norm|mixer.norm|linear_attn.o_norm|self_attn.o_norm",
+    "latent_down": "fc1_latent_proj",
+    "latent_up": "fc2_latent_proj",
+    "decay_down": "f_a_proj",
+    "decay_up": "f_b_proj",
+    "gate_down": "g_a_proj",
+    "gate_up": "g_b_proj",
+    "state_out": "mamba.out_proj|linear_attn.out_proj|mixer.out_proj|linear_attn.o_proj|conv.out_proj|o_proj",
     "rate_bias": "dt_bias",
     "decay": "A_log",
     "skip": "D",
     "embedding_norm": "word_embeddings_layernorm",
     "out": "o_proj|self_attn.dense|attention.dense|attn.c_proj|out_proj|self_attention.dense",
-    "down": "down_proj|fc2|dense_4h_to_h|mlp.c_proj|fc_out",
+    "down": "down_proj|feed_forward.w2|fc2|dense_4h_to_h|mlp.c_proj|fc_out",
     "router": "gate|router|router.layer",
     "shared_router": "shared_expert_gate",
     "query": "q_proj",
@@ -261,7 +286,7 @@ class Stored:
         if inside == "qkv":
             return self._qkv(layer, what)
         if inside in ("rate_bias", "decay", "skip"):
-            return self.need(_PLACES[inside], layer, "")
+            return self.need(_PLACES[inside], layer, "").reshape(-1)
         if inside in ("state_in", "convolution"):
             return self._of_state(inside, layer, what)
         if inside in ("gate", "up", "shared_gate", "shared_up"):
@@ -341,8 +366,11 @@ class Stored:
         """The product before a state, or the convolution: columns of a group follow each other, of what gates, of values,
         keys, queries and numbers."""
         linear = self.spec.linear_attention
+        if linear.kind == "convolution":
+            return self._of_convolution(inside, layer, what)
         groups, count = linear.groups, linear.heads // linear.groups
-        sizes = dict(zip("zvkqn", linear.parts, strict=True))
+        letters = "vkqn" if self.kind == "kimi_linear" else "zvkqn"
+        sizes = dict(zip(letters, linear.parts, strict=True))
 
         def parts_of(array: np.ndarray, order: str) -> dict[str, np.ndarray]:
             """The rows of each part, by group; all of a part follow each other."""
@@ -362,20 +390,57 @@ class Stored:
             ends = np.cumsum([sizes[part] for part in "qkv"])
             found = dict(zip("qkvz", np.split(rows, ends, axis=1), strict=True))
             found["n"] = self.need("in_proj_ba", layer, what).reshape(groups, 2 * count, -1)
+        elif self.kind == "kimi_linear":
+            found = {part: self.need(f"{name}_proj", layer, what) for part, name in zip("vkqn", "vkqb", strict=True)}
+            found = {part: rows.reshape(groups, -1, rows.shape[-1]) for part, rows in found.items()}
+        elif self.kind == "olmo_hybrid":
+            names = zip("zvkqba", "gvkqba", strict=True)
+            found = {part: self.need(f"linear_attn.{name}_proj", layer, what) for part, name in names}
+            found = {part: rows.reshape(groups, -1, rows.shape[-1]) for part, rows in found.items()}
+            found["n"] = np.concatenate([found["b"], found["a"]], axis=1)
         else:
             found = parts_of(self.need("in_proj_qkv", layer, what), "qkv")
             names = (("z", "in_proj_z"), ("b", "in_proj_b"), ("a", "in_proj_a"))
             found |= {part: self.need(name, layer, what) for part, name in names}
             found |= {part: found[part].reshape(groups, -1, found[part].shape[-1]) for part in "zba"}
             found["n"] = np.concatenate([found["b"], found["a"]], axis=1)
-        joined = np.concatenate([found[part] for part in "zvkqn"], axis=1)
+        joined = np.concatenate([found[part] for part in letters], axis=1)
         joined = joined.reshape(-1, joined.shape[-1])
         return joined[:, 0] if what == "bias" else joined.T
+
+    def _of_convolution(self, inside: str, layer: int | None, what: str) -> np.ndarray:
+        """Both gates and the channels of a short convolution, by groups of channels: the gate behind it comes first."""
+        if inside == "convolution":
+            array = self.need("conv.conv", layer, what)
+            return array if what == "bias" else array.reshape(len(array), -1)
+        first, last, channels = np.split(self.need("conv.in_proj", layer, what), 3)
+        groups = self.spec.linear_attention.groups
+        parts = [part.reshape(groups, -1, *part.shape[1:]) for part in (last, first, channels)]
+        joined = np.concatenate(parts, axis=1)
+        return joined.reshape(-1, *joined.shape[2:]).T
+
+    def factors(self, name: str) -> np.ndarray | float:
+        """What a parameter has been multiplied by here: the multipliers of Falcon-H1."""
+        if self.kind != "falcon_h1":
+            return 1.0
+        given, inside = CASES[self.kind], name.rpartition(".")[2]
+        gate, down = given["mlp_multipliers"]
+        parts = self.spec.linear_attention.parts
+        columns = np.tile(np.repeat(given["ssm_multipliers"], parts), self.spec.linear_attention.groups)
+        found = {
+            "qkv": given["attention_in_multiplier"],
+            "state_in": columns * given["ssm_in_multiplier"], "state_in_bias": columns,
+            **dict.fromkeys(("out", "out_bias"), given["attention_out_multiplier"]),
+            **dict.fromkeys(("state_out", "state_out_bias"), given["ssm_out_multiplier"]),
+            **dict.fromkeys(("gate", "gate_bias"), gate), **dict.fromkeys(("down", "down_bias"), down),
+        }
+        return found.get(inside, 1.0)
 
     def _first_product(self, inside: str, layer: int | None, what: str) -> np.ndarray:
         """Of a feed-forward, dense or shared; both products may be stored as one."""
         shared, part = inside.startswith("shared_"), inside.removeprefix("shared_")
         modules = f"mlp.{part}_proj|feed_forward.{part}_proj|ffn.{part}_proj"
+        modules += f"|feed_forward.{'w1' if part == 'gate' else 'w3'}"
         if shared:
             modules = f"shared_experts.{part}_proj|shared_expert.{part}_proj"
         elif part == "up":
@@ -406,8 +471,8 @@ class Stored:
         after_first = self.kind in ("gemma2", "gemma3_text")  # with both, their second norm is behind attention
         second = "pre_feedforward_layernorm|pre_ff_layernorm" + ("" if after_first else "|post_attention_layernorm")
         return {
-            "norm1": f"input_layernorm|ln_1|norm_1|self_attn_layer_norm|layers.{layer}.norm",
-            "norm2": f"{second}|ln_2|norm_2|final_layer_norm|layers.{layer}.norm",
+            "norm1": f"input_layernorm|operator_norm|ln_1|norm_1|self_attn_layer_norm|layers.{layer}.norm",
+            "norm2": f"{second}|ffn_norm|ln_2|norm_2|final_layer_norm|layers.{layer}.norm",
             "norm1_after": "post_self_attn_layernorm|post_norm1|post_attention_layernorm",
             "norm2_after": "post_mlp_layernorm|post_norm2|post_feedforward_layernorm",
         }[inside]
@@ -431,7 +496,7 @@ def loss_of_transformers(kind: str) -> float:
         assert places.shape == shape, (kind, name, places.shape, shape)
         is_less = kind in LESS_1 and "norm" in name and "bias" not in name and "state" not in name
         less = 1 if is_less else 0
-        flat[places] = weight_of(name, shape) - less
+        flat[places] = weight_of(name, shape) / stored.factors(name) - less
     tokens, targets = map(torch.tensor, tokens_and_targets())
     with torch.no_grad():
         for name, parameter in parameters.items():

@@ -261,20 +261,22 @@ for _kind in ("short_convolution", "short_convolution_gradient"):
     for _x, _taps, _bias in (((2, 5, 3), 4, True), ((1, 2, 3, 2), 4, False), ((3, 4, 1), 1, True)):
         _given = [_x] * (2 if _kind.endswith("gradient") else 1)
         example(_kind, *_given, (*_x[2:], _taps), *([_x[2:]] if _bias else []))
+        example(_kind, *_given, (*_x[2:], _taps), plain=True)
 
 
-def linear_attention(kind, batch, tokens, groups, served, width, values, **more):
-    """An example of linear attention, or of its gradient."""
+def linear_attention(kind, batch, tokens, groups, served, width, values, *, of_features=False, **more):
+    """An example of linear attention, or of its gradient; decays may be those ``of_features`` of keys."""
     keys, heads = (batch, tokens, groups, width), (batch, tokens, groups * served)
-    y = (*heads, values)
+    y, decays = (*heads, values), (*heads, width) if of_features else heads
     how = {"chunk": 2, "delta": False, "unit": False, "scale": 0.5} | more
-    return Example(kind, (*([y] if kind.endswith("gradient") else []), keys, keys, y, heads, heads), how, low=-1, high=1)
+    return Example(kind, (*([y] if kind.endswith("gradient") else []), keys, keys, y, decays, heads), how, low=-1, high=1)
 
 
 for _kind in ("linear_attention", "linear_attention_gradient"):
     EXAMPLES.append(linear_attention(_kind, 2, 5, 2, 2, 3, 1))
     EXAMPLES.append(linear_attention(_kind, 2, 3, 1, 3, 2, 3, chunk=4, delta=True, unit=True))
     EXAMPLES.append(linear_attention(_kind, 1, 4, 2, 1, 1, 2, delta=True))
+    EXAMPLES.append(linear_attention(_kind, 2, 3, 2, 1, 3, 2, delta=True, of_features=True))
 
 
 def in_slots(kind, replicas, tokens, slots, *sizes, **more):
@@ -283,7 +285,8 @@ def in_slots(kind, replicas, tokens, slots, *sizes, **more):
     if kind == "cached_short_convolution":
         channels, taps, bias = sizes
         given = (replicas, tokens, *channels), (*channels, taps), *([channels] if bias else [])
-        return Example(kind, ((replicas, slots, taps - 1, *channels), *given, *where), {"read": slots})
+        kept = replicas, slots, taps - 1, *channels
+        return Example(kind, (kept, *given, *where), {"read": slots} | more)
     groups, served, width, values = sizes
     plain = linear_attention("linear_attention", replicas, tokens, groups, served, width, values, **more)
     states = (replicas, slots, groups * served, width, values)
@@ -293,8 +296,9 @@ def in_slots(kind, replicas, tokens, slots, *sizes, **more):
 
 EXAMPLES.append(in_slots("cached_linear_attention", 2, 5, 3, 2, 2, 3, 1))
 EXAMPLES.append(in_slots("cached_linear_attention", 1, 4, 1, 1, 3, 2, 3, chunk=3, delta=True, unit=True))
+EXAMPLES.append(in_slots("cached_linear_attention", 2, 3, 2, 2, 1, 3, 2, delta=True, of_features=True))
 EXAMPLES.append(in_slots("cached_short_convolution", 2, 5, 3, (4,), 3, True))
-EXAMPLES.append(in_slots("cached_short_convolution", 1, 3, 2, (2, 3), 4, False))
+EXAMPLES.append(in_slots("cached_short_convolution", 1, 3, 2, (2, 3), 4, False, plain=True))
 
 
 EXCHANGING = {"context_attention", "context_attention_gradient", "attention_block", "attention_block_gradient", "ring_shift"}

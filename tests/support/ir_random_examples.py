@@ -451,14 +451,15 @@ def _attention_of_blocks(kind, rng):
 def _linear_attention(kind, rng):
     sizes = (int(n) for n in rng.choice((1, 2, 3), 6))
     delta, unit = (bool(n) for n in rng.integers(2, size=2))
-    return linear_attention(kind, *sizes, chunk=int(rng.integers(1, 5)), delta=delta, unit=unit)
+    return linear_attention(kind, *sizes, chunk=int(rng.integers(1, 5)), delta=delta, unit=unit,
+                            of_features=bool(rng.integers(2)))
 
 
 @maker("cached_linear_attention")
 def _of_states(kind, rng):
     sizes = (int(n) for n in rng.choice((1, 2, 3), 7))
     delta, unit = (bool(n) for n in rng.integers(2, size=2))
-    return in_slots(kind, *sizes, chunk=int(rng.integers(1, 5)), delta=delta, unit=unit)
+    return in_slots(kind, *sizes, chunk=int(rng.integers(1, 5)), delta=delta, unit=unit, of_features=bool(rng.integers(2)))
 
 
 @maker("cached_short_convolution")

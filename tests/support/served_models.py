@@ -41,12 +41,27 @@ SERVED: dict[str, TransformerSpec] = {
         "layer_parts": ("attention", "feed_forward", "attention", "feed_forward", "attention"),
         "linear_attention": LinearAttention(heads=6, head_width=4, state_width=3, groups=2, chunk=3, taps=3,
                                             layers=(True, False, False, False, True)),
-        "experts": Experts(count=4, chosen=2, width=5, shared_width=5, layers=(False, True, False, False, False)),
+        "experts": Experts(count=4, chosen=2, width=5, shared_width=5, latent=7, layers=(False, True, False, False, False)),
     }),
     "qwen3-next": TransformerSpec(**_LLAMA | {
         "attention_gate": True, "query_key_norm": True,
         "linear_attention": LinearAttention(kind="gated_delta", heads=4, head_width=5, state_width=3, groups=2, chunk=4,
                                             layers=(True, False, True)),
+    }),
+    "falcon-h1": TransformerSpec(**_LLAMA | {
+        "layers": 2, "attention_scale": 0.4, "biases": ("state_in", "convolution"),
+        "linear_attention": LinearAttention(heads=6, head_width=3, state_width=4, groups=1, chunk=4, taps=2, beside=True,
+                                            gate="alone"),
+    }),
+    "kimi-linear": TransformerSpec(**_LLAMA | {
+        "key_value_heads": None, "head_width": None, "positions": "none",
+        "attention": LatentAttention(query_rank=None, key_value_rank=7, head_width=3, rotary_width=4, value_width=6),
+        "linear_attention": LinearAttention(kind="kimi_delta", heads=4, groups=4, head_width=5, state_width=3, chunk=4,
+                                            layers=(True, False, True)),
+    }),
+    "lfm2": TransformerSpec(**_LLAMA | {
+        "query_key_norm": True, "linear_attention": LinearAttention(
+            kind="convolution", heads=6, groups=6, head_width=2, taps=3, layers=(True, False, True)),
     }),
     "bloom": TransformerSpec(**_BASE | {"positions": "alibi", "embedding_norm": True}),
 }

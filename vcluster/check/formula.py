@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from parallelism.display.quantities import shortened
 from vcluster.check.answer import Answer
 from vcluster.check.limited import limited, raised
 
@@ -33,6 +34,10 @@ def check_formula(
         raise ValueError("check_formula needs at least one case, got none")
     results: list[float] = []
     for case in given:
+        if not isinstance(case, tuple | list):
+            raise TypeError(
+                f"each case must be a tuple of arguments, such as ({shortened(case)},); got {shortened(case)}"
+            )
         result = _result(mine, f"{name}({', '.join(map(repr, case))})", case, subject)
         if isinstance(result, Answer):
             return result

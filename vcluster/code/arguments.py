@@ -1,4 +1,4 @@
-"""Arguments of a run that differ between devices: `PerDevice` and `Sharded`."""
+"""Arguments of a run that differ between devices: `PerDevice` and `Sharded`, also in dicts, lists and tuples."""
 
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -32,7 +32,7 @@ class PerDevice:
 
 
 class Sharded:
-    """An array of which each device gets its shard.
+    """An array of which each device gets its shard.  It may lie in a dict, list or tuple, as the weights of a model do.
 
     >>> import numpy as np
     >>> from vcluster import Sharded, TensorSharding, VirtualCluster
@@ -68,23 +68,16 @@ class Hole(NamedTuple):
 def deal(
     args: tuple[Any, ...], kwargs: dict[str, Any], mesh: "Mesh"
 ) -> tuple[tuple[Any, ...], dict[str, Any], list[PerDevice]]:
-    """The arguments with a `Hole` in place of each `PerDevice` or `Sharded`, and the list of these as `PerDevice`."""
+    """The arguments with a `Hole` in place of what differs between devices, and the list of these as `PerDevice`.
+
+    That is a `PerDevice`, a `Sharded`, or a dict, list or tuple that has one in it, at any depth.
+    """
     own: list[PerDevice] = []
 
     def common(value: Any, name: str) -> Any:
-        if isinstance(value, Sharded):
-            try:
-                value = value.per_device(mesh)
-            except ValueError as error:
-                raise ValueError(f"{name}: {error}") from None
-        if not isinstance(value, PerDevice):
+        if not _holds_own(value):
             return value
-        if len(value.values) != mesh.size:
-            raise ValueError(
-                f"{name} is a PerDevice and needs one value for each of the {mesh.size} devices, "
-                f"got {len(value.values)} values"
-            )
-        own.append(value)
+        own.append(PerDevice(_by_rank(value, name, mesh)))
         return Hole(len(own) - 1)
 
     return (
@@ -92,6 +85,43 @@ def deal(
         {name: common(value, f"argument {name!r}") for name, value in kwargs.items()},
         own,
     )
+
+
+def _holds_own(value: Any) -> bool:
+    """Whether devices get different values of an argument."""
+    waiting, seen = [value], set()
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, PerDevice | Sharded):
+            return True
+        if isinstance(each, dict | list | tuple) and id(each) not in seen:
+            seen.add(id(each))  # a list may have itself in it
+            waiting.extend(each.values() if isinstance(each, dict) else each)
+    return False
+
+
+def _by_rank(value: Any, name: str, mesh: "Mesh") -> list[Any]:
+    """The values of an argument, by rank."""
+    if isinstance(value, Sharded):
+        try:
+            return value.per_device(mesh).values
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+    if isinstance(value, PerDevice):
+        if len(value.values) != mesh.size:
+            raise ValueError(
+                f"{name} is a PerDevice and needs one value for each of the {mesh.size} devices, "
+                f"got {len(value.values)} values"
+            )
+        return value.values
+    if not _holds_own(value):
+        return [value] * mesh.size
+    if isinstance(value, dict):
+        parts = {key: _by_rank(each, f"{name}[{key!r}]", mesh) for key, each in value.items()}
+        return [{key: part[rank] for key, part in parts.items()} for rank in range(mesh.size)]
+    items = [_by_rank(each, f"{name}[{place}]", mesh) for place, each in enumerate(value)]
+    make = getattr(type(value), "_make", type(value))  # a named tuple takes its fields one by one
+    return [make([item[rank] for item in items]) for rank in range(mesh.size)]
 
 
 def fill(value: Any, own: list[Any]) -> Any:

@@ -24,7 +24,10 @@ USAGE = "usage: mpiexec -n RANKS python -m vcluster.mpi (script.py | -m module) 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the script or the module that the arguments name. Returns the exit code."""
-    if not arguments or arguments[0] in ("-h", "--help") or list(arguments) == ["-m"]:
+    if arguments and arguments[0] in ("-h", "--help"):
+        print(USAGE)
+        return 0
+    if not arguments or list(arguments) == ["-m"]:
         print(USAGE, file=sys.stderr)
         return 2
     module = arguments[1] if arguments[0] == "-m" else None

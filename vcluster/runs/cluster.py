@@ -366,7 +366,8 @@ def _mesh(mesh: Mesh | int | None, axes: dict[str, Any]) -> Mesh:
     if isinstance(mesh, Mesh):
         return mesh
     if isinstance(mesh, bool) or not hasattr(mesh, "__index__"):
-        raise TypeError(f"a mesh must be a Mesh or a number of devices, got {mesh!r}")
+        named = "; axes have names, as in Mesh(dp=2, tp=4)" if hasattr(mesh, "__len__") else ""
+        raise TypeError(f"a mesh must be a Mesh or a number of devices, got {mesh!r}{named}")
     return Mesh(devices=mesh)
 
 

@@ -2,11 +2,11 @@
 
 import signal
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from parallelism.events import HOST, Event
-from parallelism.operation import Undelivered, undelivered_error
+from parallelism.operation import Stuck, Undelivered, undelivered_error
 from parallelism.operation.errors import located
 from vcluster.code import (
     ChannelClosedError,
@@ -261,7 +261,28 @@ def _undelivered(done: Mapping[int, Done]) -> UndeliveredMessageError | None:
     )
 
 
-def _not_received(done: Mapping[int, Done]) -> list[tuple[Event, int]]:
+def messages_of_other_tags(stuck: Sequence[Stuck], replies: Mapping[int, Reply]) -> list[str]:
+    """What was sent to ranks that wait in vain for a message of another tag of the same sender, in words."""
+    wanted: dict[tuple[Any, Any], Any] = {
+        (each.lane[1], each.rank): each.lane[2] for each in stuck if each.lane[0] == "recv"
+    }
+    recorded = {
+        rank: reply
+        for rank, reply in sorted(replies.items())
+        if not isinstance(reply, Died) and not isinstance(reply.record, int)
+    }
+    texts = []
+    for event, count in _not_received(recorded) if wanted else ():
+        if (event.rank, event.peer) in wanted and event.tag != wanted[event.rank, event.peer]:
+            what, has = ("a message", "has") if count == 1 else (f"{count} messages", "have")
+            texts.append(
+                f"{what} of rank {event.rank} to rank {event.peer} with tag {event.tag}, sent at {event.location}, "
+                f"{has} not been received"
+            )
+    return texts
+
+
+def _not_received(done: Mapping[int, Done | Failed | Cancelled]) -> list[tuple[Event, int]]:
     """For each channel and tag: the first send that was not received, and the number of such sends."""
     sends: dict[Any, list[Event]] = {}
     received: Counter[Any] = Counter()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
@@ -95,7 +95,10 @@ class Run(Sequence[Output]):
     @overload
     def __getitem__(self, rank: slice) -> list[Output]: ...
     def __getitem__(self, rank: Any) -> Any:
-        return self.outputs[rank]
+        try:
+            return self.outputs[rank]
+        except IndexError:
+            raise IndexError(f"the run has ranks 0 to {len(self.outputs) - 1}, got {rank}") from None
 
     def __len__(self) -> int:
         return len(self.outputs)
@@ -110,9 +113,26 @@ class Run(Sequence[Output]):
             )
         return self._program.result(self.mesh, self.outputs)
 
-    def unshard(self, sharding: TensorSharding) -> Array:
-        """The global array. The outputs are its shards under ``sharding``; partial values are reduced."""
-        return sharding.unshard(self.outputs, self.mesh)
+    @overload
+    def unshard(self, sharding: TensorSharding | str) -> Array: ...
+    @overload
+    def unshard(self, sharding: Sequence[Any]) -> tuple[Any, ...]: ...
+    @overload
+    def unshard(self, sharding: Mapping[Any, Any]) -> dict[Any, Any]: ...
+    def unshard(self, sharding: Any) -> Any:
+        """The global array. The outputs are its shards under ``sharding``; partial values are reduced.
+
+        If a kernel returns several arrays, ``sharding`` is a tuple, list or dict of layouts in the form of an output.
+
+        >>> from vcluster import TensorSharding, VirtualCluster
+        >>> with VirtualCluster(2, backend="thread") as cluster:
+        ...     run = cluster.run(lambda device: ([device.rank, 5], {"sum": device.all_reduce(device.rank)}))
+        >>> run.unshard(("[devices]", {"sum": TensorSharding()}))
+        (array([0, 5, 1, 5]), {'sum': array(1)})
+        """
+        from vcluster.runs.joining import joined
+
+        return joined(self.outputs, sharding, self.mesh)
 
     @cached_property
     def trace(self) -> Trace:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import product
 from typing import Any, Literal, NamedTuple
 
@@ -26,6 +27,11 @@ from vcluster.testing.sharded import PROBABLY, VAGUE, VAGUE_ON_TWO, Near, assert
 _DIM = re.compile(r"\s*([A-Za-z][A-Za-z0-9]*)(_(\{[^}]*\}|[A-Za-z0-9]+))?\s*(,|$)")
 _SIZES = (1, 2, 3, 4)
 _MOST_DEVICES = 6
+_UNEQUAL = (
+    "it is right where all ranks hold as much: the mean of the ranks' means is not the mean of the whole, the mean of "
+    "an empty shard is NaN, and the offset of a shard is the sum of the sizes before it"
+)
+"""What is said of a kernel that is right on equal shards and wrong on others."""
 
 
 class _Tensor(NamedTuple):
@@ -57,13 +63,13 @@ def check_kernel(
     15
 
     ``layouts``
-        the dims of each argument, then ``->`` and those of the result.  A dim has a name, and after ``_`` the axis that
+        the dims of each argument, then ``->`` and those of each result.  A dim has a name, and after ``_`` the axis that
         it is split over, ``{a,b}`` for several; dims of one name have one extent.  A scalar is ``()``.  The result of
         ``"M, K_tp; K_tp, N -> M, N {U_tp}"`` is a sum over ``tp`` that is pending.
     ``kernel(device, *shards)``
-        returns its shard of the result.
+        returns its shard of the result, or a tuple of shards if there are several results.
     ``reference(*arrays)``
-        returns the whole result, in NumPy.
+        returns the whole result, or a tuple of them, in NumPy.
     ``meshes``
         by default those with 1 to 4 devices along each axis of the layouts, and at most 6 in all.
     ``sizes``
@@ -80,27 +86,30 @@ def check_kernel(
         of each case: a kernel that computes for longer ends with `ClusterTimeoutError`.  By default there is no limit.
 
     ``AssertionError`` names the mesh and the sizes of the first case that fails, and ranks that hold no rows; cases
-    come from small to large.  It also names the usual mistakes of a ring, if one explains what the kernel returns: the
+    come from small to large.  It also names the usual mistake that explains what the kernel returns: each rank works on its
+    shards alone, a term that all ranks hold is added on each of them, it is right on equal shards only; of a ring, the
     wrong direction, one step too few, a causal mask without the offset of the shard, a missing rescale.  An
     error of the kernel leaves as it is, with a note that names them.  ``ValueError`` for layouts that cannot be read, for
     a reference whose result has other extents than the layouts say, and if there is no case.
     """
     __tracebackhide__ = True
+    options: dict[str, Any] = {
+        "meshes": _kept(meshes),
+        "sizes": _kept(sizes),
+        "dtype": dtype,
+        "seed": seed,
+        "backend": backend,
+        "deadline_seconds": deadline_seconds,
+    }
+    if ";" in layouts.partition("->")[2]:
+        return _check_each_result(kernel, reference, layouts, {**options, "rtol": rtol, "atol": atol})
     count = 0
-    for case in kernel_cases(
-        reference,
-        layouts,
-        meshes=meshes,
-        sizes=sizes,
-        dtype=dtype,
-        seed=seed,
-        backend=backend,
-        deadline_seconds=deadline_seconds,
-    ):
+    for case in kernel_cases(reference, layouts, **options):
         try:
             run = case.run(kernel)
         except Exception as error:
-            error.add_note(f"in check_kernel on {case.text}{case.empty}")
+            others = "; sizes=[...] says which extents are checked" if case.empty and sizes is None else ""
+            error.add_note(f"in check_kernel on {case.text}{case.empty}{others}")
             raise
         try:
             assert_sharded_allclose(run, case.layout, case.expected, rtol=rtol, atol=atol)
@@ -110,13 +119,46 @@ def check_kernel(
             )  # the text of the case has the mesh
             head, _, likely = told.partition(f"\n{PROBABLY}")
             vague = (*VAGUE, VAGUE_ON_TWO) if case.cluster.size == 2 else VAGUE
-            if (not likely or likely.startswith(vague)) and (
-                cause := _cause_in_a_ring(kernel, reference, layouts, dtype, rtol, atol)
-            ):
-                told = f"{head}\n{PROBABLY}{cause}"
+            if not likely or likely.startswith(vague):
+                cause = _cause_on_equal_shards(kernel, reference, layouts, dtype, Near(rtol, atol))
+                if cause is None and case.has_unequal_shards:
+                    cause = _UNEQUAL
+                told = f"{head}\n{PROBABLY}{cause}" if cause else told
             raise AssertionError(f"on {case.text}{case.empty}, {told}") from None
         count += 1
     return count
+
+
+def _check_each_result(
+    kernel: Callable[..., Any],
+    reference: Callable[..., Any],
+    layouts: str,
+    options: Mapping[str, Any],
+) -> int:
+    """`check_kernel` of a kernel with several results, one after the other."""
+    __tracebackhide__ = True
+    arguments, arrow, results = layouts.partition("->")
+    each_result = results.split(";")
+    count = 0
+    for place, result in enumerate(each_result):
+        mine, whole = (partial(_one_result, each, place, len(each_result)) for each in (kernel, reference))
+        try:
+            count = check_kernel(mine, whole, f"{arguments}{arrow}{result}", **options)
+        except AssertionError as error:
+            raise AssertionError(f"result {place + 1}: {error}") from None
+    return count
+
+
+def _one_result(function: Callable[..., Any], place: int, count: int, *arguments: Any) -> Any:
+    """One of the results of a kernel or a reference."""
+    returned = function(*arguments)
+    if not isinstance(returned, tuple | list) or len(returned) != count:
+        is_tuple = isinstance(returned, tuple | list)
+        came = f"a {type(returned).__name__} of {len(returned)}" if is_tuple else type(returned).__name__
+        raise TypeError(
+            f"the layouts have {count} results, so a tuple of {count} must be returned; got {came}"
+        )
+    return returned[place]
 
 
 class KernelCase(NamedTuple):
@@ -146,6 +188,15 @@ class KernelCase(NamedTuple):
                     f"shard of shape {shape})"
                 )
         return f", where {' and '.join(told)}" if told else ""
+
+    @property
+    def has_unequal_shards(self) -> bool:
+        """Whether some ranks hold more of an argument than others."""
+        mesh = self.cluster.mesh
+        return any(
+            len({layout.local_shape(array.shape, mesh, rank) for rank in range(mesh.size)}) > 1
+            for array, layout in self.arguments
+        )
 
     def run(self, kernel: Callable[..., Any]) -> Run[Any]:
         """Run the kernel on the shards."""
@@ -219,6 +270,11 @@ def _check_result(shape: tuple[int, ...], dims: Sequence[str], extents: Mapping[
             )
 
 
+def _kept(given: Any) -> Any:
+    """A list of what an iterator gives once, for each result anew; anything else as it is."""
+    return list(given) if isinstance(given, Iterator) else given
+
+
 def _some(given: Iterable[Any], name: str) -> list[Any]:
     """A list of what was given.  ``ValueError`` if it is empty: nothing would be checked."""
     if not (some := list(given)):
@@ -252,28 +308,35 @@ def _check_lists(meshes: Any, sizes: Any) -> None:
             )
 
 
-def _cause_in_a_ring(
+def _cause_on_equal_shards(
     kernel: Callable[..., Any],
     reference: Callable[..., npt.ArrayLike],
     layouts: str,
     dtype: npt.DTypeLike,
-    rtol: float,
-    atol: float,
-) -> str:
-    """The mistake of a ring that explains what the kernel returns on a few devices along an axis."""
-    from vcluster.testing.ring_causes import DEVICES, ring_cause
+    near: Near,
+) -> str | None:
+    """The mistake that explains what the kernel returns on a few devices along an axis, all of whose shards are equal.
+
+    "" if none of those known does, and None if the kernel is right there.
+    """
+    from vcluster.testing.even_causes import even_cause
+    from vcluster.testing.ring_causes import DEVICES
 
     tensors, _ = _tensors(layouts)
     axes = dict.fromkeys(axis for tensor in tensors for axis in tensor.layout.axes)
     names = dict.fromkeys(name for tensor in tensors for name in tensor.dims)
-    sizes = {name: DEVICES * (place + 1) for place, name in enumerate(names)}
+    sizes = {name: DEVICES * (place + 2) for place, name in enumerate(names)}  # none is the number of devices
+    right = []
     for axis in axes:
         mesh = Mesh(**{each: DEVICES if each == axis else 1 for each in axes})
+        cause: str | None = ""
         with suppress(Exception):  # the kernel may not take these sizes, and the hint is optional
             for case in kernel_cases(reference, layouts, meshes=[mesh], sizes=[sizes], dtype=dtype):
-                if cause := ring_cause(kernel, reference, case, axis, Near(rtol, atol)):
-                    return cause
-    return ""
+                cause = even_cause(kernel, reference, case, axis, near)
+        if cause:
+            return cause
+        right.append(cause is None)
+    return None if right and all(right) else ""
 
 
 def _tensors(text: str) -> tuple[list[_Tensor], _Tensor]:

@@ -32,10 +32,8 @@ MOST_ARGUMENTS = 4
 def ring_cause(
     kernel: Callable[..., Any], reference: Reference, case: KernelCase, axis: str, near: Near
 ) -> str:
-    """The mistake that explains the outputs on the ranks along ``axis``; empty if none of those known does."""
+    """The mistake that explains the wrong outputs on the ranks along ``axis``; empty if none of those known does."""
     outputs = [np.asarray(output) for output in case.run(kernel).outputs]
-    if all(near(output, _shard(case.expected, case, rank)) for rank, output in enumerate(outputs)):
-        return ""
     arrays = [array for array, _ in case.arguments]
     split = [
         (place, dim)
@@ -129,7 +127,8 @@ def _without(array: Array, dim: int, rank: int) -> Array:
     return changed
 
 
-def _shard(whole: Array, case: KernelCase, rank: int) -> Array:
+def shard_of(whole: Array, case: KernelCase, rank: int) -> Array:
+    """The shard of a rank, of an array in the layout of the result."""
     layout: TensorSharding = case.layout
     return whole[layout.slices(whole.shape, case.cluster.mesh, rank)]
 
@@ -141,7 +140,7 @@ def _is_shard(
         whole = mistaken(rank)
     except (ValueError, IndexError, TypeError):  # the reference does not take such shapes
         return False
-    return whole.shape == case.expected.shape and near(output, _shard(whole, case, of))
+    return whole.shape == case.expected.shape and near(output, shard_of(whole, case, of))
 
 
 def _missing_block(outputs: Sequence[Array], case: KernelCase, axis: str, near: Near) -> str:
@@ -187,7 +186,7 @@ def _missing_rescale(
         )
         wanted = np.asarray(reference(*zero))
         outputs = flat.run(kernel).outputs
-        if all(near(np.asarray(output), _shard(wanted, case, rank)) for rank, output in enumerate(outputs)):
+        if all(near(np.asarray(output), shard_of(wanted, case, rank)) for rank, output in enumerate(outputs)):
             return (
                 f"it is right where argument {place + 1} is zero, so that all blocks have the same maximum: when "
                 "the maximum rises, what is added up so far, sum and output, must be rescaled by "

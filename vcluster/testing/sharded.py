@@ -84,7 +84,7 @@ def assert_sharded_allclose(
                 place = sharding.slices(whole.shape, mesh, rank)
                 how = _farthest(output, shard, near, tuple(piece.start for piece in place))
                 wrong.append(f"rank {rank}, which holds {_part(place)}: {how}")
-    why = _cause(outputs, sharding, whole, mesh, near)
+    why = likely_cause(outputs, sharding, whole, mesh, near)
     raise AssertionError(_text(sharding, whole, mesh, wrong, why))
 
 
@@ -138,7 +138,7 @@ def _farthest(output: Array, shard: Array, near: Near, start: Sequence[int]) -> 
             distance = np.abs(output.astype(np.complex128) - shard.astype(np.complex128))
         distance[~np.isfinite(distance) & wrong] = np.inf
         at = tuple(int(i) for i in np.unravel_index(np.argmax(np.where(wrong, distance, -1)), wrong.shape))
-        off = f", {distance[at]:.3g} off"
+        off = f", {distance[at]:.3g} off" if np.isfinite(distance[at]) else ""
     place = ", ".join(str(i + first) for i, first in zip(at, start, strict=True))
     return f"{count}, most at [{place}] of the whole: got {output[at]}, expected {shard[at]}{off}"
 
@@ -180,7 +180,9 @@ class _Compared:
         return all(self.near(one, other) for one, other in zip(found, expected, strict=True))
 
 
-def _cause(outputs: Sequence[Array], layout: TensorSharding, whole: Array, mesh: Mesh, near: Near) -> str:
+def likely_cause(
+    outputs: Sequence[Array], layout: TensorSharding, whole: Array, mesh: Mesh, near: Near
+) -> str:
     """The mistake that explains all outputs; empty if none of those known does."""
     compared = _Compared(outputs, layout, whole, mesh, near)
     silent = [rank for rank in compared.ranks if _is_none(outputs[rank])]

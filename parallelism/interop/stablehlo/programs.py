@@ -103,6 +103,8 @@ def content_of(text_or_path: str | bytes | Path) -> str | bytes:
         "\n" in text_or_path or "{" in text_or_path or len(text_or_path) > LONGEST_PATH
     ):
         return text_or_path
+    if isinstance(text_or_path, str) and not text_or_path.strip():
+        raise InteropError("a module of StableHLO must be a text or the path of a file, got an empty text")
     path = Path(text_or_path)
     with path.open("rb") as stream:
         content = stream.read(MOST_BYTES + 1)

@@ -1,9 +1,10 @@
 """Linear attention with decay, which keeps a state in place of keys and values, and the short convolution before it.
 
 `parallelism.kernels.linear_attention` says what they compute.  Queries and keys are ``(batch, tokens, groups, width)``,
-values ``(batch, tokens, heads, width)``, log-decays and rates ``(batch, tokens, heads)``; each group of queries and keys
-serves ``heads / groups`` adjacent heads.  ``delta`` is the delta rule, ``unit`` makes queries and keys vectors of length 1
-first, and ``scale`` multiplies the queries.  Batch, groups and heads may be split; the tokens of a sequence stay together.
+values ``(batch, tokens, heads, width)``, log-decays and rates ``(batch, tokens, heads)``, and decays may have a number for
+each feature of a key; each group of queries and keys serves ``heads / groups`` adjacent heads.  ``delta`` is the delta
+rule, ``unit`` makes queries and keys vectors of length 1 first, and ``scale`` multiplies the queries.  Batch, groups and
+heads may be split; the tokens of a sequence stay together.
 
 Both are priced as the kernels that software runs, chunk by chunk, whose states and scores go through memory: `PASSES` has
 the bytes.  The gradient reads the inputs alone: it computes the states again, and so keeps none of them.
@@ -53,7 +54,12 @@ WHOLE_SEQUENCES = frozenset(
 # -- the recurrence ----------------------------------------------------------------------------------------------------
 
 _KEYS, _VALUES, _NUMBERS = "bt!gn!", "bt(gr)p!", "bt(gr)"
-_INPUTS = ",".join((_KEYS, _KEYS, _VALUES, _NUMBERS, _NUMBERS))
+
+
+def _inputs(g: TensorType) -> str:
+    """The dims of the inputs: decays are those of heads, or of each feature of a key."""
+    decays = f"{_NUMBERS}n!" if g.ndim == 4 else _NUMBERS
+    return ",".join((_KEYS, _KEYS, _VALUES, decays, _NUMBERS))
 
 
 class _Passes(NamedTuple):
@@ -65,6 +71,10 @@ class _Passes(NamedTuple):
     """Arrays of the shape of values."""
     keys_of_heads: int
     """Arrays that have a key for each head."""
+    numbers: int
+    """Arrays that have a number for each head, in the dtype of sums."""
+    wide_keys_of_heads: int
+    """The same in the dtype of sums."""
     wide_states: int
     """States at the begin of all chunks, in the dtype of sums."""
     states: int
@@ -78,26 +88,42 @@ class _Passes(NamedTuple):
     products_of_states: int
 
 
+PLAIN, DELTA, CHANNELS = "plain", "delta", "channels"
 PASSES = {
-    ("linear_attention", False): _Passes(4, 3, 0, 2, 2, 2, 0, 1, 1, 2),
-    ("linear_attention_gradient", False): _Passes(14, 11, 0, 12, 0, 6, 0, 3, 2, 5),
-    ("linear_attention", True): _Passes(5, 6, 2, 0, 2, 2, 2, 3, 2, 3),
-    ("linear_attention_gradient", True): _Passes(11, 15, 12, 0, 4, 2, 3, 9, 5, 8),
+    ("linear_attention", PLAIN): _Passes(4, 3, 0, 7, 0, 2, 2, 2, 0, 1, 1, 2),
+    ("linear_attention_gradient", PLAIN): _Passes(27, 11, 0, 42, 0, 6, 5, 8, 0, 3, 3, 5),
+    ("linear_attention", DELTA): _Passes(9, 6, 2, 8, 0, 0, 2, 0, 3, 3, 2, 3),
+    ("linear_attention_gradient", DELTA): _Passes(21, 15, 13, 20, 0, 0, 4, 0, 2, 9, 5, 8),
+    ("linear_attention", CHANNELS): _Passes(10, 6, 4, 3, 6, 0, 2, 1, 5, 3, 2, 3),
+    ("linear_attention_gradient", CHANNELS): _Passes(12, 15, 8, 8, 14, 0, 4, 4, 3, 7, 5, 8),
 }
-"""By kind of op and by ``delta``: an estimate, written from memory of these kernels.  Without the delta rule they follow
-``mamba_ssm/ops/triton/ssd_combined.py`` of
-github.com/state-spaces/mamba, ``_mamba_chunk_scan_combined_fwd`` and ``_bwd``: the states of chunks and the scores ``C
-B^T``, of each group, are kernels of their own.  With it they are ``chunk_gated_delta_rule_fwd`` and ``_bwd`` of
-github.com/fla-org/flash-linear-attention, ``fla/ops/gated_delta_rule/chunk.py``: of each head the triangle is written, its
-inverse, and what that makes of keys and values.  Its backward reads the inverse that the forward has kept; here it is
-computed again.  The operations of that inverse, a third of the square of a chunk for each token, are left out."""
+"""By kind of op and by its rule, plain, the delta rule, or that with decays of each feature; counted in the kernels'
+sources: each array that a kernel loads or stores counts once for the kernel, however many of its blocks load it.  Nothing
+was measured.
+
+Without the delta rule they are those of mamba_ssm 2.3.2, ``ops/triton/ssd_combined.py``: ``_mamba_chunk_scan_combined_fwd``
+and ``_bwd`` without ``z``.  Scores ``C B^T`` are those of a group.  The gradients of keys and queries, and of scores, are in
+float32, counted as two, and are copied by a sum over splits of the heads, of which there is one where blocks fill the GPU.
+
+With it they are those of fla-core 0.6.0, ``fla/ops/gated_delta_rule/chunk.py``: ``chunk_gated_delta_rule_fwd`` and ``_bwd``
+with chunks of 64 tokens, in which the triangle and its inverse are one kernel, and ``l2norm`` of queries and keys.  The
+backward reads the inverse that the forward keeps, 64 numbers of a token and head, which no memory is counted for.  The
+operations of that inverse, a third of the square of a chunk for each token, are left out.  With decays of each feature they
+are ``fla/ops/kda/chunk_fwd.py`` and ``chunk_bwd.py``, ``chunk_kda_fwd`` and ``_bwd``, which keep two triangles."""
+
+
+def _rule_of(delta: bool, decays: Any) -> str:
+    """Which kernels go through these decays, of so many dims."""
+    if len(decays) == 4:
+        return CHANNELS
+    return DELTA if delta else PLAIN
 
 
 def _rule(
     q: TensorType, k: TensorType, v: TensorType, g: TensorType, beta: TensorType, **attributes: Any
 ) -> Rule:
     types = q, k, v, g, beta
-    return rule(f"{_INPUTS}->{_VALUES}", [x.shape for x in types], _served(q, k, v, **attributes))
+    return rule(f"{_inputs(g)}->{_VALUES}", [x.shape for x in types], _served(q, k, v, **attributes))
 
 
 def _gradient_rule(
@@ -110,7 +136,9 @@ def _gradient_rule(
     **attributes: Any,
 ) -> Rule:
     types = grad, q, k, v, g, beta
-    return rule(f"{_VALUES},{_INPUTS}->{_INPUTS}", [x.shape for x in types], _served(q, k, v, **attributes))
+    return rule(
+        f"{_VALUES},{_inputs(g)}->{_inputs(g)}", [x.shape for x in types], _served(q, k, v, **attributes)
+    )
 
 
 def _served(
@@ -149,7 +177,7 @@ def _flops(kind: str) -> Any:
     """The operations of the products, two for each term; a token has scores with those of its chunk up to itself."""
 
     def flops(of: Rule, *, chunk: int, delta: bool, **_: Any) -> Extent:
-        passes, extents = PASSES[kind, delta], of.extents
+        passes, extents = PASSES[kind, _rule_of(delta, of.inputs[-2])], of.extents
         groups, heads = extents["g"], product(extents[letter] for letter in "gr")
         inside = passes.products_of_keys * extents["n"] * (heads if delta else groups)
         inside += passes.products_of_values * extents["p"] * heads
@@ -166,22 +194,28 @@ def _tokens_of_chunk(chunk: int, tokens: Extent) -> Extent:
 
 def _nbytes(op: Op) -> Extent:
     """What the kernels read and write: see `PASSES`."""
-    delta, chunk = op["delta"], op["chunk"]
-    passes, extents = PASSES[op.kind, delta], op.rule.extents
-    q, v, *numbers = op.inputs[-5].type, op.inputs[-3].type, op.inputs[-2].type, op.inputs[-1].type
-    narrow, wide = v.dtype.itemsize, sums_dtype(v.dtype).itemsize
+    delta, chunk, extents = op["delta"], op["chunk"], op.rule.extents
     tokens, chunks = extents["b"] * extents["t"], extents["b"] * ceil_div(extents["t"], chunk)
-    heads = product(extents[letter] for letter in "gr")
-    states = chunks * heads * extents["n"] * extents["p"]
-    scores = tokens * _tokens_of_chunk(chunk, extents["t"]) * (heads if delta else extents["g"])
-    return (
-        passes.keys * q.nbytes
-        + passes.values * v.nbytes
-        + passes.keys_of_heads * tokens * heads * extents["n"] * narrow
-        + (passes.wide_states * wide + passes.states * narrow) * states
-        + (passes.wide_scores * wide + passes.scores * narrow) * scores
-        + (1 if len(op.outputs) == 1 else 2) * sum(x.nbytes for x in numbers)
-    )
+    scores = tokens * _tokens_of_chunk(chunk, extents["t"])
+    passes = PASSES[op.kind, _rule_of(delta, op.rule.inputs[-2])]
+    return _moved(passes, op.inputs[-3].type, extents, (tokens, chunks, scores), delta=delta)
+
+
+def _moved(
+    passes: _Passes, v: TensorType, extents: Any, counts: tuple[Extent, Extent, Extent], *, delta: bool
+) -> Extent:
+    """The bytes of kernels on so many tokens, chunks and scores of a head."""
+    tokens, chunks, scores = counts
+    narrow, wide = v.dtype.itemsize, sums_dtype(v.dtype).itemsize
+    groups, heads = extents["g"], product(extents[letter] for letter in "gr")
+    keys, values = extents["n"], extents["p"]
+    of_token = (passes.keys * groups + passes.keys_of_heads * heads) * keys + passes.values * heads * values
+    of_chunk = (passes.wide_states * wide + passes.states * narrow) * heads * keys * values
+    of_score = (passes.wide_scores * wide + passes.scores * narrow) * (heads if delta else groups)
+    wide_of_token = passes.numbers * heads + passes.wide_keys_of_heads * heads * keys
+    found: Extent = tokens * (of_token * narrow + wide_of_token * wide)
+    found += chunks * of_chunk + scores * of_score
+    return found
 
 
 def _prepared(
@@ -271,7 +305,7 @@ def _cached_rule(
     _check_places(states, positions, table)
     types = states, q, k, v, g, beta, positions, table
     kept = "bs!(gr)n!p!"
-    text = f"{kept},{_INPUTS},{_PLACES}->{kept},{_VALUES}"
+    text = f"{kept},{_inputs(g)},{_PLACES}->{kept},{_VALUES}"
     return rule(text, [x.shape for x in types], _served(q, k, v, **attributes))
 
 
@@ -284,7 +318,7 @@ def _cached_dtypes(
 
 def _cached_flops(of: Rule, *, chunk: int, delta: bool, read: Extent, scored: Extent, **_: Any) -> Extent:
     """Each token has the products with its states, and chunks have those between their tokens, whole ones."""
-    extents, passes = of.extents, PASSES["linear_attention", delta]
+    extents, passes = of.extents, PASSES["linear_attention", _rule_of(delta, of.inputs[4])]
     groups, heads = extents["g"], product(extents[letter] for letter in "gr")
     inside = passes.products_of_keys * extents["n"] * (heads if delta else groups)
     inside += passes.products_of_values * extents["p"] * heads
@@ -294,23 +328,17 @@ def _cached_flops(of: Rule, *, chunk: int, delta: bool, read: Extent, scored: Ex
 
 def _cached_nbytes(op: Op) -> Extent:
     """States and inputs once and results once; and what chunks read and write more: see `PASSES`."""
-    delta, chunk = op["delta"], op["chunk"]
-    passes, extents = PASSES["linear_attention", delta], op.rule.extents
-    states, _, _, v = (value.type for value in op.inputs[:4])
-    narrow, wide = v.dtype.itemsize, sums_dtype(v.dtype).itemsize
-    groups, heads = extents["g"], product(extents[letter] for letter in "gr")
-    keys, values, state = extents["n"], heads * extents["p"], heads * extents["n"] * extents["p"]
-    numbers = (
-        (passes.keys - 2) * groups * keys + (passes.values - 2) * values + passes.keys_of_heads * heads * keys
-    )
-    of_chunk = (passes.wide_states * wide + passes.states * narrow) * state + chunk * narrow * numbers
-    of_chunk += (
-        chunk * chunk * (passes.wide_scores * wide + passes.scores * narrow) * (heads if delta else groups)
-    )
+    delta, chunk, extents = op["delta"], op["chunk"], op.rule.extents
+    states, v = op.inputs[0].type, op.inputs[3].type
+    rule = _rule_of(delta, op.rule.inputs[4])
+    whole = PASSES["linear_attention", rule]
+    more = whole._replace(keys=whole.keys - 2, values=whole.values - 2, numbers=whole.numbers - 2)
+    if rule == CHANNELS:
+        more = more._replace(numbers=whole.numbers - 1, wide_keys_of_heads=whole.wide_keys_of_heads - 1)
+    of_chunk = _moved(more, v, extents, (chunk, 1, chunk * chunk), delta=delta)
+    of_state = 2 * product((states.shape[0], *states.shape[2:])) * states.dtype.itemsize
     once = sum((value.type.nbytes for value in (*op.inputs[1:], op.outputs[1])), 0)
-    found: Extent = once + extents["b"] * (
-        2 * op["read"] * state * states.dtype.itemsize + op["scored"] * of_chunk
-    )
+    found: Extent = once + op["read"] * of_state + extents["b"] * op["scored"] * of_chunk
     return found
 
 
@@ -362,6 +390,9 @@ register(
 
 # -- the short convolution ---------------------------------------------------------------------------------------------
 
+_PLAIN = {"plain": "a bool"}
+"""Whether sums stay as they are; else silu makes the result of them."""
+
 
 def _convolution_rule(*types: TensorType, given: int) -> Rule:
     """``[grad,] x, weight[, bias]``, to the result, or to the gradients of all but the first."""
@@ -376,8 +407,8 @@ def _convolution_rule(*types: TensorType, given: int) -> Rule:
     return rule(f"{inputs}->{','.join((rows, *weights)) if given else rows}", [type.shape for type in types])
 
 
-def _taps(of: Rule, each: int, more: int) -> Extent:
-    return (2 * each * of.extents["k"] + more) * product(
+def _taps(of: Rule, each: int, more: int, plain: bool) -> Extent:
+    return (2 * each * of.extents["k"] + (0 if plain else more)) * product(
         extent for letter, extent in of.extents.items() if letter != "k"
     )
 
@@ -385,27 +416,29 @@ def _taps(of: Rule, each: int, more: int) -> Extent:
 register(
     Operator(
         "short_convolution",
-        lambda *types: _convolution_rule(*types, given=0),
+        lambda *types, **_: _convolution_rule(*types, given=0),
         floating,
         short_convolution,
-        lambda grad, y, *inputs: [*apply("short_convolution_gradient", grad, *inputs)],
-        lambda of: _taps(of, 1, 5),
+        lambda grad, y, *inputs, **how: [*apply("short_convolution_gradient", grad, *inputs, **how)],
+        lambda of, plain=False: _taps(of, 1, 5, plain),
+        optional=_PLAIN,
     )
 )
 register(
     Operator(
         "short_convolution_gradient",
-        lambda *types: _convolution_rule(*types, given=1),
+        lambda *types, **_: _convolution_rule(*types, given=1),
         floating,
         short_convolution_backward,
-        flops=lambda of: _taps(of, 3, 9),
+        flops=lambda of, plain=False: _taps(of, 3, 9, plain),
+        optional=_PLAIN,
     )
 )
 
 
-def _cached_convolution_rule(last: TensorType, *types: TensorType, read: Extent) -> Rule:
+def _cached_convolution_rule(last: TensorType, *types: TensorType, **_: Any) -> Rule:
     """``last, x, weight[, bias], positions, table``, to what is kept of the last tokens and the result."""
-    x, weight, *_ = types
+    x, weight = types[:2]
     _check_places(last, *types[-2:])
     plain = _convolution_rule(*types[:-2], given=0)
     if last.shape[2] != weight.shape[-1] - 1:
@@ -429,7 +462,13 @@ def _cached_convolution_nbytes(op: Op) -> Extent:
 
 
 def _cached_convolution(
-    last: Array, x: Array, weight: Array, *others: Array, out: Array | None = None, **_: Any
+    last: Array,
+    x: Array,
+    weight: Array,
+    *others: Array,
+    plain: bool = False,
+    out: Array | None = None,
+    **_: Any,
 ) -> tuple[Array, Array]:
     *bias, positions, table = others
     kept, before = last.copy() if out is None else out, last.shape[2]
@@ -437,7 +476,7 @@ def _cached_convolution(
     for replica, slot, tokens, begins in _in_slots(positions, table):
         history = np.zeros(last.shape[2:], x.dtype) if begins else kept[replica, slot]
         joined = np.concatenate([history, x[replica, tokens]])
-        made[replica, tokens] = short_convolution(joined[None], weight, *bias)[0, before:]
+        made[replica, tokens] = short_convolution(joined[None], weight, *bias, plain=plain)[0, before:]
         kept[replica, slot] = joined[len(joined) - before :]
     return kept, made
 
@@ -448,11 +487,12 @@ register(
         _cached_convolution_rule,
         _cached_convolution_dtypes,
         _cached_convolution,
-        flops=lambda of, **_: (
-            (2 * of.extents["k"] + 5)
-            * product(extent for letter, extent in of.extents.items() if letter not in "ksmy")
+        flops=lambda of, plain=False, **_: (
+            (2 * of.extents["k"] + (0 if plain else 5))
+            * product(of.extents[letter] for dim in of.inputs[1] for letter in dim)
         ),
         attributes={"read": "an extent"},
+        optional=_PLAIN,
         op_nbytes=_cached_convolution_nbytes,
         reuses=True,
     )

@@ -7,9 +7,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+
 from parallelism.arrays import Array, plain_array
+from parallelism.display.quantities import cut, plural
 from parallelism.ir.core import Extent, Function, Value, names_in
 from parallelism.ir.core.extents import specialized
+
+MOST_NAMES = 300
+"""Characters of a list of names in an error, about."""
+FEW = 8
+"""Names that one can compare by eye."""
 
 
 def named_arrays(function: Function, inputs: Sequence[Any] | Mapping[str, Any]) -> dict[str, Array]:
@@ -21,15 +29,35 @@ def named_arrays(function: Function, inputs: Sequence[Any] | Mapping[str, Any]) 
     if isinstance(inputs, Mapping):
         if inputs.keys() != set(names):
             raise ValueError(
-                f"@{function.name} takes the inputs {', '.join(names) or 'none'}; got "
-                f"{', '.join(map(str, inputs)) or 'none'}"
+                f"@{function.name} takes the inputs {_listed(names)}; got {_listed(inputs)}{_differing(inputs, names)}"
             )
         inputs = [inputs[name] for name in names]
     if len(inputs) != len(names):
+        one = f", as rows of one array; write [{names[0]}]" if len(names) == 1 and _is_array(inputs) else ""
         raise ValueError(
-            f"@{function.name} takes {len(names)} inputs ({', '.join(names)}), got {len(inputs)}"
+            f"@{function.name} takes {plural(len(names), 'input')} ({_listed(names)}), got {len(inputs)}{one}"
         )
     return {name: plain_array(f"%{name}", array) for name, array in zip(names, inputs, strict=True)}
+
+
+def _is_array(inputs: Any) -> bool:
+    return isinstance(inputs, np.ndarray)
+
+
+def _listed(names: Iterable[Any]) -> str:
+    return cut(", ".join(map(str, names)), MOST_NAMES) or "none"
+
+
+def _differing(inputs: Mapping[str, Any], names: Sequence[str]) -> str:
+    """Which names are missing and which are not known, where there are many."""
+    if max(len(inputs), len(names)) <= FEW:
+        return ""
+    known = set(names)
+    told = (
+        ("missing", [name for name in names if name not in inputs]),
+        ("unknown", [n for n in inputs if n not in known]),
+    )
+    return "".join(f"; {what}: {_listed(which)}" for what, which in told if which)
 
 
 def one_of(name: str, arguments: Sequence[Any]) -> Any:

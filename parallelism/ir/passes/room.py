@@ -14,6 +14,7 @@ from typing import Any
 
 from parallelism.ir.core import Function, Op, Value
 from parallelism.ir.core.table import meaning
+from parallelism.ir.passes.gradients import MARK
 
 DEALING = ("dispatch", "combine", "dispatch_gates", "collect_gates")
 """The operators that deal."""
@@ -42,8 +43,35 @@ def _inside(op: Op) -> Any:
 @lru_cache(maxsize=16)
 def _with_room(function: Function) -> Function:
     values = {value.name: value for value in function.inputs}
-    ops = [_roomy(op, values) for op in function.ops]
+    ops: list[Op] = []
+    for op in function.ops:
+        if summed := _slots_summed(op, values):
+            ops.append(summed)
+            op = replace(op, inputs=summed.outputs)
+        ops.append(_roomy(op, values))
     return replace(function, ops=tuple(ops), outputs=tuple(values[value.name] for value in function.outputs))
+
+
+def _slots_summed(op: Op, values: dict[str, Value]) -> Op | None:
+    """The sum over slots of a gradient that needed none where an expert had one slot; None for other ops.
+
+    The gradient of what is added to all rows of an expert, its bias, is their sum.  Of one row that is a reshape alone.
+    """
+    if op.kind != "reshape" or (op.region or "").split(".")[0] != MARK:
+        return None
+    old, rows = op.inputs[0], values[op.inputs[0].name]
+    grown = tuple(
+        dim
+        for dim, (one, many) in enumerate(zip(old.type.shape, rows.type.shape, strict=True))
+        if one != many
+    )
+    if not grown or any(old.type.shape[dim] != 1 for dim in grown):
+        return None
+    attributes = (("axes", grown), ("keepdims", True))
+    (type,) = meaning("sum", (rows.type,), attributes).outputs
+    total = Value(f"{rows.name}.slots", type, rows.layout)
+    values[total.name] = total
+    return Op("sum", (rows,), attributes, (total,), op.region, op.line)
 
 
 def _roomy(op: Op, values: dict[str, Value]) -> Op:

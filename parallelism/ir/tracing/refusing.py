@@ -62,10 +62,16 @@ REASONS: dict[Any, str] = {
 }
 """For NumPy functions that cannot be recorded: the reason, or what to write instead."""
 
+OTHER_NAMES = {"expit": "sigmoid"}
+"""For functions of SciPy: the operator, where it has another name."""
+
 CONVERSIONS = {
     "__index__": ("an array as an index or a count",),
     "__int__": ("int() of an array",),
-    "__float__": ("float() of an array",),
+    "__float__": (
+        "float() of an array",
+        "functions of math take one number; those of numpy are recorded, as numpy.exp",
+    ),
     "__complex__": ("complex() of an array",),
     "__round__": ("round() of an array", "numpy.round can be"),
     "item": ("item() of an array",),

@@ -32,7 +32,7 @@ from parallelism.ir.tracing.current import current
 from parallelism.ir.tracing.in_place import Writable
 from parallelism.ir.tracing.memory_order import UNKNOWN, VIEWING, order_of, place_of
 from parallelism.ir.tracing.promotion import meant_dtype, operand_dtypes
-from parallelism.ir.tracing.refusing import CONVERSIONS, REASONS, refuse
+from parallelism.ir.tracing.refusing import CONVERSIONS, OTHER_NAMES, REASONS, refuse
 from parallelism.ir.tracing.results import computed, seen
 
 MOST_CONSTANT = 4096
@@ -158,8 +158,14 @@ class Traced(Writable, np.lib.mixins.NDArrayOperatorsMixin):
             result = _own(CALLS[ufunc](*inputs), inputs)
         elif ufunc in _kinds():
             result = apply(_kinds()[ufunc], *_promoted(ufunc, inputs))
-        else:
+        elif getattr(np, ufunc.__name__, None) is ufunc:
             refuse(name, REASONS.get(ufunc, ""))
+        else:
+            kind = OTHER_NAMES.get(ufunc.__name__, ufunc.__name__)
+            refuse(
+                f"{ufunc.__name__}, which is no function of NumPy's,",
+                f"write ir.apply({kind!r}, x)" * (kind in OPERATORS),
+            )
         return computed(result, ufunc, inputs, {})
 
     def _into(self, ufunc: np.ufunc, method: str, inputs: Any, options: Any) -> Any:

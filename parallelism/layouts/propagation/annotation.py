@@ -4,12 +4,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from parallelism.display.quantities import cut
 from parallelism.ir.core import Function, Op, Value
 from parallelism.ir.core.derived import laid_value, with_values
 from parallelism.ir.core.printing import names
 from parallelism.ir.operators import layout_text
 from parallelism.ir.tracing.tracing import apply
 from parallelism.sharding import TensorSharding
+from parallelism.spelling import did_you_mean
 
 Layout = TensorSharding | str | None
 Layouts = Mapping[str, Layout] | Mapping[Value, Layout] | Mapping[str | Value, Layout]
@@ -26,9 +28,9 @@ def annotate(function: Function, layouts: Layouts) -> Function:
     for key, layout in layouts.items():
         name = key.name if isinstance(key, Value) else key
         if name not in known:
-            raise ValueError(
-                f"@{function.name} has no value %{name}; its inputs are {names(function.inputs) or 'none'}"
-            )
+            near = did_you_mean(name, (value.name for value in function.inputs))
+            listed = cut(names(function.inputs), 300) or "none"
+            raise ValueError(f"@{function.name} has no value %{name}; its inputs are {listed}{near}")
         given[name] = TensorSharding.parse(layout) if isinstance(layout, str) else layout
     return laid_out(function, given)
 

@@ -13,6 +13,7 @@ from parallelism.models.hugging_face import (
     gpt_like,
     hybrid,
     hybrid_defaults,
+    short_convolutions,
     with_experts,
 )
 from parallelism.models.hugging_face.config import Config
@@ -43,6 +44,16 @@ _NEMOTRON_H_NAMES = {
     "time_step_min": "mamba_dt_min",
 }
 
+_KIMI_NAMES = {
+    "max_position_embeddings": "model_max_length",
+    "norm_topk_prob": "moe_renormalize",
+    "n_group": "num_expert_group",
+    "n_routed_experts": "num_experts",
+    "num_experts_per_tok": "num_experts_per_token",
+    "n_shared_experts": "num_shared_experts",
+    "scoring_func": "moe_router_activation_func",
+}
+_LFM2_NAMES = {"tie_word_embeddings": "tie_embedding", "intermediate_size": "block_ff_dim"}
 _GPT_2_NAMES = {
     "n_embd": "hidden_size",
     "n_layer": "num_hidden_layers",
@@ -193,6 +204,18 @@ ARCHITECTURES: dict[str, Architecture] = {
         _NEMOTRON_H_NAMES,
         (*_STATES, hybrid.EXPERTS, hybrid.DENSE),
     ),
+    "falcon_h1": Architecture(hybrid.falcon_h1, hybrid_defaults.FALCON_H1),
+    "olmo_hybrid": Architecture(hybrid.olmo_hybrid, hybrid_defaults.OLMO_HYBRID, kinds=_STATES),
+    "kimi_linear": Architecture(hybrid.kimi_linear, hybrid_defaults.KIMI_LINEAR, _KIMI_NAMES, _STATES),
+    "lfm2": Architecture(
+        short_convolutions.lfm2, hybrid_defaults.LFM2, _LFM2_NAMES, (short_convolutions.CONVOLVED,)
+    ),
+    "lfm2_moe": Architecture(
+        short_convolutions.lfm2_moe,
+        hybrid_defaults.LFM2_MOE,
+        _LFM2_NAMES | _EXPERTS,
+        (short_convolutions.CONVOLVED,),
+    ),
     "mamba2": Architecture(hybrid.mamba2, hybrid_defaults.MAMBA_2),
     "qwen3_next": Architecture(hybrid.qwen3_next, hybrid_defaults.QWEN_3_NEXT, _EXPERTS, _STATES),
     "qwen3_5_text": Architecture(hybrid.qwen3_5, hybrid_defaults.QWEN_3_5, kinds=_STATES),
@@ -228,5 +251,9 @@ CLASSES = {
     "seedoss": "seed_oss",
     "nemotronh": "nemotron_h",
     "qwen3next": "qwen3_next",
+    "falconh1": "falcon_h1",
+    "olmohybrid": "olmo_hybrid",
+    "kimilinear": "kimi_linear",
+    "lfm2moe": "lfm2_moe",
 }
 """The architectures whose class is named otherwise, in lower case and without what a head is called."""

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import inf
+from math import inf, sqrt
 from typing import Any
 
 from parallelism.models.expert_layers import Experts
 from parallelism.models.hugging_face.config import Config
 from parallelism.models.hugging_face.dense import multipliers
-from parallelism.models.hugging_face.layers import Figures, activation, all_biases, llama_like, sizes
+from parallelism.models.hugging_face.latent import latent_attention
+from parallelism.models.hugging_face.layers import (
+    Figures,
+    activation,
+    all_biases,
+    llama_like,
+    sizes,
+    width_of_head,
+)
 from parallelism.models.hugging_face.with_experts import balanced_router, granite_moe, qwen_experts
-from parallelism.models.linear_attention import LinearAttention
+from parallelism.models.linear_attention import KIMI_DELTA, LinearAttention
 
 LINEAR, FULL, EXPERTS, DENSE = "linear_attention", "full_attention", "moe", "mlp"
 OLDER_KINDS = {"mamba": LINEAR, "attention": FULL}
@@ -36,6 +44,35 @@ def bamba(config: Config) -> Figures:
     attending = config.numbers("attn_layer_indices")
     linear = tuple(layer not in attending for layer in range(found["layers"]))
     return found | _with_mamba(config, linear, (*all_biases(config), *_mamba_biases(config)))
+
+
+def falcon_h1(config: Config) -> Figures:
+    """Falcon-H1: a Llama with Mamba-2 beside attention in every layer.
+
+    Its multipliers of products are taken into the weights of these, as the weights of Gemma's norms are: no count, time or
+    byte depends on them.
+    """
+    found = llama_like(config)
+    config.must("hidden_act", "silu")
+    inner = config.whole_or_none("mamba_d_ssm") or config.whole("mamba_expand") * found["width"]
+    if config.get("mamba_d_head") in (None, "auto"):
+        config = config.with_fields(mamba_d_head=inner // config.whole("mamba_n_heads"))
+    gate = "alone"
+    if config.switch("mamba_rms_norm"):
+        gate = "last" if config.switch("mamba_norm_before_gate") else "first"
+    biases = {
+        "convolution": config.switch("mamba_conv_bias"),
+        "state_in": config.switch("mamba_proj_bias"),
+        "state_out": config.switch("projectors_bias"),
+    }
+    layer = mamba(config, _USUAL_MAMBA)
+    return found | {
+        "attention_scale": config.number("key_multiplier") / sqrt(width_of_head(found)),
+        "embedding_scale": config.number("embedding_multiplier"),
+        "logit_scale": config.number("lm_head_multiplier"),
+        "linear_attention": replace(layer, beside=True, gate=gate, least_step=_least_step(config)),
+        "biases": (*all_biases(config), *(name for name, has_bias in biases.items() if has_bias)),
+    }
 
 
 def granite_hybrid(config: Config) -> Figures:
@@ -98,7 +135,6 @@ def kinds_of_layers(config: Config, layers: int) -> Sequence[str] | None:
 
 def nemotron_h(config: Config) -> Figures:
     """Nemotron-H, Nemotron Nano 2 and 3: each layer is Mamba-2, attention, a feed-forward or experts, behind one norm."""
-    config.must("moe_latent_size", None)
     config.must("mamba_hidden_act", "silu")
     config.must("sliding_window", None)
     kinds = _kinds_of_nemotron(config)
@@ -108,6 +144,7 @@ def nemotron_h(config: Config) -> Figures:
         "convolution": config.switch("use_conv_bias"),
         **dict.fromkeys(("state_in", "state_out"), config.switch("use_bias")),
         **dict.fromkeys(("up", "down", "shared_up", "shared_down"), config.switch("mlp_bias")),
+        **dict.fromkeys(("latent_down", "latent_up"), config.switch("mlp_bias")),
     }
     layer = mamba(
         config,
@@ -155,6 +192,7 @@ def _nemotron_experts(config: Config, layers: tuple[bool, ...]) -> Experts:
         count=config.whole("n_routed_experts"),
         chosen=config.whole("num_experts_per_tok"),
         width=config.whole("moe_intermediate_size"),
+        latent=config.whole_or_none("moe_latent_size"),
         shared_width=config.whole("moe_shared_expert_intermediate_size"),
         layers=layers,
         scale=config.number("routed_scaling_factor"),
@@ -194,6 +232,84 @@ def mamba2(config: Config) -> Figures:
         "layer_parts": ("attention",) * layers,
         "linear_attention": replace(mamba(config, names), least_step=_least_step(config)),
     }
+
+
+def olmo_hybrid(config: Config) -> Figures:
+    """OLMo hybrid: the gated delta rule in three of four layers, behind norms, and the attention of OLMo 3 in the others,
+    before norms and mostly without positions."""
+    config.must("hidden_act", "silu")
+    is_rotated = config.group("rope_parameters").get("rope_theta", 0) is not None
+    found = llama_like(config if is_rotated else config.with_fields(rope_parameters=None))
+    layers, heads = found["layers"], found["heads"]
+    kinds = kinds_of_layers(config, layers)
+    if kinds is None:
+        kinds = [FULL if (layer + 1) % 4 == 0 else LINEAR for layer in range(layers)]
+        kinds[-1] = kinds[-1] if FULL in kinds else FULL
+    key_heads = config.whole_or_none("linear_num_key_heads") or heads
+    key_width = config.whole_or_none("linear_key_head_dim") or int(0.75 * found["width"] / key_heads)
+    linear = LinearAttention(
+        kind="gated_delta",
+        heads=config.whole_or_none("linear_num_value_heads") or heads,
+        head_width=config.whole_or_none("linear_value_head_dim") or 2 * key_width,
+        state_width=key_width,
+        groups=key_heads,
+        taps=config.whole("linear_conv_kernel_dim"),
+        layers=tuple(kind == LINEAR for kind in kinds),
+        epsilon=1e-5,
+        norm_places="before",
+        doubled_rates=config.switch("linear_allow_neg_eigval"),
+    )
+    return found | {
+        "positions": "rotary" if is_rotated else "none",
+        "norm_places": "after",
+        "query_key_norm": "all_heads",
+        "linear_attention": linear,
+    }
+
+
+def kimi_linear(config: Config) -> Figures:
+    """Kimi Linear: the delta rule with decays of each feature in three of four layers, latent attention without positions in
+    the others, and the experts of DeepSeek-V3."""
+    given = config.within("linear_attn_config", {})
+    config = config.with_fields(rope_parameters=None, rope_scaling=None)
+    found = latent_attention(config)
+    layers = found["layers"]
+    linear = LinearAttention(
+        kind=KIMI_DELTA,
+        heads=given.whole_or_none("num_heads") or config.whole("linear_num_heads"),
+        groups=given.whole_or_none("num_heads") or config.whole("linear_num_heads"),
+        head_width=given.whole_or_none("head_dim") or config.whole("linear_head_dim"),
+        state_width=given.whole_or_none("head_dim") or config.whole("linear_head_dim"),
+        taps=given.whole_or_none("short_conv_kernel_size") or config.whole("linear_conv_kernel_dim"),
+        layers=_layers_of_kimi(config, given, layers),
+    )
+    dense = config.whole("first_k_dense_replace", least=0)
+    kinds = config.listed("mlp_layer_types", layers, (str,))
+    routed = (
+        [layer >= dense for layer in range(layers)] if kinds is None else [each == "sparse" for each in kinds]
+    )
+    width = config.whole("moe_intermediate_size")
+    experts = Experts(
+        count=config.whole("n_routed_experts"),
+        chosen=config.whole("num_experts_per_tok"),
+        width=width,
+        shared_width=width * config.whole("n_shared_experts"),
+        layers=tuple(routed),
+        scale=config.number("routed_scaling_factor"),
+        **balanced_router(config),
+    )
+    return found | {"positions": "none", "linear_attention": linear, "experts": experts}
+
+
+def _layers_of_kimi(config: Config, given: Config, layers: int) -> tuple[bool, ...]:
+    """Whether each layer has the delta rule: as listed, or counted from 1 in ``kda_layers``."""
+    kinds = config.listed("layer_types", layers, (str,))
+    numbers = given.numbers("kda_layers")
+    if numbers:
+        return tuple(layer + 1 in numbers for layer in range(layers))
+    if kinds is not None:
+        return tuple(kind == LINEAR for kind in kinds)
+    return tuple(layer == 0 or layer % 4 != 0 for layer in range(layers))
 
 
 def qwen3_next(config: Config) -> Figures:

@@ -14,7 +14,7 @@ from parallelism.ir.tracing.current import region
 from parallelism.ir.tracing.tracing import apply
 from parallelism.kernels import Mask, Scores
 from parallelism.models.block_parts import Parts, unit
-from parallelism.models.inference.caches import STATES, cache_kind
+from parallelism.models.inference.caches import STATES, cache_kinds
 from parallelism.models.latent_layers import expanded, latent_queries, narrow_parts
 from parallelism.models.layers import attention, share_without_sinks
 from parallelism.models.linear_attention import linear_attention
@@ -51,8 +51,6 @@ class CachedAttention:
 
     def __call__(self, x: Any, layer: int, block: str) -> Any:
         """The attention of block ``layer`` to ``x``, ``(replicas, tokens, width)``, behind its norm."""
-        if self.parts.spec.is_linear(layer):
-            return self._linear(x, layer, block)
         attend = self._heads if self.parts.spec.attention is None else self._latent
         return attend(x, layer, block)
 
@@ -116,8 +114,9 @@ class CachedAttention:
             q = latent_queries(parts, x, block)
             narrow, key = narrow_parts(parts, x, block)
             q, turned = np.split(q, [latent.head_width], axis=3)
-            turned = parts.rotated(turned, None, self.places.positions)
-            key = parts.rotated(key, None, self.places.positions)
+            if spec.positions == "rotary":
+                turned = parts.rotated(turned, None, self.places.positions)
+                key = parts.rotated(key, None, self.places.positions)
         with region("core"):
             kept = np.concatenate([narrow.reshape((batch, rows, 1, latent.key_value_rank)), key], axis=3)
             written = self._written(f"{block}latent", kept, layer)
@@ -151,7 +150,7 @@ class CachedAttention:
 
     # -- linear attention ----------------------------------------------------------------------------------------------
 
-    def _linear(self, x: Any, layer: int, block: str) -> Any:
+    def linear(self, x: Any, layer: int, block: str) -> Any:
         """Linear attention, which goes on from the states of sequences and their last tokens before the convolution."""
         places = self.places.positions, self.places.tables[STATES]
         read, scored = self.places.read[STATES], self.places.scored[STATES]
@@ -161,8 +160,8 @@ class CachedAttention:
             self.made[own], y = apply(kind, self.cache[own], *inputs, *places, read=read, **how)
             return y
 
-        def convolve(*inputs: Any) -> Any:
-            return kept("convolution", "cached_short_convolution", *inputs)
+        def convolve(*inputs: Any, **how: Any) -> Any:
+            return kept("convolution", "cached_short_convolution", *inputs, **how)
 
         def attend(*inputs: Any, **how: Any) -> Any:
             return kept("state", "cached_linear_attention", *inputs, scored=scored, **how)
@@ -172,10 +171,8 @@ class CachedAttention:
     # -- the cache -----------------------------------------------------------------------------------------------------
 
     def kind(self, layer: int) -> str:
-        """What a layer with attention keeps."""
-        kind = cache_kind(self.parts.spec, layer)
-        assert kind is not None
-        return kind
+        """Whether the attention of a layer keeps every token or a window."""
+        return cache_kinds(self.parts.spec, layer)[0]
 
     def _given(self, layer: int) -> tuple[Any, Any, Any]:
         return self.places.positions, self.places.ends, self.places.tables[self.kind(layer)]

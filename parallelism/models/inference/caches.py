@@ -26,6 +26,8 @@ from parallelism.dtypes import bits_of
 from parallelism.ir.core import Extent, TensorType, checked_dtype
 from parallelism.ir.core.extents import Expression, divided, largest, rounded_up
 from parallelism.ir.operators.attention import sums_dtype
+from parallelism.models.figures import attends, has_state
+from parallelism.models.linear_attention import CONVOLUTION
 
 if TYPE_CHECKING:
     from parallelism.models.spec import TransformerSpec
@@ -40,44 +42,52 @@ class CacheArray(NamedTuple):
 
     name: str
     """``keys``, ``values``, ``latent``; ``state`` or ``convolution``."""
+    kind: str
     shape: tuple[int, ...]
     """What is kept of a token: heads and features; or of a sequence."""
     dtype: npt.DTypeLike | None = None
     """None: that of the cache."""
 
 
-def cache_kind(spec: TransformerSpec, layer: int) -> str | None:
-    """What a layer keeps; None: it has no attention, and keeps nothing."""
-    if not spec.has("attention", layer):
-        return None
-    if spec.is_linear(layer):
-        return STATES
-    return FULL if spec.window_of(layer) is None else WINDOW
+def cache_kinds(spec: TransformerSpec, layer: int) -> tuple[str, ...]:
+    """What a layer keeps, that of attention first; nothing if it has a feed-forward alone."""
+    found: tuple[str, ...] = ()
+    if attends(spec, layer):
+        found = (FULL if spec.window_of(layer) is None else WINDOW,)
+    return (*found, STATES) if has_state(spec, layer) else found
 
 
 def kinds_of(spec: TransformerSpec) -> tuple[str, ...]:
     """The kinds of layers of a model, by what they keep."""
-    kinds = {cache_kind(spec, layer) for layer in range(spec.layers)}
+    kinds = {kind for layer in range(spec.layers) for kind in cache_kinds(spec, layer)}
     return tuple(kind for kind in (FULL, WINDOW, STATES) if kind in kinds)
 
 
 def cache_arrays(spec: TransformerSpec, layer: int) -> tuple[CacheArray, ...]:
     """The arrays that a layer keeps."""
-    kind, latent, linear = cache_kind(spec, layer), spec.attention, spec.linear_attention
-    if kind is None:
-        return ()
-    if kind == STATES:
-        assert linear is not None
-        state = linear.heads, linear.state_width, linear.head_width
-        last = linear.taps - 1, linear.groups, sum(linear.convolved)
-        return (
-            CacheArray("convolution", last, spec.dtype),
-            CacheArray("state", state, sums_dtype(checked_dtype(spec.dtype))),
-        )
+    found: list[CacheArray] = []
+    for kind in cache_kinds(spec, layer):
+        found += _of_states(spec) if kind == STATES else _of_attention(spec, kind)
+    return tuple(found)
+
+
+def _of_attention(spec: TransformerSpec, kind: str) -> list[CacheArray]:
+    latent = spec.attention
     if latent is not None:
-        return (CacheArray("latent", (1, latent.key_value_rank + latent.rotary_width)),)
+        return [CacheArray("latent", kind, (1, latent.key_value_rank + latent.rotary_width))]
     each = spec.groups, int(spec.head_width)
-    return CacheArray("keys", each), CacheArray("values", each)
+    return [CacheArray(name, kind, each) for name in ("keys", "values")]
+
+
+def _of_states(spec: TransformerSpec) -> list[CacheArray]:
+    linear = spec.linear_attention
+    assert linear is not None
+    last = linear.taps - 1, linear.groups, sum(linear.convolved)
+    found = [CacheArray("convolution", STATES, last, spec.dtype)]
+    if linear.kind != CONVOLUTION:
+        state = linear.heads, linear.state_width, linear.head_width
+        found.append(CacheArray("state", STATES, state, sums_dtype(checked_dtype(spec.dtype))))
+    return found
 
 
 def columns_of(spec: TransformerSpec, layer: int, tokens: Extent) -> Extent:
@@ -100,11 +110,11 @@ def cache_bytes(spec: TransformerSpec, tokens: Extent, dtype: npt.DTypeLike = "b
     numbers = 0
     for layer in range(spec.layers):
         arrays = cache_arrays(spec, layer)
-        if cache_kind(spec, layer) == STATES:
-            for array in arrays:
+        for array in arrays:
+            if array.kind == STATES:
                 states = states + TensorType(array.dtype or dtype, array.shape).nbytes
-        elif arrays:
-            numbers = sum(prod(array.shape) for array in arrays)
+        if attends(spec, layer):
+            numbers = sum(prod(array.shape) for array in arrays if array.kind != STATES)
             kept = kept + columns_of(spec, layer, tokens)
     bits = numbers * bits_of(checked_dtype(dtype))
     return states + (kept * (bits // 8) if bits % 8 == 0 else rounded_up(divided(kept * bits, 8)))

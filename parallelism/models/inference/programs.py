@@ -16,10 +16,10 @@ from parallelism.ir.tracing.current import region
 from parallelism.ir.tracing.tracing import apply
 from parallelism.models.block_parts import Parameters
 from parallelism.models.feed_forward import feed_forward
-from parallelism.models.figures import NEXT
+from parallelism.models.figures import NEXT, is_product
 from parallelism.models.forward import Forward, checked_program
 from parallelism.models.inference.attention import CachedAttention, Places
-from parallelism.models.inference.caches import STATES, cache_arrays, cache_kind, columns_of, kinds_of
+from parallelism.models.inference.caches import STATES, cache_arrays, cache_kinds, columns_of, kinds_of
 
 if TYPE_CHECKING:
     from parallelism.models.spec import TransformerSpec
@@ -99,8 +99,11 @@ class CachedForward(Forward):
                 x = np.einsum("brt,bth->brh", chosen, x)
             return self._logits(self.parts.norm(x, "norm"))
 
-    def _attended(self, x: Any, layer: int, block: str) -> Any:
+    def _self_attention(self, x: Any, layer: int, block: str) -> Any:
         return self.attention(x, layer, block)
+
+    def _linear_attention(self, x: Any, layer: int, block: str) -> Any:
+        return self.attention.linear(x, layer, block)
 
     def _fed_forward(self, x: Any, layer: int, block: str) -> Any:
         """Experts get the tokens of all sequences of a decode as those of one."""
@@ -112,12 +115,12 @@ class CachedForward(Forward):
 
 
 def cache_types(
-    spec: TransformerSpec, part: Part, shapes: Callable[[int], tuple[Extent, ...]], dtype: npt.DTypeLike
+    spec: TransformerSpec, part: Part, shapes: Callable[[str], tuple[Extent, ...]], dtype: npt.DTypeLike
 ) -> Types:
-    """The types of the cache of a part; ``shapes`` of a layer are the replicas, pages and places, or replicas and slots."""
+    """The types of the cache of a part; ``shapes`` of a kind are the replicas, pages and places, or replicas and slots."""
     return {
         f"{layer}.{array.name}": TensorType(
-            checked_dtype(array.dtype or dtype), (*shapes(layer), *array.shape)
+            checked_dtype(array.dtype or dtype), (*shapes(array.kind), *array.shape)
         )
         for layer in range(part.first, part.last)
         for array in cache_arrays(spec, layer)
@@ -125,11 +128,11 @@ def cache_types(
 
 
 def _weight_types(spec: TransformerSpec, part: Part, product_dtype: npt.DTypeLike | None = None) -> Types:
-    """The types of the parameters; the weights of products in blocks, but of routers, may be of another dtype."""
+    """The types of the parameters; the weights of products in blocks may be of another dtype (`is_product`)."""
     found = {}
     for name, shape in part.weights(spec).items():
-        is_weight = len(shape) > 1 and name[0].isdigit() and not name.endswith(("router", "_bias"))
-        dtype = spec.dtype if product_dtype is None or not is_weight else product_dtype
+        is_narrow = product_dtype is not None and is_product(name, len(shape))
+        dtype = product_dtype if is_narrow else spec.dtype
         found[name] = TensorType(checked_dtype(dtype), shape)
     return found
 
@@ -186,12 +189,11 @@ def _recorded(
     )
 
 
-def _one_page(spec: TransformerSpec, batch: Extent, context: Extent) -> Callable[[int], tuple[Extent, ...]]:
+def _one_page(spec: TransformerSpec, batch: Extent, context: Extent) -> Callable[[str], tuple[Extent, ...]]:
     """A cache of one page, or one slot, for each sequence."""
 
-    def shape(layer: int) -> tuple[Extent, ...]:
-        kept = (batch, 1)
-        return kept if spec.is_linear(layer) else (*kept, columns_of(spec, layer, context))
+    def shape(kind: str) -> tuple[Extent, ...]:
+        return (batch, 1) if kind == STATES else (batch, 1, _kept(spec, kind, context))
 
     return shape
 
@@ -285,9 +287,7 @@ def engine_step(
     """
     part = part or _whole(spec)
 
-    def shapes(layer: int) -> tuple[Extent, ...]:
-        kind = cache_kind(spec, layer)
-        assert kind is not None
+    def shapes(kind: str) -> tuple[Extent, ...]:
         slots = replicas, pages[kind][0]
         return slots if kind == STATES else (*slots, page_tokens)
 
@@ -317,5 +317,5 @@ def _kept(spec: TransformerSpec, kind: str, context: Extent) -> Extent:
     """The places of a sequence in layers of a kind; of states one."""
     if kind == STATES:
         return 1
-    layer = next(layer for layer in range(spec.layers) if cache_kind(spec, layer) == kind)
+    layer = next(layer for layer in range(spec.layers) if kind in cache_kinds(spec, layer))
     return columns_of(spec, layer, context)

@@ -121,6 +121,8 @@ def test_a_formula_returns_a_number(result: Any, said: str, likely: str) -> None
     assert f"(3) returns {said}" in answer.sentence and answer.likely == likely
     with pytest.raises(ValueError, match="needs at least one case, got none"):
         check_formula(lambda n: n, lambda n: n, [])
+    with pytest.raises(TypeError, match=r"each case must be a tuple of arguments, such as \(3,\); got 3"):
+        check_formula(lambda n: n, lambda n: n, [3])                                # type: ignore[list-item]
 
 
 def test_what_a_formula_raises_has_its_line() -> None:

@@ -537,15 +537,16 @@ def test_trees_of_arrays_travel_as_one_value(cluster_of, backend, transport, siz
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("transport", ["shared_memory", "queue"])
-@pytest.mark.parametrize("trees", [
-    ({"a": 1.0, "b": 2.0}, {"b": 1.0, "a": 2.0}),
-    ([np.ones(2), np.ones(3)], [np.ones(3), np.ones(2)]),
-    ([np.ones(2)], (np.ones(2),)),
-])
-def test_trees_of_different_structure_are_not_summed(cluster_of, trees, transport):
+@pytest.mark.parametrize(("trees", "told"), [
+    (({"a": 1.0, "b": 2.0}, {"b": 1.0, "a": 2.0}), ("{'a': float64[], 'b': float64[]}", "{'b': float64[], 'a': float64[]}")),
+    (([np.ones(2), np.ones(3)], [np.ones(3), np.ones(2)]), ("[float64[2], float64[3]]", "[float64[3], float64[2]]")),
+    (([np.ones(2)], (np.ones(2),)), ("[float64[2]]", "(float64[2],)")),
+], ids=["keys", "shapes", "types"])
+def test_trees_of_different_structure_are_not_summed(cluster_of, trees, told, transport):
     cluster = cluster_of(Mesh(devices=2), "process", transport)
-    with pytest.raises(CollectiveMismatchError, match="structure"):
+    with pytest.raises(CollectiveMismatchError, match="structure") as error:
         cluster.run(lambda device, mine: device.all_reduce(mine), PerDevice(trees))
+    assert all(f"rank {rank} called all_reduce({told[rank]}, op='sum')" in str(error.value) for rank in range(2))
     assert cluster.run(lambda device: device.all_reduce(1)).outputs == [2, 2]
 
 

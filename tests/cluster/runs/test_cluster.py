@@ -295,6 +295,7 @@ def test_axes_do_not_mix_with_a_mesh():
         (ValueError, {"deadline_seconds": 0}, "deadline_seconds .* more than 0, or None for no limit, got 0"),
         (ValueError, {"mesh": 17, "transport": "queue"}, "at most 16 devices, got 17"),
         (TypeError, {"mesh": "4"}, "a Mesh or a number of devices, got '4'"),
+        (TypeError, {"mesh": (2, 2)}, r"got \(2, 2\); axes have names, as in Mesh\(dp=2, tp=4\)"),
         (TypeError, {"mesh": True}, "a Mesh or a number of devices, got True"),
         (TypeError, {"mesh": 2.0}, "a Mesh or a number of devices, got 2.0"),
         (ValueError, {"mesh": 0}, "0"),
@@ -591,6 +592,8 @@ def test_a_run_is_a_sequence_of_the_outputs(cluster):
     assert run[2] == 20
     assert run[-1] == 20
     assert run[1:] == [10, 20]
+    with pytest.raises(IndexError, match="the run has ranks 0 to 2, got 3"):
+        _ = run[3]
     assert list(run) == run.outputs == [0, 10, 20]
     assert 10 in run
     assert "lambda" in repr(run)

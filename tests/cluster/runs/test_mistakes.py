@@ -128,6 +128,8 @@ def test_messages_of_a_tag_that_nobody_sends(cluster):
 
     error = fails(cluster, DeadlockError, kernel, match="rank 0 returned without sending what rank 1 waits for")
     assert "(tag 4)" in str(error)
+    told = rf"\n  a message of rank 0 to rank 1 with tag 3, sent at {re.escape(LINE)}\d+, has not been received$"
+    assert re.search(told, str(error))
 
 
 def test_works_that_wait_for_each_other(cluster):

@@ -41,7 +41,8 @@ MESHES = [
     ("deepseek-v3", {"pp": 2, "ep": 2}), ("gemma3", {"dp": 2, "tp": 3}), ("gemma3", {"pp": 2, "tp": 2}),
     ("gpt2", {"cp": 2}), ("deepseek-v3", {"pp": 2, "cp": 2, "tp": 2}),
     ("nemotron-h", {"pp": 2, "tp": 2}), ("nemotron-h", {"ep": 2, "tp": 2}), ("qwen3-next", {"dp": 2, "tp": 2}),
-    ("qwen3-next", {"cp": 2}), ("gpt-oss", {"tp": 2}), ("bloom", {"pp": 2, "dp": 2, "tp": 2}),
+    ("qwen3-next", {"cp": 2}), ("falcon-h1", {"tp": 2}), ("lfm2", {"pp": 3, "tp": 2}), ("kimi-linear", {"tp": 2}),
+    ("gpt-oss", {"tp": 2}), ("bloom", {"pp": 2, "dp": 2, "tp": 2}),
 ]
 
 

@@ -169,3 +169,35 @@ def test_a_kernel_that_never_ends_is_ended_by_a_deadline():
     with pytest.raises(ClusterTimeoutError, match=r"computing at .*test_check_kernel\.py") as error:
         check_kernel(endless, np.copy, "N_tp -> N_tp", deadline_seconds=0.05)
     assert error.value.__notes__ == ["in check_kernel on Mesh(tp=1) with N=1"]
+
+
+def split_log_sum(device, scores):
+    largest = device.all_reduce(scores.max(axis=1, initial=-np.inf), "tp", op="max")[:, None]
+    powers = np.exp(scores - largest)
+    total = device.all_reduce(powers.sum(axis=1), "tp")[:, None]
+    return powers / total, (largest + np.log(total))[:, 0]
+
+
+def log_sum(scores):
+    powers = np.exp(scores)
+    return powers / powers.sum(axis=1, keepdims=True), np.log(powers.sum(axis=1))
+
+
+SEVERAL = "M, N_tp -> M, N_tp; M"
+
+
+def test_a_kernel_may_have_several_results():
+    sizes = [{"M": 3, "N": 5}, {"M": 2, "N": 1}]
+    given = {"meshes": ({"tp": size} for size in (1, 2, 3)), "sizes": iter(sizes)}       # each is asked for once
+    assert check_kernel(split_log_sum, log_sum, SEVERAL, rtol=1e-6, **given) == 6
+    told = failing(lambda device, x: (split_log_sum(device, x)[0], x.sum(axis=1)), log_sum, SEVERAL, sizes=sizes, rtol=1e-6)
+    assert told.startswith("result 2: on Mesh(tp=1) with M=3, N=5, the outputs are not the shards")
+
+
+@pytest.mark.parametrize(("kernel", "reference", "came"), [
+    (lambda device, x: x, log_sum, "ndarray"), (split_log_sum, lambda x: (x, x, x), "a tuple of 3"),
+])
+def test_as_many_results_are_returned_as_the_layouts_have(kernel, reference, came):
+    with pytest.raises(Exception, match="a tuple of 2 must be returned; got") as error:
+        check_kernel(kernel, reference, SEVERAL, sizes=[{"M": 1, "N": 1}])
+    assert str(error.value).endswith(came)

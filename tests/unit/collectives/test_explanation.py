@@ -211,3 +211,10 @@ def test_rooted_collectives_follow_the_root():
             shown = explain(collective, algorithm=name, inputs=inputs(5), root=3)
             for result, right in zip(shown.results, wanted(collective, inputs(5), 3, 5), strict=True):
                 np.testing.assert_array_equal(result, right)
+
+
+@pytest.mark.parametrize(("function", "name"), [(sum, "sum"), (np.sum, "sum"), (max, "max"), (np.mean, "mean"), (any, "or")])
+def test_a_function_of_one_array_is_no_operation(function, name):
+    with pytest.raises(ValueError, match=f"op must be a function of two arrays, and .* reduces one; write op='{name}'"):
+        explain("all_reduce", inputs=inputs(3), op=function)     # sum(a, b) adds the numbers of a to b
+    assert explain("all_reduce", inputs=inputs(3), op=np.add).results[0].tolist() == sum(inputs(3)).tolist()

@@ -196,3 +196,9 @@ def test_a_text_that_is_changed_by_chance_gives_a_program_or_one_error():
         except InteropError:
             pass
     assert 0 < read < 2500
+
+
+@pytest.mark.parametrize("text", ["", "  "])
+def test_an_empty_text_is_no_module(text):
+    with pytest.raises(InteropError, match="must be a text or the path of a file, got an empty text"):
+        from_stablehlo(text)

@@ -83,6 +83,26 @@ def test_what_must_not_drop_runs_with_room_for_all_and_is_simulated_without():
     assert_array_equal(gradient[0], 2 * np.einsum("bsh,bsf->hf", x, x @ w[0] + x @ w[2]))
 
 
+@pytest.mark.parametrize(("sequence", "experts"), [(3, 4), (4, 2)])       # a slot of a mean load is one, or two
+def test_the_gradient_of_a_bias_is_the_sum_of_its_rows_however_many_slots_there_are(sequence, experts):
+    def loss(x, chosen, bias):
+        rows = ir.apply("dispatch", x, chosen, drops=False, each=slots, first=0, shape=(experts, 2, slots, 5))
+        made = rows * rows + bias[:, None, None, :]
+        return np.sum(ir.apply("combine", np.sin(made), chosen, drops=False, each=slots, first=0))
+
+    slots = -(-sequence // experts)
+    program = ir.record(loss, ir.TensorType("f64", (2, sequence, 5)), ir.TensorType("i64", (2, sequence, 1)),
+                        ir.TensorType("f64", (experts, 5)))
+    rng = np.random.default_rng(0)
+    x, bias = rng.normal(size=(2, sequence, 5)), rng.normal(size=(experts, 5))
+    chosen = np.zeros((2, sequence, 1), np.int64)       # all choose the first expert
+    value, of_x, of_bias = ir.interpret(ir.gradient(program, ["x", "bias"], keep_outputs=True), [x, chosen, bias]).outputs
+    slope = np.cos(x * x + bias[0])
+    np.testing.assert_allclose(value, np.sin(x * x + bias[0]).sum())
+    np.testing.assert_allclose(of_x, slope * 2 * x)
+    np.testing.assert_allclose(of_bias, np.concatenate([slope.sum(axis=(0, 1))[None], np.zeros((experts - 1, 5))]))
+
+
 def test_a_token_that_chooses_an_expert_twice_is_refused_where_none_is_dropped():
     experts = np.zeros((2, 6, 2), np.int64) + [0, 2]
     experts[1, 4] = 2

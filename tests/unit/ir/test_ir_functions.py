@@ -168,7 +168,7 @@ def test_inputs_are_left_as_they_are_whatever_their_strides():
 
 @pytest.mark.parametrize(("inputs", "error", "message"), [
     ([x5], ValueError, r"@rows takes 2 inputs \(x, w\), got 1"),
-    ({"x": x5}, ValueError, "@rows takes the inputs x, w; got x"),
+    ({"x": x5}, ValueError, "@rows takes the inputs x, w; got x$"),
     ([x5, w3.T], ValueError, r"D is 3 elsewhere and 2 in input %w: tensor<Dx2xf64>"),
     ([x5, w3.astype("f4")], TypeError, "input %w: .* was given an array of float32"),
     ([x5, np.ones((3, 4))], ValueError, r"input %w: tensor<3x2xf64> was given an array of shape \(3, 4\)"),
@@ -177,6 +177,20 @@ def test_inputs_are_left_as_they_are_whatever_their_strides():
 def test_arrays_of_other_types_are_refused(inputs, error, message):
     with pytest.raises(error, match=message):
         ir.interpret(SYMBOLIC, inputs)
+
+
+def test_one_array_in_place_of_a_list_of_inputs_is_told():
+    square = ir.record(lambda x: x * x, T("f64", (5,)))
+    with pytest.raises(ValueError, match=r"takes 1 input \(x\), got 5, as rows of one array; write \[x\]$"):
+        ir.interpret(square, np.ones(5))
+
+
+def test_of_many_inputs_those_that_differ_are_told():
+    many = ir.record(lambda p: sum(p.values()), {f"weight_{i}": T("f64", (2,)) for i in range(99)})
+    given = {value.name: np.ones(2) for value in many.inputs[1:]} | {"bias": np.ones(2)}
+    with pytest.raises(ValueError, match=r"; missing: p.weight_0; unknown: bias$") as error:
+        ir.interpret(many, given)
+    assert "more characters" in str(error.value) and len(str(error.value)) < 1000
 
 
 def test_a_symbol_that_no_input_tells_is_asked_for():

@@ -201,6 +201,17 @@ def test_operators_run_at_once_outside_of_a_recording():
     assert_array_equal(ir.apply("iota", dim=0, shape=[3], starts=[2], dtype=np.dtype(int)), [2, 3, 4])
 
 
+@pytest.mark.parametrize(("name", "write"), [
+    ("erf", ": write ir.apply('erf', x)"), ("expit", ": write ir.apply('sigmoid', x)"), ("j0", ""),
+])
+def test_a_function_of_scipy_is_not_called_one_of_numpy(name, write):
+    special = pytest.importorskip("scipy.special")
+    with pytest.raises(ir.RecordError) as error:
+        ir.record(getattr(special, name), ir.TensorType("f64", (3,)))
+    told = f"{name}, which is no function of NumPy's, cannot be recorded{write}"
+    assert str(error.value).splitlines()[0] == told
+
+
 # -- what cannot be recorded -------------------------------------------------------------------------------------------
 
 
@@ -247,7 +258,7 @@ REFUSED = {
                                                                  r"numpy.zeros_like\(x\)"),
     "if": (decides, r"a decision by the values of an array \(if, while, and, or, not\)"),
     "float": (lambda x: float(x.sum()), r"float\(\) of an array"),
-    "math": (lambda x: math.exp(x.sum()), r"float\(\) of an array"),
+    "math": (lambda x: math.exp(x.sum()), r"float\(\) of an array .*: functions of math take one number; those of"),
     "int": (lambda x: int(x.sum()), r"int\(\) of an array"),
     "range": (lambda x: list(range(x.astype(int)[0, 0])), "an array as an index or a count"),
     "item": (lambda x: x.sum().item(), r"item\(\) of an array"),

@@ -10,6 +10,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from parallelism import ir
 from parallelism.ir.core.extents import specialized
+from parallelism.ir.passes.donation import owners
 from parallelism.kernels.linear_attention import short_convolution
 
 
@@ -72,6 +73,19 @@ def test_the_convolution_sees_the_last_tokens_alone():
     assert_allclose(short_convolution(x[:, :1], weight), (weight[:, -1] * x[:, :1]) / (1 + np.exp(-weight[:, -1] * x[:, :1])))
 
 
+def test_plain_sums_have_no_activation():
+    rng = np.random.default_rng(3)
+    x, weight, bias = (rng.normal(size=shape) for shape in ((2, 5, 3), (3, 2), (3,)))
+    sums = x * weight[:, 1] + bias
+    sums[:, 1:] += x[:, :-1] * weight[:, 0]
+    assert_allclose(ir.apply("short_convolution", x, weight, bias, plain=True), sums, rtol=1e-12)
+    assert_allclose(ir.apply("short_convolution", x, weight, bias), sums / (1 + np.exp(-sums)), rtol=1e-12)
+    types = [ir.TensorType("f64", each.shape) for each in (x, weight, bias)]
+    plain, silu = (ir.record(lambda *x, how=how: ir.apply("short_convolution", *x, **how), *types).ops[0].flops
+                   for how in ({"plain": True}, {}))
+    assert (plain, silu) == (4 * 30, 9 * 30)
+
+
 def op_of(kind="linear_attention", sizes=(2, 512, 2, 4, 16, 8), dtype="bf16", **how):
     batch, tokens, groups, served, width, values = sizes
     keys, heads = (batch, tokens, groups, width), (batch, tokens, groups * served)
@@ -89,7 +103,7 @@ def test_the_flops_are_those_of_the_products_inside_chunks_and_with_states():
     assert found == 2 * tokens * (pairs * (groups * n + heads * p) + 2 * heads * n * p)
     found = op_of(delta=True, **chunk).flops
     assert found == 2 * tokens * heads * (pairs * (3 * n + 2 * p) + 3 * n * p)
-    assert op_of("linear_attention_gradient").flops == 2 * tokens * (pairs * (3 * groups * n + 2 * heads * p)
+    assert op_of("linear_attention_gradient").flops == 2 * tokens * (pairs * (3 * groups * n + 3 * heads * p)
                                                                      + 5 * heads * n * p)
     short = op_of(sizes=(2, 3, 2, 4, 16, 8))
     assert short.flops == 2 * 6 * (2 * (2 * n + heads * p) + 2 * heads * n * p)
@@ -97,14 +111,17 @@ def test_the_flops_are_those_of_the_products_inside_chunks_and_with_states():
 
 def test_the_bytes_are_those_of_the_kernels():
     tokens, groups, heads, n, p = 1024, 2, 8, 16, 8
-    keys, values, numbers = 2 * tokens * groups * n, 2 * tokens * heads * p, 2 * 4 * tokens * heads
+    keys, values, numbers = 2 * tokens * groups * n, 2 * tokens * heads * p, 4 * tokens * heads
     states, scores = tokens // 64 * heads * n * p, 64 * tokens
-    assert op_of().nbytes == 4 * keys + 3 * values + numbers + (2 * 4 + 2 * 2) * states + 2 * 4 * scores * groups
+    assert op_of().nbytes == 4 * keys + 3 * values + 7 * numbers + (2 * 4 + 2 * 2) * states + 2 * 4 * scores * groups
     # of heads with the delta rule, which has a key of its own for each head in memory
-    assert op_of(delta=True).nbytes == (5 * keys + 6 * values + 2 * 2 * tokens * heads * n + numbers + 2 * 2 * states
-                                        + (2 * 4 + 2 * 2) * scores * heads)
+    assert op_of(delta=True).nbytes == (9 * keys + 6 * values + 2 * 2 * tokens * heads * n + 8 * numbers + 2 * 2 * states
+                                        + 3 * 2 * scores * heads)
     gradient = op_of("linear_attention_gradient").nbytes
-    assert gradient == 14 * keys + 11 * values + 2 * numbers + 12 * 4 * states + 6 * 4 * scores * groups
+    assert gradient == (27 * keys + 11 * values + 42 * numbers + (6 * 4 + 5 * 2) * states + 8 * 4 * scores * groups)
+    gradient = op_of("linear_attention_gradient", delta=True).nbytes
+    assert gradient == (21 * keys + 15 * values + 13 * 2 * tokens * heads * n + 20 * numbers + 4 * 2 * states
+                        + 2 * 2 * scores * heads)
 
 
 def test_with_symbols_they_are_those_of_the_numbers():
@@ -121,6 +138,50 @@ def test_the_gradient_keeps_the_inputs_alone():
                          *(ir.TensorType("f64", x.shape) for x in arrays_of(1, 4, 1, 2, 3, 2)))
     (op,) = [op for op in ir.gradient(function).ops if op.kind == "linear_attention_gradient"]
     assert_array_equal([value.name for value in op.inputs[1:]], [value.name for value in function.inputs])
+
+
+@pytest.mark.parametrize("delta", [False, True])
+def test_decays_of_features_are_those_of_heads_where_they_are_equal(delta):
+    q, k, v, g, beta = arrays_of(2, 7, 2, 2, 3, 4)
+    how = {"chunk": 3, "delta": delta, "unit": True, "scale": 0.5}
+    wide = np.repeat(g[..., None], 3, axis=3)
+    assert_allclose(ir.apply("linear_attention", q, k, v, wide, beta, **how),
+                    ir.apply("linear_attention", q, k, v, g, beta, **how), rtol=1e-9)
+    grad = np.random.default_rng(8).normal(size=v.shape)
+    *same, of_wide, of_beta = ir.apply("linear_attention_gradient", grad, q, k, v, wide, beta, **how)
+    *others, of_g, of_other = ir.apply("linear_attention_gradient", grad, q, k, v, g, beta, **how)
+    for found, expected in zip((*same, of_wide.sum(axis=3), of_beta), (*others, of_g, of_other), strict=True):
+        assert_allclose(found, expected, rtol=1e-8, atol=1e-12)
+
+
+def test_decays_of_features_forget_each_feature_by_itself():
+    q, k, v, _, beta = arrays_of(1, 6, 1, 2, 3, 4)
+    g = -np.random.default_rng(4).random((1, 6, 2, 3))
+    states, out = np.zeros((1, 2, 3, 4)), np.zeros(v.shape)
+    for t in range(6):
+        keys, queries = (np.repeat(x[:, t], 2, axis=1) for x in (k, q))
+        states = np.exp(g[:, t])[..., None] * states
+        lost = np.einsum("bhn,bhnp->bhp", keys, states)
+        states = states + np.einsum("bh,bhn,bhp->bhnp", beta[:, t], keys, v[:, t] - lost)
+        out[:, t] = np.einsum("bhn,bhnp->bhp", queries, states)
+    how = {"chunk": 4, "delta": True, "unit": False, "scale": 1.0}
+    assert_allclose(ir.apply("linear_attention", q, k, v, g, beta, **how), out, rtol=1e-9)
+
+
+def test_the_bytes_with_decays_of_features_are_those_of_the_kernels():
+    """fla/ops/kda: a decay of each feature is read in float32, 6 times forward."""
+    tokens, heads, n, p = 2 * 512, 8, 16, 8
+    keys = [(2, 512, heads, n)] * 2 + [(2, 512, heads, p)]
+    for kind, passes in (("linear_attention", (10 + 4, 6, 3, 6, 2, 1, 5)),
+                         ("linear_attention_gradient", (12 + 8, 15, 8, 14, 4, 4, 3))):
+        shapes = [*keys, (2, 512, heads, n), (2, 512, heads)]
+        shapes = [keys[2], *shapes] if kind.endswith("gradient") else shapes
+        types = [ir.TensorType("f32" if i >= len(shapes) - 2 else "bf16", shape) for i, shape in enumerate(shapes)]
+        how = {"chunk": 64, "delta": True, "unit": True, "scale": 1.0}
+        op = ir.record(lambda *x, kind=kind, how=how: ir.apply(kind, *x, **how), *types).ops[0]
+        of_keys, values, numbers, decays, states, wide, narrow = passes
+        assert op.nbytes == tokens * heads * (2 * of_keys * n + 2 * values * p + 4 * numbers + 4 * decays * n) + (
+            2 * states * heads * n * p * tokens // 64) + 64 * tokens * heads * (4 * wide + 2 * narrow)
 
 
 # -- states in slots ---------------------------------------------------------------------------------------------------
@@ -150,6 +211,16 @@ def test_steps_that_go_on_from_states_read_what_whole_sequences_do(delta):
     assert at == [7, 7] and np.isnan(states[0, 1]).all() and not np.isnan(states[0, [0, 2]]).any()
 
 
+def test_states_are_written_in_their_place_and_results_have_memory_of_their_own():
+    op = cached_op()
+    function = ir.record(lambda *x: ir.apply(op.kind, *x, **dict(op.attributes)), *(value.type for value in op.inputs))
+    (made,), states = function.ops, function.inputs[0]
+    assert [owners(function)[value] is states for value in made.outputs] == [True, False]
+    assert owners(function)[made.outputs[1]] is made.outputs[1]
+    held = sum(value.type.nbytes for value in function.inputs)
+    assert ir.peak_bytes(function) == held + made.outputs[1].type.nbytes
+
+
 def test_taps_of_one_token_keep_nothing():
     x, weight = np.ones((1, 2, 3)), np.full((3, 1), 2.0)
     last, found = ir.apply("cached_short_convolution", np.empty((1, 1, 0, 3)), x, weight, np.array([[4, 5]]),
@@ -158,10 +229,11 @@ def test_taps_of_one_token_keep_nothing():
     assert_allclose(found, short_convolution(x, weight))
 
 
-def cached_op(*, delta=False, read=7, scored=0, tokens=8):
+def cached_op(*, delta=False, read=7, scored=0, tokens=8, of_features=False):
     replicas, slots, groups, heads, n, p = 2, 9, 2, 8, 16, 8
     keys, of_heads = (replicas, tokens, groups, n), (replicas, tokens, heads)
-    shapes = [(replicas, slots, heads, n, p), keys, keys, (*of_heads, p), of_heads, of_heads]
+    keys = (*of_heads, n) if of_features else keys
+    shapes = [(replicas, slots, heads, n, p), keys, keys, (*of_heads, p), keys if of_features else of_heads, of_heads]
     types = [ir.TensorType("f32" if i in (0, 4, 5) else "bf16", shape) for i, shape in enumerate(shapes)]
     where = ir.TensorType("i64", (replicas, tokens)), ir.TensorType("i64", (replicas, tokens, 1))
     how = {"chunk": 64, "delta": delta, "unit": False, "scale": 1.0, "read": read, "scored": scored}
@@ -186,6 +258,14 @@ def test_chunks_cost_what_whole_sequences_do():
         once = 2 * 2 * 192 * (2 * 2 * 16 + 2 * 8 * 8) + 2 * 4 * 2 * 192 * 8
         assert more.nbytes - plain.nbytes == whole.nbytes - once
         assert more.flops == whole.flops
+
+
+def test_chunks_with_decays_of_features_cost_what_whole_sequences_do():
+    more, plain = (cached_op(delta=True, scored=each, tokens=192, of_features=True) for each in (3, 0))
+    whole = ir.record(lambda *x: ir.apply("linear_attention", *x, chunk=64, delta=True, unit=False, scale=1.0),
+                      *(value.type for value in plain.inputs[1:6])).ops[0]
+    once = sum(value.type.nbytes for value in (*plain.inputs[1:6], plain.outputs[1]))
+    assert more.nbytes - plain.nbytes == whole.nbytes - once and more.flops == whole.flops
 
 
 @pytest.mark.parametrize(("shapes", "message"), [

@@ -452,7 +452,8 @@ def test_the_gradient_of_what_is_annotated_lies_as_it_does():
 
 
 @pytest.mark.parametrize(("layouts", "message"), [
-    ({"y": "[x, None]"}, r"@fn has no value %y; its inputs are %x"),
+    ({"y": "[x, None]"}, r"@fn has no value %y; its inputs are %x$"),
+    ({"xx": "[x, None]"}, r"@fn has no value %xx; its inputs are %x; did you mean 'x'\?$"),
     ({"x": "[x]"}, r"TensorSharding\('x'\) has 1 dim, the tensor has 2"),
     ({"x": "[x, y]"}, r"@fn, %x: TensorSharding\('x', 'y'\) names axis 'y', but the axes of Mesh\(x=2\) are 'x'"),
 ])

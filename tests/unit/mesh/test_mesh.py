@@ -1,5 +1,6 @@
 """Ranks, coordinates and groups."""
 
+import copy
 import pickle
 from itertools import product
 
@@ -137,3 +138,16 @@ def test_an_index_is_a_mapping_that_can_be_asked_for_an_axis_it_lacks():
     assert "pp" not in index
     assert index.get("pp", 7) == 7
     assert (index.get("tp"), "tp" in index) == (1, True)
+
+
+@pytest.mark.parametrize("name", ["tp", "size", "axes", "more"])
+def test_a_mesh_is_frozen(name):
+    mesh = Mesh(dp=2, tp=3)
+    with pytest.raises(AttributeError, match=f"a Mesh is immutable; '{name}' cannot be set"):
+        setattr(mesh, name, 5)
+    assert mesh.size == 6 and copy.copy(mesh) == copy.deepcopy(mesh) == mesh
+
+
+def test_an_axis_is_no_attribute():
+    with pytest.raises(AttributeError, match=r"a mesh has no 'tp'; the size of the axis is mesh.shape\['tp'\]"):
+        _ = Mesh(dp=2, tp=3).tp

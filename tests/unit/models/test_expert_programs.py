@@ -9,10 +9,10 @@ import pytest
 from numpy.testing import assert_allclose
 from transformed import LATENT, MODELS, ROUTED, arrays, routed
 
-from parallelism import ir, models
+from parallelism import ir, models, simulate
 from parallelism.models.expert_feed_forward import choose, slots_of
 from parallelism.models.next_tokens import WEIGHT
-from parallelism.transforms import Parts
+from parallelism.transforms import SGD, Parts, Strategy, train_step
 
 
 def silu(x):
@@ -22,6 +22,7 @@ def silu(x):
 def experts_of(spec, p, x):
     """The feed-forward of experts of block 0, token by token."""
     experts, out = spec.experts, np.zeros_like(x)
+    down, up = (p.get(f"p.0.latent_{name}", np.eye(x.shape[2])) for name in ("down", "up"))
     for place in np.ndindex(x.shape[:2]):
         row = x[place]
         logits = row @ p["p.0.router"]
@@ -35,8 +36,9 @@ def experts_of(spec, p, x):
         chosen = np.argsort(-left)[:experts.chosen]
         gates = score[chosen] / score[chosen].sum() if experts.normalized else score[chosen]
         for expert, gate in zip(chosen, gates * experts.scale, strict=True):
-            hidden = silu(row @ p["p.0.expert_gate"][expert]) * (row @ p["p.0.expert_up"][expert])
-            out[place] += gate * (hidden @ p["p.0.expert_down"][expert])
+            given = row @ down
+            hidden = silu(given @ p["p.0.expert_gate"][expert]) * (given @ p["p.0.expert_up"][expert])
+            out[place] += gate * (hidden @ p["p.0.expert_down"][expert]) @ up
         if experts.shared_width:
             out[place] += (silu(row @ p["p.0.shared_gate"]) * (row @ p["p.0.shared_up"])) @ p["p.0.shared_down"]
     return out
@@ -48,6 +50,7 @@ FORMS = {
     "sigmoids": models.Experts(count=5, chosen=3, router="sigmoid", scale=2.5, shared_width=6),
     "groups": models.Experts(count=8, chosen=3, router="sigmoid", groups=4, groups_chosen=2, group_best=2),
     "groups by their best": models.Experts(count=6, chosen=2, groups=3, groups_chosen=2, shared_width=9),
+    "latent": models.Experts(count=4, chosen=2, latent=5, shared_width=6),
     "room for all": models.Experts(count=4, chosen=2, capacity=2.0),
 }
 
@@ -66,6 +69,24 @@ def test_experts_are_what_numpy_makes_of_each_token(form):
     ends = [op for op in function.ops if (op.region or "").startswith(region)]
     found = values[ends[-1].inputs[1].name]
     assert_allclose(found, experts_of(spec, given, x), rtol=1e-12, atol=1e-12)
+
+
+def test_latent_experts_are_narrow_and_send_less():
+    spec, wide = (routed(experts=models.Experts(count=4, chosen=2, width=7, latent=each)) for each in (5, None))
+    assert spec.weights["0.expert_up"] == (4, 5, 7) and spec.weights["0.expert_down"] == (4, 7, 5)
+    h = spec.width
+    assert (spec.weights["0.latent_down"], spec.weights["0.latent_up"]) == ((h, 5), (5, h))
+    layer = 2 * h * 5 + 4 * 3 * 7 * (5 - h)
+    assert spec.parameters - wide.parameters == spec.layers * layer
+    assert spec.active_parameters - wide.active_parameters == spec.layers * (2 * h * 5 + 2 * 3 * 7 * (5 - h))
+    assert spec.forward_flops(8) - wide.forward_flops(8) == 2 * 8 * spec.layers * (2 * h * 5 + 2 * 3 * 7 * (5 - h))
+    received = []
+    for each in (spec, wide):
+        strategy, mesh = Strategy.parse_on_mesh("ep=2")
+        step = strategy(train_step(each.function(2), SGD(0.1)))
+        received.append(simulate(step, "dgx-h100", mesh=mesh).filter(name="all_to_all").bytes_received(rank=0))
+    rows = received[1] / (2 * h + 1)        # there and back, and gates
+    assert received[0] == rows * (2 * 5 + 1)
 
 
 def values_of(function, given):

@@ -118,7 +118,7 @@ def test_layers_have_the_windows_and_experts_that_are_said():
     ({"positions": "rotary", "rotary_width": 3}, "rotary positions need an even width of a head, got 3"),
     ({"rotary_width": 8}, "rotary_width must be at most the 6 of a head, got 8"),
     ({"next_tokens": -1}, "next_tokens must be an integer of at least 0, got -1"),
-    ({"attention": LatentAttention()}, "latent attention has rotary positions"),
+    ({"attention": LatentAttention()}, "latent attention has rotary positions or none"),
 ])
 def test_figures_that_do_not_fit_are_refused(figures, message):
     with pytest.raises(ValueError, match=message):
@@ -132,6 +132,7 @@ def test_figures_that_do_not_fit_are_refused(figures, message):
     ({"router": "hash"}, "router must be one of softmax, sigmoid, got 'hash'"),
     ({"capacity": 0}, "capacity of experts must be a positive number, or None, got 0"),
     ({"load": 0.5}, "load of the fullest expert must be a number of at least 1, got 0.5"),
+    ({"latent": 0}, "latent features of an expert must be an integer of at least 1, or None, got 0"),
     ({"width": 0}, "width of an expert must be an integer of at least 1, or None, got 0"),
 ])
 def test_experts_that_do_not_fit_are_refused(figures, message):

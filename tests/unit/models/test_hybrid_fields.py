@@ -46,8 +46,54 @@ def test_a_file_without_states_has_none():
     assert (dense.linear_attention, dense.experts) == (None, None)
 
 
+def test_multipliers_of_falcon_h1_are_in_scales_and_weights():
+    given = {"key_multiplier": 0.5, "embedding_multiplier": 3.0, "lm_head_multiplier": 0.25, "ssm_in_multiplier": 7.0}
+    spec = from_config(CONFIGS["falcon-h1-7b"] | given)
+    assert (spec.attention_scale, spec.embedding_scale, spec.logit_scale) == (0.5 / 128**0.5, 3.0, 0.25)
+    assert spec == from_config(CONFIGS["falcon-h1-7b"] | given | {"ssm_in_multiplier": 1.0})
+    linear = spec.linear_attention
+    assert (linear.beside, linear.gate, linear.inner, linear.state_width, linear.groups) == (True, "alone", 3072, 256, 1)
+    normed = [from_config(CONFIGS["falcon-h1-7b"] | {"mamba_rms_norm": True, "mamba_norm_before_gate": each}).linear_attention
+              for each in (True, False)]
+    assert [each.gate for each in normed] == ["last", "first"]
+
+
+def test_layers_of_olmo_hybrid_have_norms_of_their_own():
+    spec = from_config({"model_type": "olmo_hybrid", "rope_parameters": {"rope_theta": None}})
+    assert (spec.positions, spec.norm_places, spec.linear_attention.norm_places) == ("none", "after", "before")
+    assert spec.linear_attention.layers == ((True,) * 3 + (False,)) * 8 and spec.linear_attention.doubled_rates
+    assert (spec.linear_attention.state_width, spec.linear_attention.head_width) == (96, 192)
+    assert from_config({"model_type": "olmo_hybrid"}).positions == "rotary"
+
+
+def test_layers_of_kimi_are_counted_from_1():
+    spec = from_config(CONFIGS["kimi-linear-48b-a3b"])
+    attending = [layer for layer, is_linear in enumerate(spec.linear_attention.layers) if not is_linear]
+    assert attending == [3, 7, 11, 15, 19, 23, 26]
+    assert (spec.positions, spec.attention.query_rank, spec.experts.layers.index(True)) == ("none", None, 1)
+    own = from_config({"model_type": "kimi_linear"})
+    assert [layer for layer, is_linear in enumerate(own.linear_attention.layers) if not is_linear] == [4, 8, 12, 16, 20, 24]
+    assert own.cache_bytes(1) - own.cache_bytes(0) == 6 * (512 + 64) * 2
+    kinds = ["full_attention", *["linear_attention"] * 26]
+    listed = from_config({"model_type": "kimi_linear", "layer_types": kinds, "mlp_layer_types": ["sparse", *["dense"] * 26]})
+    assert listed.linear_attention.layers.index(False) == 0 and listed.experts.layers.count(True) == 1
+
+
+def test_widths_of_lfm2_follow_its_rule():
+    fields = {"model_type": "lfm2", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2,
+              "num_key_value_heads": 2, "full_attn_idxs": [1]}
+    assert from_config(fields | {"block_ff_dim": 12_288}).hidden == 8192
+    assert from_config(fields | {"block_ff_dim": 100, "block_multiple_of": 7}).hidden == 70            # of 66
+    assert from_config(fields | {"block_ff_dim": 100, "block_ffn_dim_multiplier": None}).hidden == 66
+    assert from_config(fields | {"block_ff_dim": 100, "block_auto_adjust_ff_dim": False}).hidden == 100
+    spec = from_config(fields)
+    assert spec.tied and spec.linear_attention.layers == (True, False) and spec.rotary_base == 1e6
+    assert spec == from_config({**fields, "full_attn_idxs": None, "layer_types": ["conv", "full_attention"]})
+    assert from_config(fields | {"full_attn_idxs": None}).linear_attention is None
+
+
 @pytest.mark.parametrize(("fields", "message"), [
-    ({"model_type": "nemotron_h", "moe_latent_size": 1024}, "moe_latent_size=1024 changes the arithmetic and is not"),
+    ({"model_type": "nemotron_h", "moe_latent_size": 1.5}, "moe_latent_size must be a whole number from 1 to"),
     ({"model_type": "nemotron_h", "hybrid_override_pattern": "MX"}, "layers_block_type must be a list of linear_attention, "),
     ({"model_type": "bamba", "time_step_limit": [0.0, 0.1]}, "time_step_limit must be a lower bound and infinity, got a"),
     ({"model_type": "bamba", "hidden_act": "gelu"}, "hidden_act=.gelu. changes the arithmetic"),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 import pytest
 from localized_runs import run_everywhere
 from numpy.testing import assert_allclose
+from served_models import logits_of, parameters_of
 
 from parallelism import ir
 from parallelism.layouts import localize
@@ -63,9 +65,73 @@ def test_a_layer_is_few_operations(kind):
     assert {"block.2.attention.state", "block.2.attention.convolution"} <= {*spec_of(kind).function(2).regions}
 
 
-@pytest.mark.parametrize("kind", ["mamba2", "gated_delta"])
+OTHERS = {
+    "beside": replace(SMALL, linear_attention=replace(MAMBA, beside=True, gate="alone", layers=(True, False, True))),
+    "convolution": replace(SMALL, linear_attention=LinearAttention(
+        kind="convolution", heads=4, groups=4, head_width=3, taps=3, layers=(True, False, True))),
+    "kimi": replace(SMALL, linear_attention=LinearAttention(
+        kind="kimi_delta", heads=4, groups=4, head_width=3, state_width=5, chunk=4, layers=(True, False, True))),
+    "norm last": replace(SMALL, norm_places="after", linear_attention=replace(
+        MAMBA, gate="last", epsilon=0.1, norm_places="before", norm_groups=1)),
+}
+
+
+def test_parameters_of_layers_that_differ():
+    inner, h = 12, 24
+    own, others = (sum(map(prod, layer.weights(h).values())) for layer in (OTHERS["convolution"].linear_attention, MAMBA))
+    biases = inner - (24 + 2 * 2 * 5)
+    assert OTHERS["convolution"].parameters - SMALL.parameters == 2 * (own - others + biases)
+    assert OTHERS["convolution"].linear_attention.weights(h) == {
+        "state_in": (h, 3 * inner), "convolution": (inner, 3), "state_out": (inner, h)}
+    kimi = OTHERS["kimi"].linear_attention.weights(h)
+    assert kimi["state_in"] == (h, 4 * (3 + 5 + 5 + 1)) and kimi["convolution"] == (4 * 13, 4)
+    assert (kimi["decay_up"], kimi["gate_up"], kimi["rate_bias"]) == ((3, 20), (3, 12), (20,))
+    attention = h * (4 + 2 * 2) * 8 + 32 * h
+    assert OTHERS["beside"].parameters - SMALL.parameters == 2 * (attention - 24)      # and no norm behind the state
+    names = {name.rpartition(".")[2] for name in OTHERS["norm last"].weights if name.startswith("0.norm")}
+    assert names == {"norm1", "norm2"} and "1.norm1_after" in OTHERS["norm last"].weights
+
+
+def test_flops_of_layers_beside_attention_are_those_of_both():
+    alone = replace(OTHERS["beside"], linear_attention=replace(OTHERS["beside"].linear_attention, beside=False))
+    attention = 2 * (24 * 64 + 32 * 24) + 4 * 4 * 8 * SMALL.sequence
+    assert OTHERS["beside"].forward_flops(12) - alone.forward_flops(12) == 2 * 12 * attention
+    convolved = OTHERS["convolution"]
+    attending = replace(convolved, linear_attention=None)
+    own = 2 * (24 * 36 + 12 * 3 + 12 * 24)
+    assert attending.forward_flops(12) - convolved.forward_flops(12) == 2 * 12 * (attention - own)
+
+
+def test_a_layer_beside_attention_adds_what_both_give():
+    spec = OTHERS["beside"]
+    parameters, tokens = parameters_of(spec), np.random.default_rng(2).integers(0, 12, (2, 6))
+
+    def without(end):
+        return {name: array * (not name.endswith(f".{end}")) for name, array in parameters.items()}
+
+    attending = replace(spec, linear_attention=None)
+    own = {name: array for name, array in parameters.items() if name in attending.weights}
+    assert_allclose(logits_of(spec, without("state_out"), tokens), logits_of(attending, own, tokens), atol=1e-12)
+    alone = replace(spec, linear_attention=replace(spec.linear_attention, beside=False))
+    own = {name: array for name, array in parameters.items() if name in alone.weights}
+    own["1.out"] = own["1.out"] * 0
+    assert_allclose(logits_of(spec, without("out"), tokens), logits_of(alone, own, tokens), atol=1e-12)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_devices_together_compute_other_layers(name):
+    strategy, mesh = Strategy.parse_on_mesh("tp=2")
+    step = strategy(train_step(OTHERS[name].function(2), SGD(0.5)))
+    rng = np.random.default_rng(0)
+    arrays = [rng.normal(size=v.type.shape) * 0.6 if v.type.dtype.kind == "f" else rng.integers(0, 12, v.type.shape)
+              for v in step.inputs]
+    for found, expected in zip(run_everywhere(localize(step, mesh), arrays), ir.interpret(step, arrays).outputs, strict=True):
+        assert_allclose(found, expected, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", ["mamba2", "gated_delta", *OTHERS])
 def test_gradients_by_central_differences(kind):
-    spec = spec_of(kind, attention_gate=True)
+    spec = OTHERS[kind] if kind in OTHERS else spec_of(kind, attention_gate=True)
     loss, rng = spec.function(2), np.random.default_rng(0)
     arrays = [rng.normal(size=v.type.shape) * 0.6 if v.type.dtype.kind == "f" else rng.integers(0, 12, v.type.shape)
               for v in loss.inputs]
@@ -107,9 +173,10 @@ def test_a_sequence_is_not_split():
 
 
 @pytest.mark.parametrize(("figures", "message"), [
-    ({"kind": "mamba"}, "kind of linear attention must be one of mamba2, gated_delta, got 'mamba'"),
+    ({"kind": "mamba"}, "kind of linear attention must be one of mamba2, gated_delta, kimi_delta, convolution, got 'mamba'"),
     ({"groups": 3}, "groups of linear attention must divide its heads, got groups=3 and heads=8"),
     ({"chunk": 0}, "chunk of linear attention must be an integer of at least 1, got 0"),
+    ({"gate": "none"}, "gate of linear attention must be one of first, last, alone, or None; got 'none'"),
     ({"taps": True}, "taps of linear attention must be an integer of at least 1, got True"),
 ])
 def test_figures_that_do_not_fit_are_refused(figures, message):
@@ -119,6 +186,7 @@ def test_figures_that_do_not_fit_are_refused(figures, message):
 
 @pytest.mark.parametrize(("figures", "message"), [
     ({"linear_attention": replace(MAMBA, layers=(True,))}, "layers of linear attention must have an entry for each of the 3"),
+    ({"linear_attention": replace(MAMBA, norm_places="behind")}, "norm_places of linear attention must be one of before, "),
     ({"layer_parts": ("both", "none", "both")}, "layer_parts must be of attention, feed_forward, both, got 'none'"),
     ({"layer_parts": ("both",)}, "layer_parts must have an entry for each of the 3 layers, got 1"),
     ({"parallel": True}, "parallel=True needs layers with both parts: layer_parts=None"),

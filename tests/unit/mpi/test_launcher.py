@@ -30,3 +30,12 @@ def test_an_interrupt_ends_a_rank_that_joins_and_later_only_the_host_hears_it(mo
     assert is_host == (rank == 0)
     assert heard == [signal.SIG_DFL, signal.SIG_IGN if rank else before]
     assert told == ([2, "ends"] if rank else [0, "leaves", "ends"])
+
+
+@pytest.mark.parametrize(("arguments", "status", "stream"), [
+    (["--help"], 0, "out"), (["-h"], 0, "out"), ([], 2, "err"), (["-m"], 2, "err"),
+])
+def test_help_that_is_asked_for_is_no_error(capsys, arguments, status, stream):
+    assert launcher.main(arguments) == status
+    told = capsys.readouterr()._asdict()
+    assert told.pop(stream).startswith("usage: mpiexec -n RANKS") and set(told.values()) == {""}

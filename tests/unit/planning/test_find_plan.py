@@ -84,8 +84,17 @@ def test_the_front_has_no_plan_that_another_beats(plans: Plans) -> None:
         assert one.seconds <= other.seconds and one.peak_bytes > other.peak_bytes
 
 
+def test_a_plan_that_there_is_not(plans: Plans) -> None:
+    assert plans[-len(plans)] == plans[0]
+    for row in (len(plans), -len(plans) - 1):
+        with pytest.raises(IndexError, match=f"there are {len(plans)} plans, numbered from 0, the best first; got {row}"):
+            plans[row]
+
+
 def test_why_not(plans: Plans) -> None:
     best = plans.best
+    with pytest.raises(TypeError, match=r"why_not takes the settings that are asked about, such as why_not\(tp=8\)"):
+        best.why_not()
     assert best.why_not(dp=best.settings["dp"]) == f"this plan has dp={best.settings['dp']}"
     other = next(plans.where(tp=2))
     longer, figures = other.seconds - best.seconds, (other.figures.parts, best.figures.parts)

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, strategies as st
 
-from parallelism.operation.deadlock import describe
+from parallelism.operation.deadlock import Stuck, describe
 from vcluster.code import Frame
 from vcluster.memory import (
     BLOCKED,
@@ -164,6 +164,12 @@ def test_it_is_told_who_returned_without_calling():
     states = blocked(joins(5, 1, 2)), finished(), finished()
     text = describe(find_stuck(states, lambda need: False), (1, 2))
     assert text.splitlines()[0] == "deadlock: ranks 1 and 2 returned without calling all_reduce, for which rank 0 waits"
+
+
+def test_the_group_is_told_in_which_a_rank_did_not_call():
+    stuck = Stuck(2, "all_reduce(float64[], op='sum') of group [0, 2]", "a.py:3", ("group", 5), (0,))
+    head = describe([stuck], (0, 1)).splitlines()[0]
+    assert head == "deadlock: rank 0 returned without calling all_reduce of group [0, 2], for which rank 2 waits"
 
 
 def test_what_a_device_called_last_is_there_when_it_has_died():

@@ -125,6 +125,7 @@ def test_a_price_gives_the_cost_of_tokens():
 @pytest.mark.parametrize(("given", "message"), [
     ({"input_tokens": None}, "input_tokens and output_tokens must say the lengths"),
     ({"token_seconds": 0}, "token_seconds must be a number above 0, got 0"),
+    ({"token_seconds": "30ms"}, "token_seconds must be a number above 0, got '30ms'"),
     ({"price": -1}, "price must be a number above 0"),
     ({"chunk": 0}, "chunk must be an integer of at least 1"), ({"tp": 0}, "tp must be an integer of at least 1"),
     ({"memory": -5}, "memory must be above 0 bytes and finite; got -5"), ({"hardware": "dgx-h10"}, "no hardware 'dgx-h10'"),
@@ -139,6 +140,8 @@ def test_figures_are_checked(given, message):
 def test_settings_of_a_question_are_checked():
     with pytest.raises(ValueError, match="the settings of a plan are tp, pp, ep, replicas, batch, got 'dp'"):
         found(batch=1, tp=4).why_not(dp=2)
+    with pytest.raises(TypeError, match="why_not takes the settings that are asked about"):
+        found(batch=1, tp=4).why_not()
 
 
 # -- the command -------------------------------------------------------------------------------------------------------

@@ -57,6 +57,7 @@ def settings(placement, **more):
     ("gpt2", {}), ("llama3", {"tp": 2}), ("llama3", {"pp": 3, "tp": 2}), ("mixtral", {"ep": 2, "tp": 2}),
     ("bloom", {"dp": 2}), ("deepseek-v3", {"pp": 2, "ep": 2}), ("deepseek-v3", {"tp": 2}),
     ("gemma3", {"pp": 2, "tp": 2}), ("gpt-oss", {"tp": 2}), ("nemotron-h", {"pp": 2, "tp": 2}), ("qwen3-next", {"tp": 2}),
+    ("falcon-h1", {"tp": 2}), ("lfm2", {"pp": 2}), ("kimi-linear", {"tp": 2}),
 ])
 def test_a_step_is_priced_as_it_is_simulated_and_holds_what_it_holds(name, axes, hardware):
     placement, found = placed(model(name), axes), Hardware.preset(hardware)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 import pytest
@@ -13,7 +14,8 @@ from served_models import SERVED, VOCABULARY, greedy, logits_of, parameters_of
 from parallelism import Executable, Hardware, Mesh, ir, models
 from parallelism.ir.passes import with_room
 from parallelism.models import LinearAttention, from_config
-from parallelism.models.inference.caches import cache_kind, kinds_of
+from parallelism.models.figures import is_product
+from parallelism.models.inference.caches import cache_kinds, kinds_of
 from parallelism.serving import Engine, EngineSettings, Request, StepPrices, find_serving
 from parallelism.serving.engine import Row, Work, read_and_scored
 from parallelism.serving.placement import ALONE, Placement, usual_strategy
@@ -32,7 +34,7 @@ def test_states_have_the_bytes_of_the_engines():
         "head_dim": 128})
     states = 64 * 64 * 128 * 4 + 3 * (64 * 64 + 2 * 8 * 128) * 2
     nano = replace(nano, dtype="bfloat16")
-    assert [cache_kind(nano, layer) for layer in range(5)] == ["states", None, "full", None, "states"]
+    assert [cache_kinds(nano, layer) for layer in range(5)] == [("states",), (), ("full",), (), ("states",)]
     assert nano.cache_bytes(0) == 2 * states
     assert nano.cache_bytes(1000) == nano.cache_bytes(1000, "bfloat16") == 2 * states + 1000 * 2 * 2 * 128 * 2
     assert nano.cache_bytes(10, "float8_e4m3fn") == 2 * states + 10 * 2 * 2 * 128
@@ -159,6 +161,16 @@ def test_decode_waits_for_the_states_of_all_requests():
     assert many - few == pytest.approx(read_and_written, rel=0.02)
     longer = prices.parts(work | {"read_states": 256, "scored_states": 4}).attention
     assert longer > many
+
+
+def test_products_are_read_in_8_bits_and_convolutions_are_not():
+    given = {"input_tokens": 8, "output_tokens": 4, "batch": 4, "tp": 1, "pp": 1}
+    plain, narrow = (find_serving(HYBRID, "dgx-h100", 1, precision=each, **given).best for each in ("bf16", "fp8"))
+    weights = replace(HYBRID, dtype="bfloat16").weights
+    products = sum(prod(shape) for name, shape in weights.items() if is_product(name, len(shape)))
+    assert is_product("0.state_in", 2) and not is_product("0.convolution", 2)
+    assert plain.memory["weights"] - narrow.memory["weights"] == products
+    assert narrow.token_seconds < plain.token_seconds
 
 
 @pytest.mark.slow

@@ -227,6 +227,10 @@ def refusals():
            "@ffn: input %x: tensor<8x4xf64> was given an array of shape (1, 4)")
     yield ("a symbol", lambda: simulate(Executable(symbolic, Mesh(dp=1)), "dgx-h100"), ValueError,
            "@exp: nothing says what B is; in a run the shapes of the arrays say it, simulate takes numbers={'B': 64}, and ")
+    yield ("a model", lambda: simulate(models.transformer("gpt2"), "dgx-h100"), TypeError,
+           "got TransformerSpec; its loss is a Function, as function(batch=8)")
+    yield ("a kernel", lambda: simulate(len, "dgx-h100"), TypeError,
+           "parallelism.recorder.record counts what a kernel does, and .trace.on(hardware) prices it")
     yield ("too many devices", lambda: simulate(Executable(hand), "dgx-h100:1".replace("dgx-h100:1", "ethernet-cpu:2")),
            ValueError, "has places for 2 devices, not for 4")
 

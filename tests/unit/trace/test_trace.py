@@ -55,6 +55,17 @@ def test_collectives_count_once_for_each_group_and_others_for_each_event():
     assert TRACE.count("send") == 2 and TRACE.count("send", rank=0) == 1       # the one inside a collective is none
 
 
+@pytest.mark.parametrize("name", ["allgather", "AllGather", "all-gather"])
+def test_a_name_that_is_written_otherwise_is_not_counted_as_none(name):
+    with pytest.raises(ValueError, match=f"a trace has no operation '{name}'; this one has 'all_gather'"):
+        TRACE.count(name)
+
+
+def test_of_a_name_that_only_messages_of_collectives_have_none_are_counted():
+    inside = [Event(0, "send", "send", 0, 1, parent=0), Event(0, "wait", "SEND", 1, 1)]
+    assert Trace(inside).count("send") == 0
+
+
 def test_totals_are_between_devices():
     assert [TRACE.bytes_received(rank) for rank in range(4)] == [32, 32, 24, 124]
     assert [TRACE.bytes_sent(rank) for rank in range(4)] == [132, 32, 24, 24]

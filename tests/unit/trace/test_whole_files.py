@@ -43,3 +43,10 @@ def test_a_link_and_a_device_stay_what_they_are(tmp_path):
         file.write("nothing")
     with pytest.raises(OSError, match="No space"):
         fill("/dev/full")
+
+
+def test_an_error_names_the_path_that_was_given(tmp_path):
+    path = tmp_path / "nowhere" / "trace.json"
+    with pytest.raises(FileNotFoundError) as error, written_whole(path):
+        pass
+    assert error.value.filename == str(path) and "trace.json'" in str(error.value)

@@ -198,6 +198,7 @@ def np_sum(p):
     (lambda: Strategy.parse("dp tp").text_on(Mesh(dp=2)), "tp needs an axis 'tp'; the axes of .* are 'dp'"),
     (lambda: Zero(4), "the stage of Zero must be 1, 2 or 3, got 4"),
     (lambda: DataParallel("a b"), "the axis of DataParallel must be the name of a mesh axis, got 'a b'"),
+    (lambda: Pipeline(4, 8), r"a mesh axis, got 4; parallelism.Pipeline\(stages, microbatches\) is a schedule, and this is"),
     (lambda: Strategy.parse("dq"), "no transform is written 'dq'; did you mean 'dp'?"),
     (lambda: Strategy.parse("fdsp"), "no transform is written 'fdsp'; did you mean 'fsdp'?"),
     (lambda: Strategy.parse_on_mesh("hsdp=64"), "hsdp is followed by the number of replicas .* hsdp=8x4; got '64'"),
