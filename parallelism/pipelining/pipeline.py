@@ -95,6 +95,12 @@ class Pipeline:
             action.kind == "W" for works in self.schedule.works for action in works
         )
 
+    def with_microbatches(self, count: int) -> "Pipeline | None":
+        """The pipeline with so many microbatches; None if its schedule is not one that is known by its name."""
+        if self.schedule.name not in SCHEDULES:
+            return None
+        return Pipeline(self.stages, count, self.schedule.name, self.chunks, self.axis)
+
     def actions(self, rank: int) -> tuple[Action, ...]:
         """The actions of the rank at this position of the axis, in order.
 

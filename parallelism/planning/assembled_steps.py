@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import compress
@@ -145,6 +146,15 @@ class AssembledStep:
             return self
         run = self.task.run(self.settings)
         return simulated_operation(run.step, run.mesh, run.batch, None, software=software)
+
+    def with_microbatches(self, count: int) -> AssembledStep | None:
+        """The step with so many microbatches: see `parallelism.simulation.operations.StepOfMany`."""
+        pipeline = self.pipeline.with_microbatches(count)
+        if pipeline is None:
+            return None
+        fewer = copy(self)  # what is known of stages and their actions is of any number of microbatches
+        fewer.pipeline, fewer.parts = pipeline, self.parts[:count]
+        return fewer
 
     def templates(self, price: PriceEvents | None = None) -> Templates:
         """The events of the devices of each class: see `parallelism.simulation.PipelinedStep`."""

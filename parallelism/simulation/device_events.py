@@ -121,6 +121,8 @@ class Bulk(NamedTuple):
     columns: Columns
     peer_axis: npt.NDArray[np.int64]
     """The number of the mesh axis of each message whose peer is a position along it; -1 for other events."""
+    actions: npt.NDArray[np.int64]
+    """The place of the first event of each action among them, and the one behind the last action."""
 
 
 @dataclass

@@ -78,7 +78,9 @@ class Templates:
             looks_of: dict[tuple[int, GroupKey], tuple[Call, list[int]]] = {}
             for event, axes, number, call in part.collectives:
                 slot, look = numbers[axes], start + event
-                if not self._is_alike(call, axes, number, met[slot][which]):
+                ranks = met[slot][which]
+                is_own = len(ranks) == 1 and isinstance(call, MemberCall)
+                if not is_own and not self._is_alike(call, axes, number, ranks):
                     self.axes_of[look] = slot
                     self._uneven[look] = self._by_group(which, slot, number, call)
                 elif (key := (id(call), axes)) in looks_of:
@@ -236,7 +238,7 @@ class Templates:
 
     def _calls_of(self, count: int, at: Ints, look: Ints, numbers: Ints) -> dict[str, Table]:
         """The columns that describe the calls, for events of collectives ``at`` their places among ``count``."""
-        first, inverse = _first_of(self.first_alike[look], numbers)
+        first, inverse = first_of(self.first_alike[look], numbers)
         traffic = list(map(self.moved, look[first].tolist(), numbers[first].tolist()))
         return {
             name: _table(count, at, default, [getattr(each, name) for each in traffic], inverse)
@@ -253,7 +255,7 @@ class Templates:
     ) -> tuple[list[Any], Ints]:
         """The different lists of sources, and the number of each collective event's list, from 1 on; 0 if its group has
         more than `MOST_SOURCES` members."""
-        first, inverse = _first_of(self.first_alike[look], place, ranks)
+        first, inverse = first_of(self.first_alike[look], place, ranks)
         known: dict[tuple[Moved, int, int], int] = {}
         named: dict[tuple[Moved, int], Moved] = {}
         index = np.zeros(len(first), np.int64)
@@ -331,7 +333,7 @@ def _group_of(mesh: Mesh, axes: GroupKey) -> Ints:
     return np.asarray(np.argsort(groups, axis=None) // groups.shape[1], np.int64)
 
 
-def _first_of(*codes: Ints) -> tuple[Ints, Ints]:
+def first_of(*codes: Ints) -> tuple[Ints, Ints]:
     """The first place of each combination of numbers, and by place the number of its combination."""
     _, first, inverse = np.unique(combined(*codes), return_index=True, return_inverse=True)
     return first, inverse.ravel()

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from parallelism.cost.channel_loads import ChannelLoads
 from parallelism.hardware import Channel, Hardware, Link, MixedHardware
 from parallelism.operation.errors import keys_by_value
-from parallelism.simulation.event_classes import Ints, Templates
+from parallelism.simulation.event_classes import Ints, Templates, first_of
 from parallelism.simulation.folding import CannotFold, EqualDevices
 from parallelism.timeline import CollectivePrice, Pricing, Route, route_of
 
@@ -68,11 +68,11 @@ def folded_routes(
     parted = not whole and own_channels(hardware)
     if not (whole or parted):
         _check_alone(templates, pricing, used, messages)
-    members = keys_by_value(dict(enumerate(keys.tolist())))
+    members, number = _different_members(used, keys)
     routes: list[Route | None] = [None]
     known: dict[tuple[tuple[int, int], ...], int] = {}
-    of_key = {}
-    for key, events in members.items():
+    of_members = np.zeros(len(members), np.int64)
+    for place, events in enumerate(members):
         priced = tuple((int(used.ranks[event]), int(used.price[event])) for event in events)
         if priced not in known:
             known[priced] = len(routes)
@@ -88,8 +88,26 @@ def folded_routes(
             routes.append(
                 route_of(hardware, used.prices[priced[0][1]]._replace(crossing=ChannelLoads.of(crossing)))
             )
-        of_key[key] = known[priced]
-    return tuple(routes), np.array([of_key[key] for key in keys.tolist()], np.int64)
+        of_members[place] = known[priced]
+    return tuple(routes), of_members[number]
+
+
+def _different_members(used: PricedCollectives, keys: Ints) -> tuple[list[list[int]], Ints]:
+    """The events that are the members of each collective, and by event the number of its collective in that list.
+
+    Of collectives of one rank with one price, of which no other member is simulated, the first stands for all.
+    """
+    _, which, count = np.unique(keys, return_inverse=True, return_counts=True)
+    alone, others = np.flatnonzero(count[which] == 1), np.flatnonzero(count[which] > 1)
+    first, of_alone = first_of(used.ranks[alone], used.price[alone])
+    members = [[event] for event in alone[first].tolist()]
+    of_others = keys_by_value(dict(zip(others.tolist(), which[others].tolist(), strict=True)))
+    number = np.zeros(len(keys), np.int64)
+    number[alone] = of_alone
+    for events in of_others.values():
+        number[events] = len(members)
+        members.append(events)
+    return members, number
 
 
 def own_ports(hardware: Hardware) -> bool:

@@ -8,6 +8,7 @@ and one that stands for all between them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from functools import cache, cached_property, partial
 from math import prod
@@ -95,6 +96,15 @@ class LayeredStep:
     def under(self, software: Software) -> SimulatedOperation:
         """The step as this software runs it."""
         return self if software == self.software else self.whole.made(software)
+
+    def with_microbatches(self, count: int) -> LayeredStep | None:
+        """The step with so many microbatches: see `parallelism.simulation.operations.StepOfMany`."""
+        pipeline = self.pipeline.with_microbatches(count)
+        if pipeline is None:
+            return None
+        fewer = copy(self)
+        fewer.pipeline = pipeline
+        return fewer
 
     def templates(self, price: PriceEvents | None = None) -> Templates:
         """The events of the devices of each class: see `parallelism.simulation.PipelinedStep`."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from itertools import chain
 from math import prod
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -26,7 +26,7 @@ from parallelism.layouts.stages import Part
 from parallelism.layouts.stages.messages import packed
 from parallelism.mesh import Mesh
 from parallelism.operation import Device
-from parallelism.pipelining import MESSAGES, message_user
+from parallelism.pipelining import MESSAGES, Pipeline as ScheduledPipeline, message_user
 from parallelism.sharding import TensorSharding
 from parallelism.shared_results import MOST, shared
 from parallelism.simulation.device_events import DeviceEvents
@@ -47,6 +47,25 @@ class SimulatedOperation(Protocol):
     def mesh(self) -> Mesh: ...
     def templates(self, price: PriceEvents | None = None) -> Templates:
         """The events of each class of devices; with a ``price``, repeated work may be one piece of compute."""
+
+
+@runtime_checkable
+class StepOfMany(SimulatedOperation, Protocol):
+    """A step of a pipeline that can be made with fewer microbatches."""
+
+    @property
+    def software(self) -> Software: ...
+    @property
+    def pipeline(self) -> ScheduledPipeline: ...
+    @property
+    def pipeline_axis(self) -> str | None:
+        """The mesh axis on which the stages lie."""
+
+    def with_microbatches(self, count: int) -> "StepOfMany | None":
+        """The same step with so many microbatches, which holds before its first action what the whole one does.
+
+        None where its schedule is not known for other numbers.
+        """
 
 
 class SimulatedExecutable:

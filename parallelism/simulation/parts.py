@@ -13,12 +13,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from parallelism.arrays import Floats, Ints
 from parallelism.events import Columns
 from parallelism.simulation.device_events import DeviceEvents
+from parallelism.simulation.steady_steps import Repetition
 from parallelism.trace import (
     PARTS,
     STEP_PARTS,
     ByOperation,
+    Operation,
     OperationTotals,
     Split,
     StepSplit,
@@ -29,7 +32,7 @@ from parallelism.trace import (
     step_split,
     totals_by_operation,
 )
-from parallelism.trace.transfers import moving
+from parallelism.trace.transfers import Moving, moving
 
 
 @dataclass(frozen=True)
@@ -78,16 +81,20 @@ def parts_of(
     devices: Sequence[int],
     priced: Callable[[int, DeviceEvents], Columns],
     same_price: Callable[[int, DeviceEvents], Any],
+    more: Repetition | None = None,
 ) -> StepParts:
-    """The parts of a trace of representatives.
+    """The parts of a trace of representatives, and of ``more`` of its periods.
 
     ``events``, ``lengths`` and ``devices`` are those of each rank of the trace, in order.  ``priced(rank, events)``
     returns columns with the seconds of the events that a piece stands for;
     ``same_price(rank, events)`` is equal on ranks on which these are equal.
     """
     columns, moved = trace.columns, moving(trace)
-    coarse = _Shares(part_of, split, columns, split(trace, moved), len(PARTS))
-    fine = _Shares(step_part_of, step_split, columns, step_split(trace, moved), len(STEP_PARTS))
+    times = np.ones(len(columns), np.int64)
+    if more is not None:
+        times[more.within] += more.times
+    coarse = _Shares(part_of, split, trace, moved, len(PARTS), times, more)
+    fine = _Shares(step_part_of, step_split, trace, moved, len(STEP_PARTS), times, more)
     whole = np.ones(len(columns), np.bool_)
     inside: list[tuple[int, int, int, ByOperation]] = []
     known: dict[Any, _Piece] = {}
@@ -108,21 +115,16 @@ def parts_of(
             costs[key] = known[alike]
         count: Counter[tuple[int, int]] = Counter()
         for piece in each.pieces:
-            count[id(piece.events), piece.stage] += len(piece.places)
-        for (key, stage), times in count.items():
-            inside.append((rank, times, stage, costs[key].totals))
+            count[id(piece.events), piece.stage] += int(times[start + np.asarray(piece.places)].sum())
+        for (key, stage), number in count.items():
+            inside.append((rank, number, stage, costs[key].totals))
         for shares in (coarse, fine):
             shares.take(rank, at)
-        for (key, _), times in count.items():
-            coarse.seconds[rank] += times * costs[key].split
-            fine.seconds[rank] += times * costs[key].step_split
+        for (key, _), number in count.items():
+            coarse.seconds[rank] += number * costs[key].split
+            fine.seconds[rank] += number * costs[key].step_split
         start += length
-    totals = {rank: dict(each) for rank, each in totals_by_operation(columns.take(whole)).items()}
-    for rank, times, stage, found in inside:
-        mine = totals.setdefault(rank, {}) if found else {}
-        for operation, total in found.items():
-            own = operation if operation.stage is None else operation._replace(stage=stage)
-            mine[own] = mine.get(own, OperationTotals()).plus(total, times)
+    totals = _totals(columns, whole, more, inside)
     return StepParts(
         trace,
         {rank: Split(*each.tolist()) for rank, each in coarse.seconds.items()},
@@ -130,6 +132,29 @@ def parts_of(
         totals,
         dict(zip(trace.ranks, devices, strict=True)),
     )
+
+
+def _totals(
+    columns: Columns,
+    whole: npt.NDArray[np.bool_],
+    more: Repetition | None,
+    inside: Sequence[tuple[int, int, int, ByOperation]],
+) -> dict[int, dict[Operation, OperationTotals]]:
+    """The totals of the operations of each rank: of the ``whole`` events, which are no pieces, and of those ``inside``.
+
+    Of pieces ``inside`` has the rank, how many they are, their stage, and what each stands for.
+    """
+    totals = {rank: dict(each) for rank, each in totals_by_operation(columns.take(whole)).items()}
+    again = {} if more is None else totals_by_operation(columns.take(whole & more.within))
+    for rank, own in again.items():
+        for operation, total in own.items():
+            totals[rank][operation] = totals[rank][operation].plus(total, more.times if more else 0)
+    for rank, number, stage, found in inside:
+        mine = totals.setdefault(rank, {}) if found else {}
+        for operation, total in found.items():
+            own_stage = operation if operation.stage is None else operation._replace(stage=stage)
+            mine[own_stage] = mine.get(own_stage, OperationTotals()).plus(total, number)
+    return totals
 
 
 class _Piece(NamedTuple):
@@ -147,14 +172,19 @@ class _Shares:
     def __init__(
         self,
         part_of: Callable[[Columns], npt.NDArray[np.int8]],
-        split: Callable[[Trace], Mapping[int, Any]],
-        columns: Columns,
-        seconds: Mapping[int, Sequence[float]],
+        split: Callable[..., Mapping[int, Any]],
+        trace: Trace,
+        moved: Moving,
         count: int,
+        times: Ints,
+        more: Repetition | None,
     ) -> None:
-        self.part_of, self.split, self.count, self.parts = part_of, split, count, part_of(columns)
-        self.durations = columns.numbers("duration_seconds")
-        self.seconds = {rank: np.array(each) for rank, each in seconds.items()}
+        self.part_of, self.split, self.count, self.parts = part_of, split, count, part_of(trace.columns)
+        self.durations: Floats = trace.columns.numbers("duration_seconds") * times
+        self.seconds = {rank: np.array(each) for rank, each in split(trace, moved).items()}
+        if more is not None:
+            for rank, each in split(trace, moved, (more.begin, more.end)).items():
+                self.seconds[rank] += more.times * np.array(each)
 
     def take(self, rank: int, at: npt.NDArray[np.int64]) -> None:
         """Takes the events at these places out of the parts of a rank."""

@@ -16,7 +16,7 @@ from parallelism.hardware import Hardware, MixedHardware
 from parallelism.memoized import memoized
 from parallelism.mesh import Mesh
 from parallelism.simulation.device_events import DeviceEvents, GroupKey
-from parallelism.simulation.event_classes import Ints, Templates, members
+from parallelism.simulation.event_classes import Ints, Templates, first_of, members
 from parallelism.simulation.folded_links import PricedCollectives, own_channels, own_ports
 from parallelism.simulation.folding import EqualDevices, priced_alike, same_prices
 from parallelism.simulation.repeated_stages import MESSAGES
@@ -224,9 +224,10 @@ def collective_prices(templates: Templates, pricing: Pricing, looks: Ints, ranks
     together = not pricing.shares_links or own_ports(hardware)
     slots = templates.axes_of[looks]
     numbers = templates.group_of[slots, ranks]
-    for i, (look, slot, number) in enumerate(
-        zip(looks.tolist(), slots.tolist(), numbers.tolist(), strict=True)
-    ):
+    first, which = first_of(templates.first_alike[looks], numbers)
+    of_different = np.zeros(len(first), np.int64)
+    for i in np.argsort(first).tolist():  # a price is that of the first of its groups
+        look, slot, number = (int(each[first[i]]) for each in (looks, slots, numbers))
         alike = int(priced_alike(templates, slot, hardware)[number]) if together else number
         key = templates.moved(look, number), slot, alike, templates.algorithms[look]
         if key not in known:
@@ -234,5 +235,6 @@ def collective_prices(templates: Templates, pricing: Pricing, looks: Ints, ranks
             call, dtype = templates.collective(look, number)
             prices.append(pricing.collective(call, dtype))
             result.groups.append(call.group)
-        of_event[i] = known[key]
+        of_different[i] = known[key]
+    of_event[:] = of_different[which]
     return result

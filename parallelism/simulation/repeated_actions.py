@@ -213,8 +213,13 @@ class _Layout(NamedTuple):
     at_take: Ints
     at_post: Ints
     at_send: Ints
-    total: int
-    """The number of events but for the waits behind all."""
+    at_action: Ints
+    """By action, its first event; and the place behind the last action, where the waits are."""
+
+    @property
+    def total(self) -> int:
+        """The number of events but for the waits behind all."""
+        return int(self.at_action[-1])
 
 
 def _laid_out(names: Sequence[str], here: int, moves: Ints, looks: Ints, *, listed: bool) -> _Layout:
@@ -239,7 +244,8 @@ def _laid_out(names: Sequence[str], here: int, moves: Ints, looks: Ints, *, list
     own = np.ones(total + ends, np.bool_)
     own[at_take], own[at_post], own[at_send], own[total:] = False, False, False, False
     own_looks = np.arange(total + ends) + (start - at - inner)[owner]
-    return _Layout(owner, own, own_looks, takes, posts, sends, posted, at_take, at_post, at_send, total)
+    at_action = np.append(at, total)
+    return _Layout(owner, own, own_looks, takes, posts, sends, posted, at_take, at_post, at_send, at_action)
 
 
 def _add(
@@ -278,7 +284,7 @@ def _add(
         work=work,
         sequence=sequence,
     )
-    events.add_bulk(Bulk(rows, kinds.events.peer_axis(device.mesh)[look]))
+    events.add_bulk(Bulk(rows, kinds.events.peer_axis(device.mesh)[look], laid.at_action))
 
 
 def _messages(

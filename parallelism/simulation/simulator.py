@@ -22,17 +22,21 @@ from parallelism.hardware import Hardware, MixedHardware, Software
 from parallelism.ir import Function
 from parallelism.mesh import Mesh
 from parallelism.rarely_collected import rarely_collected
+from parallelism.simulation.device_events import DeviceEvents
 from parallelism.simulation.event_classes import Ints, Templates, members
 from parallelism.simulation.folded_links import folded_routes
 from parallelism.simulation.folding import CannotFold, EqualDevices, Routes, fold as folded
 from parallelism.simulation.operations import (
+    PriceEvents,
     Simulable,
     SimulatedOperation,
+    StepOfMany,
     simulated_operation,
 )
 from parallelism.simulation.parts import StepParts, parts_of
 from parallelism.simulation.priced_pieces import PricedPieces, collective_prices, folded_roles
 from parallelism.simulation.shared_channels import SharedChannels, are_shared
+from parallelism.simulation.steady_steps import Repetition
 from parallelism.timeline import (
     COLLECTIVE,
     Priced,
@@ -88,7 +92,7 @@ def simulate(
     devices, and, with ``fold``, for messages or collectives that share links in a way that cannot be folded
     (`CannotFold`).
     """
-    made_by = _Simulation(operation, mesh, batch, numbers and dict(numbers), fold, op_by_op)
+    made_by = Simulation(operation, mesh, batch, numbers and dict(numbers), fold, op_by_op)
     return made_by.on(Pricing.of(hardware, "modelled", priced_dtype, link_sharing))
 
 
@@ -118,16 +122,8 @@ def step_parts(
     differ by rounding.  Work that is repeated, such as that of a stage for each microbatch, is priced once and counted
     as often as it is repeated.  The arguments and errors are those of `simulate`.
     """
-    made_by = _Simulation(operation, mesh, batch, numbers, fold=True)
-    each, pieces, trace = made_by.folded_on(Pricing.of(hardware, "modelled", priced_dtype, link_sharing))
-    return parts_of(
-        trace,
-        [each.templates.classes[number] for number in each.templates.class_of[list(trace.ranks)]],
-        each.lengths,
-        each.equal.sizes.tolist(),
-        pieces.priced,
-        pieces.same_price,
-    )
+    made_by = Simulation(operation, mesh, batch, numbers, fold=True)
+    return made_by.folded_on(Pricing.of(hardware, "modelled", priced_dtype, link_sharing)).parts()
 
 
 def equal_devices(
@@ -148,12 +144,12 @@ def equal_devices(
     [4]
     """
     pricing = Pricing.of(hardware, "modelled", priced_dtype, link_sharing)
-    simulated = _Simulation(operation, mesh, batch, numbers, fold=True).placed_on(pricing)
+    simulated = Simulation(operation, mesh, batch, numbers, fold=True).placed_on(pricing)
     return _equal_devices(simulated.templates(PricedPieces(simulated.mesh, pricing)), pricing)[0]
 
 
 @dataclass(frozen=True)
-class _Simulation:
+class Simulation:
     """The arguments of `simulate` but for the hardware and its prices."""
 
     operation: Simulable
@@ -184,7 +180,7 @@ class _Simulation:
         pricing.for_devices(simulated.mesh.size)
         return simulated
 
-    def folded_on(self, pricing: Pricing) -> "_Folded":
+    def folded_on(self, pricing: Pricing) -> "Folded":
         """A simulation of the representatives.  Where that is exact, an action of a stage is one piece.
 
         It is not with ``op_by_op``, if messages use the links of a piece's collectives, or if the members of a group do
@@ -198,20 +194,18 @@ class _Simulation:
             runs = None if self.op_by_op else pieces.of_computes
             each = _representatives(simulated.templates(runs), pricing)
         trace = self._trace(_timed(each, pricing), simulated.mesh, pricing, each)
-        return _Folded(each, pieces, trace)
+        return Folded(each, pieces, trace)
 
     def _exact(
         self, simulated: SimulatedOperation, pieces: PricedPieces, pricing: Pricing
     ) -> "_Representatives | None":
         """The representatives with pieces that may have collectives, where these are exact; None where they are not."""
+        few = _of_few(simulated)
         for price in () if self.op_by_op else (pieces, pieces.of_own_channels):
+            if few is not None and not _are_alone(few.templates(price), pieces, price):
+                continue  # what is not alone in a step of few microbatches is not alone in one of many
             templates = simulated.templates(price)
-            if price is pieces:
-                alone = pieces.levels.isdisjoint(pieces.refused)
-            else:
-                looks = templates.looks
-                alone = not (looks.isin("kind", {"collective"}) & looks.present("work")).any()
-            if alone:
+            if _are_alone(templates, pieces, price):
                 each = _representatives(templates, pricing)
                 if _are_exact(pieces, each, pricing):
                     return each
@@ -279,6 +273,42 @@ class _Representatives:
     """Where several devices share links."""
 
 
+def _of_few(simulated: SimulatedOperation) -> SimulatedOperation | None:
+    """The step with as few microbatches as ranks, which has all kinds of actions; None where this spares little."""
+    if not isinstance(simulated, StepOfMany):
+        return None
+    count = simulated.pipeline.ranks
+    return simulated.with_microbatches(count) if simulated.pipeline.microbatches >= _FEW * count else None
+
+
+_FEW = 4
+"""With so many times as few microbatches, it is worth while to make the events of few first."""
+
+
+def _are_alone(templates: Templates, pieces: PricedPieces, price: PriceEvents) -> bool:
+    """Whether nothing else is on the links of the collectives in pieces meanwhile, as far as devices tell themselves."""
+    if price == pieces:
+        return pieces.levels.isdisjoint(pieces.refused)
+    own = templates.looks.only("kind", "work")
+    bounds = templates.starts.tolist()
+    return not any(
+        is_beside_others(own.take(slice(*bounds[number : number + 2])), events)
+        for number, events in enumerate(templates.classes)
+    )
+
+
+def is_beside_others(columns: Columns, events: DeviceEvents) -> bool:
+    """Whether a piece with collectives comes while a collective of the same device is under way."""
+    places = [piece.places for piece in events.pieces if piece.events.collectives]
+    if not places:
+        return False
+    works, later = columns.numbers("work"), columns.present("work")
+    begins = later & columns.isin("kind", {"collective"})
+    ends = later & columns.isin("kind", {"wait"}) & np.isin(works, works[begins])
+    under_way = np.cumsum(begins.astype(np.int64) - ends)
+    return bool(under_way[np.concatenate(places)].any())
+
+
 def _are_exact(pieces: PricedPieces, each: _Representatives, pricing: Pricing) -> bool:
     """Whether no message uses the links of pieces, and the members of all groups in them begin at the same time."""
     return not _on_levels(each.events, pricing, pieces.levels) and pieces.are_of_equals(each.equal)
@@ -335,12 +365,26 @@ def _timed(each: _Representatives, pricing: Pricing) -> Columns:
     )
 
 
-class _Folded(NamedTuple):
+class Folded(NamedTuple):
     """A simulation of the representatives."""
 
     representatives: _Representatives
     pieces: PricedPieces
     trace: Trace
+
+    @property
+    def classes(self) -> list[DeviceEvents]:
+        """The events of each representative."""
+        templates = self.representatives.templates
+        return [templates.classes[number] for number in templates.class_of[list(self.trace.ranks)]]
+
+    def parts(self, more: Repetition | None = None) -> StepParts:
+        """The parts of the step, with ``more`` of its periods."""
+        each, pieces = self.representatives, self.pieces
+        devices = each.equal.sizes.tolist()
+        return parts_of(
+            self.trace, self.classes, each.lengths, devices, pieces.priced, pieces.same_price, more
+        )
 
 
 def _levels_between_stages(simulated: SimulatedOperation, pricing: Pricing) -> set[int]:

@@ -128,9 +128,16 @@ def step_part_of(columns: Columns) -> npt.NDArray[np.int8]:
     return part
 
 
-def split(trace: Trace, moved: Moving | None = None) -> dict[int, Split]:
-    """The split of each rank's time, in seconds.  ``moved`` is ``moving(trace)``, if it was computed before."""
-    seconds = _seconds(trace, part_of(trace.columns), len(PARTS) - 2, moved)
+During = tuple[float, float]
+"""A part of the time of a trace: from when to when, in seconds."""
+
+
+def split(trace: Trace, moved: Moving | None = None, during: During | None = None) -> dict[int, Split]:
+    """The split of each rank's time, in seconds, or of a part of it.
+
+    ``moved`` is ``moving(trace)``, if it was computed before.
+    """
+    seconds = _seconds(trace, part_of(trace.columns), len(PARTS) - 2, moved, during)
     return {rank: Split(*row) for rank, row in zip(trace.ranks, seconds.tolist(), strict=True)}
 
 
@@ -147,21 +154,23 @@ def extremes(by_rank: Mapping[int, Split], held: Mapping[int, int]) -> dict[str,
     return found | ({"fullest": max(held, key=lambda rank: held[rank])} if held else {})
 
 
-def step_split(trace: Trace, moved: Moving | None = None) -> dict[int, StepSplit]:
-    """The finer split of each rank's time in a training step, in seconds; ``moved`` as of `split`."""
-    seconds = _seconds(trace, step_part_of(trace.columns), len(STEP_PARTS) - 1, moved)
+def step_split(
+    trace: Trace, moved: Moving | None = None, during: During | None = None
+) -> dict[int, StepSplit]:
+    """The finer split of each rank's time in a training step, in seconds; the arguments are those of `split`."""
+    seconds = _seconds(trace, step_part_of(trace.columns), len(STEP_PARTS) - 1, moved, during)
     seconds[:, -2] += seconds[:, -1]  # a device that is idle waits
     return {rank: StepSplit(*row) for rank, row in zip(trace.ranks, seconds[:, :-1].tolist(), strict=True)}
 
 
 def _seconds(
-    trace: Trace, parts: npt.NDArray[np.int8], count: int, moved: Moving | None
+    trace: Trace, parts: npt.NDArray[np.int8], count: int, moved: Moving | None, during: During | None
 ) -> npt.NDArray[np.float64]:
     """Seconds by rank and part: of the ``count`` parts that events have, of the bubble, and in which it is idle.
 
     The bubble and the idle time make up the last two columns.
     """
-    makespan, columns = trace.makespan_seconds, trace.columns
+    columns, (begin, stop) = trace.columns, during or (0.0, trace.makespan_seconds)
     moved = moving(trace) if moved is None else moved
     start = columns.numbers("start_seconds").astype(np.float64)
     end = start + columns.numbers("duration_seconds")
@@ -178,14 +187,14 @@ def _seconds(
     seen = np.flatnonzero(last > first)
     seconds = _first_that_fits(
         np.concatenate([ranks[active], seen]),
-        np.concatenate([np.minimum(since, end)[active], first[seen]]),
-        np.concatenate([end[active], last[seen]]),
+        np.concatenate([np.minimum(since, end)[active], first[seen]]).clip(begin, stop),
+        np.concatenate([end[active], last[seen]]).clip(begin, stop),
         np.concatenate([parts[active], np.full(len(seen), count)]),
         len(trace.ranks),
         count + 1,
     )
-    rest = makespan - seconds.sum(axis=1)
-    return np.column_stack([seconds, np.where(rest > _ROUNDING * makespan, rest, 0)])
+    rest = stop - begin - seconds.sum(axis=1)
+    return np.column_stack([seconds, np.where(rest > _ROUNDING * (stop - begin), rest, 0)])
 
 
 def _first_that_fits(

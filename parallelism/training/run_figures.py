@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import fsum
@@ -15,6 +16,7 @@ from parallelism.hardware import Hardware, compared_in, sized_hardware, validati
 from parallelism.models import TransformerSpec
 from parallelism.rarely_collected import rarely_collected
 from parallelism.simulation import CannotFold, StepParts, simulate, step_parts
+from parallelism.simulation.many_microbatches import parts_of_many
 from parallelism.simulation.operations import SimulatedOperation
 from parallelism.trace import Trace
 from parallelism.training.training_run import TrainingRun
@@ -203,7 +205,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class FiguresWithoutTrace(Figures):
-    """Figures that another process has computed: the trace, which is large, is made again where it is asked for."""
+    """Figures whose trace is made where it is asked for: another process, or a step of few microbatches, has told them."""
 
     duration: float
     held: list[dict[str, int]]
@@ -213,6 +215,8 @@ class FiguresWithoutTrace(Figures):
     @classmethod
     def of(cls, found: Figures) -> FiguresWithoutTrace:
         """These figures."""
+        if isinstance(found, FiguresWithoutTrace):
+            return replace(found, again=None)
         step = replace(found.step, trace=found.trace.filter(rank=()))
         return cls(found.run, found.hardware, step, found.seconds, found.memory)
 
@@ -254,11 +258,13 @@ def figures(
     step: Any = run.step if operation is None else operation
     if operation is None:
         options |= run.placed
-    try:
-        return Figures(run, found, step_parts(step, found, **options))
-    except CannotFold:
-        trace = simulate(step, found, **options)
-    return Figures(run, found, StepParts.of_all(trace))
+    with suppress(CannotFold):
+        many = None if operation is None or options else parts_of_many(operation, found)
+        if many is None:
+            return Figures(run, found, step_parts(step, found, **options))
+        fewer = FiguresWithoutTrace.of(Figures(run, found, many.parts))
+        return replace(fewer, duration=many.seconds, again=lambda: step_parts(step, found).trace)
+    return Figures(run, found, StepParts.of_all(simulate(step, found, **options)))
 
 
 def _held_at_peak(trace: Trace) -> dict[int, dict[str, int]]:

@@ -116,7 +116,8 @@ def simulated_training(program: str, words: Sequence[str]) -> int:
     )
     if cache is not None and not arguments.json:
         print("", *wrap(cache_text(cache), WIDTH), sep="\n")
-    _write_files(arguments, run, found.trace, hardware)
+    if is_drawn:
+        _write_files(arguments, run, found.trace, hardware)
     return 0
 
 

@@ -200,7 +200,7 @@ COMMAND = re.compile(r"^```sh\npython (-m vcluster plan [^\n]*)\n```\n\n```text\
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("command", "told"), COMMAND.findall((ROOT / "docs" / "which-split.md").read_text(encoding="utf-8")),
-                         ids=["small", "nodes", "pcie", "large"])
+                         ids=["small", "nodes", "pcie", "large", "fsdp"])
 def test_a_rule_of_thumb_is_answered_as_the_page_says(command, told):
     done = subprocess.run([sys.executable, *command.split()], cwd=ROOT, capture_output=True, text=True, check=True)
     assert told and in_order(told, done.stdout)

@@ -134,7 +134,7 @@ def test_events_that_are_repeated_behind_many_others_have_places_behind_them() -
     device, more = TypedDevice(mesh, 0), TypedDevice(mesh, 0)
     device.all_reduce(TypedArray((3,), "float32"), "dp")
     more.wait(more.all_gather(TypedArray((5,), "float32"), "dp", async_op=True))
-    device.events.add_bulk(Bulk(Columns.of_rows([EventRow("compute", "x")] * 4, FIELDS), np.full(4, -1)))
+    device.events.add_bulk(Bulk(Columns.of_rows([EventRow("compute", "x")] * 4, FIELDS), np.full(4, -1), np.array([0, 4])))
     device.events.repeat(more.events)
     device.events.repeat(more.events)
     assert [each[:3] for each in device.events.collectives] == [(0, ("dp",), 0), (5, ("dp",), 1), (7, ("dp",), 2)]
