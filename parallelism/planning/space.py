@@ -184,7 +184,7 @@ def _share_out(table: _Table, model: TrainedModel) -> None:
     table.columns = {name: np.concatenate([column, more[name]]) for name, column in table.columns.items()}
     if not model.layers_are_alike:
         table.refuse(
-            "FSDP of layers that are not alike is searched where fsdp or zero=3 is fixed",
+            "FSDP of layers that are not alike, or of adapters, is searched where fsdp or zero=3 is fixed",
             np.arange(before + count) >= before,
         )
 

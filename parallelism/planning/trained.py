@@ -172,9 +172,9 @@ class TrainedModel:
 
     @property
     def layers_are_alike(self) -> bool:
-        """Whether all layers of a Transformer compute the same."""
+        """Whether all layers of a Transformer compute the same, and all of each is trained, not adapters alone."""
         spec = self.model
-        if not isinstance(spec, TransformerSpec):
+        if not isinstance(spec, TransformerSpec) or spec.lora is not None:
             return False
         return len({kind_of_layer(spec, layer) for layer in range(spec.layers)}) == 1
 

@@ -61,12 +61,13 @@ def _parser(program: str) -> Parser:
         "simulate",
         "Predicts the time and the memory of a step of training, without running it.",
         (
-            "gpt --num-layers 40 --hidden-size 5120 --num-attention-heads 40\n"
-            "      --seq-length 2048 --vocab-size 51200 --tensor-model-parallel-size 4\n"
-            "      --global-batch-size 512 --bf16 --hardware dgx-a100 --devices 64",
-            "llama3-8b --bf16 --hardware dgx-h100 --devices 64 --json",
-            "config.json --seq-length 4096 --hardware dgx-h100 --devices 64",
-            'llama3-8b --strategy "precision=bf16 pp=2 1f1b:8 dp=32 zero=2"\n'
+            "gpt --num-layers 40 --hidden-size 5120 \\\n"
+            "      --num-attention-heads 40 --seq-length 2048 --vocab-size 51200 \\\n"
+            "      --tensor-model-parallel-size 4 --global-batch-size 512 --bf16 \\\n"
+            "      --hardware dgx-a100 --devices 64",
+            "llama3-8b --bf16 \\\n      --hardware dgx-h100 --devices 64 --json",
+            "config.json --seq-length 4096 \\\n      --hardware dgx-h100 --devices 64",
+            'llama3-8b \\\n      --strategy "precision=bf16 pp=2 1f1b:8 dp=32 zero=2" \\\n'
             "      --global-batch-size 512 --hardware dgx-h100",
         ),
         {

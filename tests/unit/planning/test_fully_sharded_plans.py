@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from parallelism.hardware import Hardware
-from parallelism.models import TransformerSpec
+from parallelism.models import LoRA, TransformerSpec
 from parallelism.planning import find_plan
 from parallelism.planning.batch_pricing import MOST_SHARDED
 from parallelism.planning.space import PROMISING, choices
@@ -45,11 +45,12 @@ def test_no_plan_is_added_where_it_is_said_what_is_shared_out(fixed):
     assert len(found) and not len(rows_of(found, zero=3)) and not found.fully_sharded
 
 
-def test_layers_that_are_not_alike_have_no_such_plans_and_it_is_told():
-    windows = TrainedModel.of(replace(SPEC, window=4, full_attention_every=2), ADAM_W)
-    found = choices(windows, 4, 8, {}, fully_sharded=True)
-    once = rows_of(choices(windows, 4, 8, {}), zero=1, pp=1)
-    reason = "FSDP of layers that are not alike is searched where fsdp or zero=3 is fixed"
+@pytest.mark.parametrize("changed", [{"window": 4, "full_attention_every": 2}, {"lora": LoRA(2)}])
+def test_layers_that_are_not_alike_or_have_adapters_have_no_such_plans_and_it_is_told(changed):
+    model = TrainedModel.of(replace(SPEC, **changed), ADAM_W)
+    found = choices(model, 4, 8, {}, fully_sharded=True)
+    once = rows_of(choices(model, 4, 8, {}), zero=1, pp=1)
+    reason = "FSDP of layers that are not alike, or of adapters, is searched where fsdp or zero=3 is fixed"
     assert found.refused[reason].count == len(once) > 0 and not len(rows_of(found, zero=3))
 
 
