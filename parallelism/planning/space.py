@@ -15,6 +15,7 @@ import numpy as np
 
 from parallelism.events.columns import combined
 from parallelism.ir.core import Function
+from parallelism.models import TransformerSpec
 from parallelism.pipelining.generators import SCHEDULES, ScheduleKind
 from parallelism.planning.dealing import EXPERTS_OVER, Bools, Ints
 from parallelism.planning.settings import AXES, MOST, SETTINGS, Setting, checked_settings
@@ -159,6 +160,13 @@ def choices(
         )
     for setting in SETTINGS.options:
         _with_option(table, setting, model, given)
+    if isinstance(model.model, TransformerSpec) and "ep" not in given:
+        # ZeRO over ep alone splits the rows of the table of tokens, which tp would split by itself.
+        shared = (table["zero"] > 0) & (table["ep"] > 1) & (table["dp"] * table["tp"] == 1)
+        table.refuse(
+            "ep does not divide the vocabulary that ZeRO shares out, and such plans are searched where ep is fixed",
+            shared & (model.model.vocabulary % table["ep"] != 0),
+        )
     interleaved = [i for i, name in enumerate(words["schedule"]) if SCHEDULES[name].is_interleaved]
     grouped = np.isin(table["schedule"], interleaved)
     table.refuse(

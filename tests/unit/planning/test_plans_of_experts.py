@@ -142,6 +142,17 @@ def test_tp_that_splits_the_rows_of_an_expert_unevenly_is_searched_where_it_is_f
         assert 2 in asked["tp"] and reason not in asked.refused
 
 
+def test_ep_that_splits_the_vocabulary_unevenly_is_searched_where_it_is_fixed() -> None:
+    """A vocabulary of 98 over 2 and over 4 devices that share the state of the optimizer."""
+    odd = spec(experts=models.Experts(count=4, chosen=2), vocabulary=98)
+    model = TrainedModel.of(odd, ADAM_W)
+    reason = "ep does not divide the vocabulary that ZeRO shares out, and such plans are searched where ep is fixed"
+    found = choices(model, 4, 8, {"tp": 1, "pp": 1, "zero": [0, 1]})
+    uneven = (found["ep"] == 4) & (found["dp"] == 1)
+    assert {*found["zero"][uneven].tolist()} == {0} and 2 in found["ep"] and found.refused[reason].count > 0
+    assert reason not in choices(model, 4, 8, {"tp": 1, "pp": 1, "ep": 4}).refused
+
+
 @pytest.mark.slow
 def test_ep_is_told_in_plans_and_strategies_and_of_dense_models_it_is_1() -> None:
     plans = find_plan(spec(**MIXTRAL), hardware="dgx-h100", devices=8, batch=8, ep=4, tp=2, pp=1,
