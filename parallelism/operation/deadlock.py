@@ -1,9 +1,9 @@
 """A deadlock described: the circle of ranks that wait for each other, and the line at which each of them waits."""
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
-from parallelism.operation.errors import DeadlockError, folded, ranks_in_words
+from parallelism.operation.errors import DeadlockError, Undelivered, folded, ranks_in_words
 
 MOST_CALLERS = 6
 """Functions that are named of a deep recursion."""
@@ -127,3 +127,21 @@ def _circle(stuck: Mapping[int, Stuck]) -> list[int]:
             first = circle.index(min(circle))
             return circle[first:] + circle[:first]
     return []
+
+
+def of_other_tags(stuck: Sequence[Stuck], messages: Iterable[Undelivered]) -> list[str]:
+    """Which of the ``messages`` were sent to ranks that wait in vain for a message of another tag of the same sender, in
+    words."""
+    wanted: dict[tuple[Any, Any], Any] = {
+        (each.lane[1], each.rank): each.lane[2] for each in stuck if each.lane[0] == "recv"
+    }
+    texts = []
+    for each in sorted(messages, key=lambda each: each[:3]):
+        ends = each.source, each.target
+        if ends in wanted and each.tag != wanted[ends]:
+            what, has = ("a message", "has") if each.how_many == 1 else (f"{each.how_many} messages", "have")
+            texts.append(
+                f"{what} of rank {each.source} to rank {each.target} with tag {each.tag}, sent at {each.location}, "
+                f"{has} not been received"
+            )
+    return texts

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from os import PathLike
 
 from parallelism.operation import Stuck, ranks_in_words
-from parallelism.operation.deadlock import describe
+from parallelism.operation.deadlock import describe, of_other_tags
 from parallelism.operation.errors import Undelivered, keys_by_value, undelivered_error
 from vcluster.hangs.decision import Decision, decision_of
 from vcluster.hangs.files import OnePath
@@ -145,7 +145,9 @@ def _deadlock(matching: Matching, waits: dict[int, Wait]) -> Explanation | None:
     lost = [each for each in stuck if not {*records.missing}.isdisjoint(each.waits_for)]
     stacks = {rank: records.site(rank, wait.place.at).callers for rank, wait in waits.items()}
     absent = "returned without" if records.is_own else "did not come to"
-    cause, _, details = describe(stuck, finished, stacks, absent=absent).partition("\n")
+    text = describe(stuck, finished, stacks, absent=absent)
+    remarks = of_other_tags(stuck, _not_received(matching)) if records.is_own else []
+    cause, _, details = "\n".join([text, *(f"  {remark}" for remark in remarks)]).partition("\n")
     if lost and "; " not in cause:
         cause = (
             f"{ranks_in_words([rank for rank in lost[0].waits_for if rank in records.missing])} left no dump, and rank "
@@ -259,6 +261,15 @@ def _unseen(matching: Matching) -> Explanation | None:
 
 def _undelivered(matching: Matching) -> Explanation | None:
     """Messages that nobody received, of a run that has ended."""
+    messages = _not_received(matching)
+    if not messages:
+        return None
+    error = undelivered_error(messages)
+    return Explanation("undelivered", str(error), error.ranks, error.locations, records=matching.records)
+
+
+def _not_received(matching: Matching) -> list[Undelivered]:
+    """The messages that were sent and not received, by channel and tag."""
     records = matching.records
     left: dict[tuple[int, ...], list[Place]] = {}
     for rank, record in records.ranks.items():
@@ -268,14 +279,10 @@ def _undelivered(matching: Matching) -> Explanation | None:
                 continue
             if not matching.is_matched(place):
                 left.setdefault(tuple(matching.channel(place)), []).append(place)
-    if not left:
-        return None
-    messages = [
+    return [
         Undelivered(source, target, tag, len(places), records.site(*places[0]).location)
         for (source, target, _, tag), places in left.items()
     ]
-    error = undelivered_error(messages)
-    return Explanation("undelivered", str(error), error.ranks, error.locations, records=records)
 
 
 def _with_table(matching: Matching, group: int, explanation: Explanation) -> Explanation:

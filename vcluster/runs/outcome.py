@@ -7,6 +7,7 @@ from typing import Any
 
 from parallelism.events import HOST, Event
 from parallelism.operation import Stuck, Undelivered, undelivered_error
+from parallelism.operation.deadlock import of_other_tags
 from parallelism.operation.errors import located
 from vcluster.code import (
     ChannelClosedError,
@@ -247,10 +248,7 @@ def _undelivered(done: Mapping[int, Done]) -> UndeliveredMessageError | None:
                     missing[source, target] = sent - received
     if not missing:
         return None
-    messages = [
-        Undelivered(event.rank, event.peer or 0, event.tag or 0, count, event.location)
-        for event, count in _not_received(done)
-    ]
+    messages = _not_received(done)
     if messages:
         return undelivered_error(messages)
     texts = [f"rank {a} sent {n} messages more to rank {b} than it received" for (a, b), n in missing.items()]
@@ -262,28 +260,18 @@ def _undelivered(done: Mapping[int, Done]) -> UndeliveredMessageError | None:
 
 
 def messages_of_other_tags(stuck: Sequence[Stuck], replies: Mapping[int, Reply]) -> list[str]:
-    """What was sent to ranks that wait in vain for a message of another tag of the same sender, in words."""
-    wanted: dict[tuple[Any, Any], Any] = {
-        (each.lane[1], each.rank): each.lane[2] for each in stuck if each.lane[0] == "recv"
-    }
+    """`of_other_tags` of what the ranks have recorded."""
     recorded = {
         rank: reply
         for rank, reply in sorted(replies.items())
         if not isinstance(reply, Died) and not isinstance(reply.record, int)
     }
-    texts = []
-    for event, count in _not_received(recorded) if wanted else ():
-        if (event.rank, event.peer) in wanted and event.tag != wanted[event.rank, event.peer]:
-            what, has = ("a message", "has") if count == 1 else (f"{count} messages", "have")
-            texts.append(
-                f"{what} of rank {event.rank} to rank {event.peer} with tag {event.tag}, sent at {event.location}, "
-                f"{has} not been received"
-            )
-    return texts
+    in_vain = any(each.lane[0] == "recv" for each in stuck)
+    return of_other_tags(stuck, _not_received(recorded)) if in_vain else []
 
 
-def _not_received(done: Mapping[int, Done | Failed | Cancelled]) -> list[tuple[Event, int]]:
-    """For each channel and tag: the first send that was not received, and the number of such sends."""
+def _not_received(done: Mapping[int, Done | Failed | Cancelled]) -> list[Undelivered]:
+    """The messages that were sent and not received, by channel and tag."""
     sends: dict[Any, list[Event]] = {}
     received: Counter[Any] = Counter()
     for rank, reply in done.items():
@@ -297,8 +285,12 @@ def _not_received(done: Mapping[int, Done | Failed | Cancelled]) -> list[tuple[E
                 sends.setdefault((rank, event.peer, event.tag), []).append(event)
             else:
                 received[event.peer, rank, event.tag] += 1
-    return [
+    left = [
         (sent[received[key]], len(sent) - received[key])
         for key, sent in sends.items()
         if len(sent) > received[key]
+    ]
+    return [
+        Undelivered(event.rank, event.peer or 0, event.tag or 0, count, event.location)
+        for event, count in left
     ]
