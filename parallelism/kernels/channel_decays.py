@@ -18,8 +18,9 @@ from parallelism.arrays import Array
 
 
 @dataclass(frozen=True)
-class ChannelChunk:
-    """A chunk, whose arrays are ``(batch, heads, tokens, ...)``, and the state before it."""
+class Chunk:
+    """A chunk, whose arrays are ``(batch, heads, tokens, ...)``, and the state before it.  Where each feature of a key has a
+    decay of its own, ``passed``, ``left`` and ``between`` have features as their last dim; else they have none."""
 
     q: Array
     k: Array
@@ -28,15 +29,20 @@ class ChannelChunk:
     state: Array
     delta: bool
     passed: Array
-    """By token and feature, what is left of the state before the chunk."""
+    """By token, what is left of the state before the chunk."""
     left: Array
-    """By token and feature, what is left at the end of the chunk of what it adds."""
+    """By token, what is left at the end of the chunk of what it adds."""
     between: Array
-    """By token, earlier token and feature, what is left of what the latter adds."""
+    """By token and earlier token, what is left of what the latter adds."""
     solved: Array
-    """1 + A; the identity without the delta rule."""
+    """1 + A under the delta rule; not read without it."""
     added: Array
     """What each token adds for its key."""
+
+
+@dataclass(frozen=True)
+class ChannelChunk(Chunk):
+    """A chunk in which each feature of a key has a decay of its own."""
 
     @classmethod
     def of(
@@ -48,13 +54,10 @@ class ChannelChunk:
         between = sums[..., :, None, :] - sums[..., None, :, :]
         between = np.exp(np.where(np.tri(tokens, dtype=np.bool_)[..., None], between, -np.inf))
         passed, left = np.exp(sums), np.exp(sums[..., -1:, :] - sums)
-        added, solved = (
-            beta[..., None] * v,
-            np.broadcast_to(np.eye(tokens, dtype=k.dtype), between.shape[:-1]),
-        )
+        added, solved = beta[..., None] * v, between
         if delta:
             keys = beta[..., None] * _products(k, k, between)
-            solved = np.where(np.tri(tokens, k=-1, dtype=np.bool_), keys, solved)
+            solved = np.where(np.tri(tokens, k=-1, dtype=np.bool_), keys, np.eye(tokens, dtype=k.dtype))
             added = added - beta[..., None] * ((k * passed) @ state)
             added = np.linalg.solve(solved, added)
         return cls(q, k, v, beta, state, delta, passed, left, between, solved, added)

@@ -28,7 +28,7 @@ import numpy as np
 
 from parallelism.arrays import Array
 from parallelism.kernels.activations import ACTIVATIONS
-from parallelism.kernels.channel_decays import ChannelChunk
+from parallelism.kernels.channel_decays import ChannelChunk, Chunk
 
 UNIT_EPSILON = 1e-6
 """What is added to the sum of the squares of a vector that is made one of length 1, as in flash-linear-attention."""
@@ -75,33 +75,16 @@ def linear_attend_backward(
 
 def _part(
     q: Array, k: Array, v: Array, g: Array, beta: Array, state: Array, tokens: slice, *, delta: bool
-) -> _Chunk | ChannelChunk:
+) -> _HeadChunk | ChannelChunk:
     """The chunk of these tokens of whole sequences."""
     q, k, v, g, beta = (_by_head(x[:, tokens]) for x in (q, k, v, g, beta))
-    kind = _Chunk if g.ndim == beta.ndim else ChannelChunk
+    kind = _HeadChunk if g.ndim == beta.ndim else ChannelChunk
     return kind.of(q, k, v, g, beta, state, delta=delta)
 
 
 @dataclass(frozen=True)
-class _Chunk:
-    """A chunk, whose arrays are ``(batch, heads, tokens, ...)``, and the state before it."""
-
-    q: Array
-    k: Array
-    v: Array
-    beta: Array
-    state: Array
-    delta: bool
-    passed: Array
-    """By token, what is left of the state before the chunk."""
-    left: Array
-    """By token, what is left at the end of the chunk of what it adds."""
-    between: Array
-    """By token and earlier token, what is left of what the latter adds."""
-    solved: Array
-    """1 + A; only under the delta rule."""
-    added: Array
-    """What each token adds for its key."""
+class _HeadChunk(Chunk):
+    """A chunk in which a head has one decay a token."""
 
     @classmethod
     def of(
@@ -114,7 +97,7 @@ class _Chunk:
         state: Array,
         *,
         delta: bool,
-    ) -> _Chunk:
+    ) -> _HeadChunk:
         """The chunk of these tokens."""
         sums = np.cumsum(g, axis=-1)
         between = sums[..., :, None] - sums[..., None, :]

@@ -372,9 +372,8 @@ def _silent(what: str, done: int, count: int) -> None:
 
 def _simulated(task: Task, settings: Mapping[str, Any]) -> tuple[float, int] | str:
     """The seconds and the peak of a plan, by simulation; or why its program does not allow it."""
-    run = task.run(settings)
     try:
-        operation: Any = layered_step(run, Software.of(task.hardware))
+        operation: Any = layered_step(task.run(settings), Software.of(task.hardware))
         if operation is None:
             trace = task.simulate(settings, link_sharing=False)
         else:
