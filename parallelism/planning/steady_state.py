@@ -8,7 +8,7 @@ other one; when that is follows from how much later one of the two is, and by ho
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 ROUNDING = 1e-14
 """Differences up to this part of the time of a window are those of rounding."""
@@ -171,63 +172,123 @@ class _Repetitions:
 
     def _in_cycles(self, active: Ints, cycle: int) -> list[tuple[Ints, int]]:
         """Goes on with some plans in cycles of so many repetitions.  The plans that are not done, with other cycles."""
-        here, there = slice(0, self.count), slice(self.count, 2 * self.count)
         patience = 3 * self.count if cycle == 1 else 4
         seen = np.zeros((patience if cycle == 1 else 0, self.now.shape[1]))
-        kept: tuple[Floats, Floats] | None = None
         others = list[tuple[Ints, int]]()
+        going, before = _Going.of(self, active), None
         for number in range(patience):
-            if (few := self.left[active] < cycle).any():  # those are repeated one by one
-                others.append((active[few], 1))
-                active = active[~few]
-                kept = kept and (kept[0][:, ~few], kept[1][:, ~few])
-            if not len(active):
+            left = self.left[going.plans]
+            if (left < cycle).any():
+                self.now[:, going.plans] = going.now
+                if (few := (left > 0) & (left < cycle)).any():
+                    others.append((going.plans[few], 1))  # those are repeated one by one
+                stay = np.flatnonzero(left >= cycle)
+                going, before = going.take(stay), before and before.take(stay)
+            if not len(going.plans):
                 return others
-            mine = self.now.take(active, axis=1)  # rows that lie together, as `Levels.run` takes them
-            shift = mine[there].min(axis=0)
-            mine[:-1] -= shift
-            self.base[active] += shift
-            start, start_before = mine[here].copy(), mine[there].copy()
-            # An action of the first rank waits for none: the time 0 that stands for it must be early.
-            mine[-1] = -self.base[active]
-            leads = self._repeated(mine, active, cycle)
-            grown, grown_before = mine[here] - start, mine[there] - start_before
-            self.left[active] -= cycle
+            grown = self._repeated(going, cycle)
             if cycle == 1:
-                seen[number, active] = grown[0]
-            last = leads
-            if kept is not None:
-                span = np.abs(grown).max(axis=0)
-                same = np.maximum(np.abs(grown - grown_before), np.abs(grown - kept[0]))
-                steady = (same <= ROUNDING * span).all(axis=0)
-                slope = leads - kept[1]
-                slope[np.abs(slope) <= ROUNDING * span] = 0.0
-                nearing = leads * slope < 0
-                with np.errstate(divide="ignore", invalid="ignore"):
-                    lasts = np.where(nearing, np.floor(-leads / slope), np.inf).min(axis=0)
-                jump = np.where(steady, np.minimum(lasts, self.left[active] // cycle), 0.0)
-                mine[here] += jump * grown
-                mine[there] += jump * grown
-                self.left[active] -= jump.astype(np.int64) * cycle
-                last = leads + jump * slope
-            mine[-1] = 0.0
-            self.now[:, active] = mine
-            going = self.left[active] > 0
-            kept = grown[:, going], last[:, going]
-            active = active[going]
+                seen[number, going.plans] = grown.here[0]
+            if before is not None and len(steady := grown.steady_since(before)):
+                self._jump(going, cycle, steady, grown, before)
+            before = grown
+        self.now[:, going.plans] = going.now
+        active = going.plans[self.left[going.plans] > 0]
         cycles = _cycles(seen[:, active]) if cycle == 1 else np.ones(len(active), np.int64)
         return others + [(active[cycles == each], int(each)) for each in np.unique(cycles)]
 
-    def _repeated(self, mine: Floats, active: Ints, cycle: int) -> Floats:
-        """Repeats the window in the times of some plans.  By how much each action waits longer for the one before it
-        than for the one whose result it takes, in every repetition."""
-        durations, messages = (each.take(active, axis=1) for each in (self.durations, self.messages))
-        leads = np.empty((cycle, len(self.before), len(active)))
+    def _repeated(self, going: _Going, cycle: int) -> _Grown:
+        """Repeats the window so many times."""
+        plans, now = going.plans, going.now
+        here, there = now[: self.count], now[self.count : -1]
+        shift = there.min(axis=0)
+        now[:-1] -= shift
+        self.base[plans] += shift
+        start = now[:-1].copy()
+        # An action of the first rank waits for none: the time 0 that stands for it must be early.
+        now[-1] = -self.base[plans]
+        leads = np.empty((cycle, len(self.before), len(plans)))
         for lead in leads:
-            mine[self.count : -1] = mine[: self.count]
-            self.inner.run(mine, durations, messages, 0, self.inner.depth)
-            np.subtract(mine[self.before], mine[self.after] + messages[self.message], out=lead)
-        return leads.reshape(-1, len(active))
+            there[:] = here
+            self.inner.run(now, going.durations, going.messages, 0, self.inner.depth)
+            np.subtract(
+                now.take(self.before, axis=0),
+                now.take(self.after, axis=0) + going.messages.take(self.message, axis=0),
+                out=lead,
+            )
+        now[-1] = 0.0
+        self.left[plans] -= cycle
+        grown = now[:-1] - start
+        return _Grown(grown[: self.count], grown[self.count :], leads.reshape(-1, len(plans)))
+
+    def _jump(self, going: _Going, cycle: int, steady: Ints, grown: _Grown, before: _Grown) -> None:
+        """Adds the constants of as many cycles as follow to the times of the plans that are ``steady``, by their places."""
+        added, leads = grown.here[:, steady], grown.leads[:, steady]
+        slope = leads - before.leads[:, steady]
+        slope[np.abs(slope) <= ROUNDING * np.abs(added).max(axis=0)] = 0.0
+        nearing = leads * slope < 0
+        with np.errstate(divide="ignore", invalid="ignore"):
+            lasts = np.where(nearing, np.floor(-leads / slope), np.inf).min(axis=0)
+        plans = going.plans[steady]
+        jump = np.minimum(lasts, self.left[plans] // cycle)
+        going.now[: self.count, steady] += jump * added
+        going.now[self.count : -1, steady] += jump * added
+        self.left[plans] -= jump.astype(np.int64) * cycle
+        grown.leads[:, steady] = leads + jump * slope
+
+
+class _Going(NamedTuple):
+    """The plans of `_Repetitions` that go on together.  The rows of each array lie together, as `Levels.run` takes them."""
+
+    plans: Ints
+    now: Floats
+    durations: Floats
+    messages: Floats
+
+    @classmethod
+    def of(cls, every: _Repetitions, plans: Ints) -> _Going:
+        """Those of these numbers."""
+        return cls(
+            plans, *(each.take(plans, axis=1) for each in (every.now, every.durations, every.messages))
+        )
+
+    def take(self, places: Ints) -> _Going:
+        """Those at some places."""
+        now, durations, messages = (each.take(places, axis=1) for each in self[1:])
+        return _Going(self.plans[places], now, durations, messages)
+
+
+class _Grown(NamedTuple):
+    """By how much the times of plans have grown in a cycle."""
+
+    here: Floats
+    """Those of the actions of the window."""
+    there: Floats
+    """Those of the actions of the window before."""
+    leads: Floats
+    """By how much longer each action waits for the one before it than for the one whose result it takes, in every
+    repetition."""
+
+    def take(self, places: Ints) -> _Grown:
+        """Those of the plans at some places."""
+        return _Grown(*(each.take(places, axis=1) for each in self))
+
+    def steady_since(self, before: _Grown) -> Ints:
+        """The places of the plans whose times have grown by the same in all rows, as in the cycle ``before``."""
+        least = ROUNDING * np.maximum(self.here.max(axis=0), -self.here.min(axis=0))
+
+        def are_close(here: Floats, others: Iterable[Floats], to: Floats) -> Bools:
+            found: Bools = np.logical_and.reduce([np.abs(here - other) <= to for other in others])
+            return found
+
+        others = self.there, before.here
+        near = np.flatnonzero(
+            are_close(self.here[0], [each[0] for each in others], least)
+        )  # the others cannot be
+        if len(near):
+            mine = self.here[:, near]
+            near = near[are_close(mine, [each[:, near] for each in others], least[near]).all(axis=0)]
+        return near
 
 
 def _cycles(grown: Floats) -> Ints:

@@ -428,9 +428,9 @@ def test_a_wait_that_goes_down_the_pipeline_and_back_is_a_cycle_of_repetitions(m
     done = [0, 0]
     repeated = _Repetitions._repeated
 
-    def counted(self: _Repetitions, mine: Any, active: Any, cycle: int) -> Any:
+    def counted(self: _Repetitions, going: Any, cycle: int) -> Any:
         done[cycle > 1] += cycle
-        return repeated(self, mine, active, cycle)
+        return repeated(self, going, cycle)
 
     monkeypatch.setattr(_Repetitions, "_repeated", counted)
     ranks, microbatches = 6, 1003
