@@ -77,9 +77,9 @@ def one_call(ops: Sequence[Op], *, at_once: bool = False) -> Op:
     first = ops[0]
     if len(ops) == 1 and not at_once:
         return first
-    return replace(
-        first, attributes=tuple((name, 0 if name == "dim" else value) for name, value in first.attributes)
-    )
+    of_flat_array = {"dim": 0}
+    attributes = tuple((name, of_flat_array.get(name, value)) for name, value in first.attributes)
+    return replace(first, attributes=attributes)
 
 
 @dataclass(frozen=True)

@@ -175,8 +175,12 @@ def _same_along(parts: Sequence[Any], axis: int) -> dict[int, int]:
     """The other dims along which each part is broadcast later, with extent 1: the same copies may be joined before."""
     if not all(isinstance(each, Spread) for each in parts):
         return {}
-    dims = [d for d in range(parts[0].ndim) if d != axis and parts[0].shape[d] != 1]
-    return {d: 1 for d in dims if {each.array.shape[d] for each in parts} == {1}}
+    found = {}
+    for d in range(parts[0].ndim):
+        extents = {each.array.shape[d] for each in parts}
+        if d != axis and parts[0].shape[d] != 1 and extents == {1}:
+            found[d] = 1
+    return found
 
 
 def _with(shape: Sequence[Extent], extents: Mapping[int, Extent]) -> list[Extent]:

@@ -207,6 +207,11 @@ def known(x: Any) -> Known | None:
     return np.broadcast_to(x.array, tuple(map(int, x.shape)))
 
 
+def as_extents(values: Sequence[Any]) -> tuple[Extent, ...]:
+    """The values of a list that gives a shape, as extents: plain numbers, and expressions as they are."""
+    return tuple(int(value) if isinstance(value, int | np.integer) else value for value in values)
+
+
 def same_everywhere(x: Any) -> Any:
     """The number that every element of an array is known to be; None if that is not known."""
     array = unspread(x)

@@ -346,7 +346,9 @@ def _explained(
             f"send, and it sends {plural(sent, 'message')} to itself",
         )
     else:
-        received = [sum(said.verb == "recv" for said in each) for each in seen.said]
+        received = []
+        for calls in seen.said:
+            received.append(sum(said.verb == "recv" for said in calls))
         finding = finding_of(
             first.case,
             seen.outputs,

@@ -217,7 +217,9 @@ def _seen(rows: Runs, columns: Runs, name: str, mask: Mask) -> tuple[str, int]:
     whole = scores == sum(map(len, rows)) * sum(map(len, columns)) and not any(
         block.masked for block in blocks
     )
-    return (name if whole else name.lower()) if blocks else "-", scores
+    if not blocks:
+        return "-", 0
+    return (name if whole else name.lower()), scores
 
 
 def _spans(runs: Runs) -> str:

@@ -43,7 +43,10 @@ def cause_of(name: str, cases: Sequence[Facts], rtol: float) -> str:
 
     One mistake is looked for first, then parts that are joined in a wrong way at several levels, and then two mistakes.
     """
-    levels = [level for level in LEVELS if any(level in facts.levels for facts in cases)]
+    levels = []
+    for level in LEVELS:
+        if any(level in facts.levels for facts in cases):
+            levels.append(level)
     for facts in cases:
         facts.levels = levels
     compared = [facts for facts in cases if facts.got(name)]

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from parallelism.arrays import reduced_shape
 from parallelism.dtypes import is_floating
 from parallelism.interop.arrays import flipped, iota, number, padded, part, reshaped, rounded_once
 from parallelism.interop.folding import Spread, convert, emit, known, recorded, spread, whole
@@ -165,7 +166,7 @@ def _log_sum_exp(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     top = emit("max", whole(a), axes=along, keepdims=True)
     total = ew("log", emit("sum", whole(ew("exp", ew("subtract", a, top))), axes=along, keepdims=True))
     result = ew("add", total, top)
-    return result if kept else reshaped(result, [n for d, n in enumerate(a.shape) if d not in along])
+    return result if kept else reshaped(result, reduced_shape(a.shape, along, keepdims=False))
 
 
 def _of_no_elements(a: Any, kind: str, along: Sequence[int], kept: bool) -> Any:
@@ -176,7 +177,7 @@ def _of_no_elements(a: Any, kind: str, along: Sequence[int], kept: bool) -> Any:
     elif not is_floating(a.dtype):
         limits = np.iinfo(a.dtype)
         worst = limits.max if kind == "min" else limits.min
-    shape = [1 if dim in along else n for dim, n in enumerate(a.shape) if kept or dim not in along]
+    shape = reduced_shape(a.shape, along, keepdims=kept)
     return spread(np.asarray(worst, a.dtype).reshape((1,) * len(shape)), shape)
 
 

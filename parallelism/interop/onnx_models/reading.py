@@ -180,11 +180,6 @@ class Reader:
         ]
 
 
-def as_extents(values: Sequence[Any]) -> tuple[Extent, ...]:
-    """Numbers and expressions as extents."""
-    return tuple(value if not isinstance(value, int | np.integer) else int(value) for value in values)
-
-
 def vector(extents: Sequence[Extent]) -> np.ndarray[Any, Any]:
     """Extents as an array: of integers, or of objects if there are symbols."""
     if all(isinstance(n, int) for n in extents):

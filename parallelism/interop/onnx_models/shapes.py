@@ -20,11 +20,11 @@ from parallelism.interop.arrays import (
     taken,
     transposed,
 )
-from parallelism.interop.folding import convert, filled, known
+from parallelism.interop.folding import as_extents, convert, filled, known
 from parallelism.interop.onnx_models.elementwise import ew
 from parallelism.interop.onnx_models.files import dtype_of
 from parallelism.interop.onnx_models.graph import GraphNode
-from parallelism.interop.onnx_models.reading import Reader, as_extents, meaning, vector
+from parallelism.interop.onnx_models.reading import Reader, meaning, vector
 from parallelism.ir.core import Expression, bounds_in, broadcast, ceil_div
 
 

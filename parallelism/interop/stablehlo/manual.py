@@ -56,7 +56,10 @@ def _named_computation(reader: Reader, node: Node, x: list[Any]) -> Any:
 
 def _along(layout: TensorSharding, axes: Collection[str]) -> TensorSharding:
     """The layout without other axes."""
-    return TensorSharding(*([axis for axis in dim.axes if axis in axes] for dim in layout.dims))
+    kept = []
+    for dim in layout.dims:
+        kept.append([axis for axis in dim.axes if axis in axes])
+    return TensorSharding(*kept)
 
 
 @meaning("sdy.manual_computation")

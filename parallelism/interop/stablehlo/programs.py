@@ -141,8 +141,9 @@ def program_of(
     layouts = argument_layouts(main, stated)
     with recording(builder):
         names = plain_names([name for name, _ in arguments])
+        layout_of = dict(zip(kept, layouts, strict=True))
         inputs = [
-            builder.input(name, type, layouts[kept.index(i)] if i in kept else None)
+            builder.input(name, type, layout_of.get(i))
             for i, (name, (_, type)) in enumerate(zip(names, arguments, strict=True))
         ]
         reader = Reader(with_manual_regions(module), builder, most_ops, placed)

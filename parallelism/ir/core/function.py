@@ -355,7 +355,8 @@ def verify(function: Function) -> None:
             _check_known(value, known)
         except ValueError as error:
             raise VerifyError(f"@{function.name}, return: {error}") from None
-    entries = [operator(kind) for kind in {op.kind for op in function.ops}]
+    kinds = {op.kind for op in function.ops}
+    entries = [operator(kind) for kind in kinds]
     if reusing := {entry.name for entry in entries if entry.reuses}:
         _check_reused(function, reusing, {entry.name for entry in entries if entry.view})
 

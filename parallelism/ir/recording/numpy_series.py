@@ -163,7 +163,8 @@ def _cov(
 ) -> Any:
     if any(x is not None for x in rest.values()):
         refuse("numpy.cov with weights or dtype=", "multiply the rows by the weights before")
-    rows = [_variables(each, rowvar) for each in ([m] if y is None else [m, y])]
+    arrays = [m] if y is None else [m, y]
+    rows = [_variables(each, rowvar) for each in arrays]
     x = np.concatenate(rows, axis=0) if len(rows) > 1 else rows[0]
     n = x.shape[1]
     away = x - np.mean(x, axis=1, keepdims=True)
