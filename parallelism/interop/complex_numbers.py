@@ -175,16 +175,21 @@ def _through(x: Pair, axes: Sequence[int], lengths: Sequence[int], *, sign: int)
 
 
 def _to_real(x: Pair, axis: int, n: int) -> Any:
-    """The inverse transform of half of the numbers, the others of which are conjugate to them."""
+    """The inverse transform of half of the numbers; the other half are their conjugates.
+
+    A number whose conjugate is another number counts twice: all but the first, and but the middle one if n is even.
+    """
     bins = n // 2 + 1
     x = Pair(part(x.real, axis, 0, bins), part(x.imag, axis, 0, bins))
-    cosines, sines = _table(bins, n, x.real.dtype, of=n)
+    tables = _table(bins, n, x.real.dtype, of=n)
     places = iota(bins, INDEX, 2, 0)
-    doubled = ew("multiply", places, np.asarray(2))
-    twice = ew("logical_and", ew("greater", places, np.asarray(0)), ew("less", doubled, np.asarray(n)))
-    weights = convert(ew("add", convert(twice, INDEX), np.asarray(1)), x.real.dtype)
-    cosines, sines = (ew("multiply", table, weights) for table in (cosines, sines))
-    return _scaled(ew("subtract", _by(x.real, cosines, axis), _by(x.imag, sines, axis)), n)
+    is_behind_first = ew("greater", places, np.asarray(0))
+    is_before_middle = ew("less", ew("multiply", places, np.asarray(2)), np.asarray(n))
+    counts_twice = ew("logical_and", is_behind_first, is_before_middle)
+    weights = convert(ew("add", convert(counts_twice, INDEX), np.asarray(1)), x.real.dtype)
+    cosines, sines = (ew("multiply", table, weights) for table in tables)
+    real = ew("subtract", _by(x.real, cosines, axis), _by(x.imag, sines, axis))
+    return _scaled(real, n)
 
 
 def _scaled(x: Any, n: int) -> Any:

@@ -120,6 +120,11 @@ def recorded(x: Plain) -> Traced:
     return recorded_op("constant", value=value, shape=array.shape, dtype=array.dtype)
 
 
+def traced(x: Any) -> Traced:
+    """``x``, broadcast as far as it is to be, as a value of the program."""
+    return recorded(whole(x))
+
+
 def recorded_op(kind: str, *operands: Traced, **attributes: Any) -> Traced:
     """The result of an operator as a value of the program, even if all operands are known."""
     builder = current()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from parallelism.interop.arrays import number, part, reshaped, transposed
-from parallelism.interop.folding import convert, emit, recorded, whole
+from parallelism.interop.folding import convert, emit, recorded, traced, whole
 from parallelism.interop.onnx_models.elementwise import ew
 from parallelism.interop.onnx_models.graph import GraphNode
 from parallelism.interop.onnx_models.products import matmul
@@ -176,8 +176,8 @@ def _gathered_blocks(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
 
 def _looked_up(table: Any, indices: Any) -> Any:
     """The rows of a table at these places."""
-    rows: Any = recorded(whole(table))
-    return np.take(rows, recorded(whole(indices)), axis=0)
+    rows: Any = traced(table)
+    return np.take(rows, traced(indices), axis=0)
 
 
 def _of_blocks(each: Any, block: int, columns: Any) -> Any:

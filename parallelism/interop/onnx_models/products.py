@@ -12,10 +12,10 @@ import numpy as np
 from parallelism.arrays import reduced_shape
 from parallelism.dtypes import is_floating
 from parallelism.interop.arrays import flipped, iota, number, padded, part, reshaped, rounded_once
-from parallelism.interop.folding import Spread, convert, emit, known, recorded, spread, whole
+from parallelism.interop.folding import Spread, convert, emit, known, spread, traced, whole
 from parallelism.interop.onnx_models.elementwise import ew
 from parallelism.interop.onnx_models.graph import GraphNode
-from parallelism.interop.onnx_models.reading import Reader, meaning
+from parallelism.interop.onnx_models.reading import Reader, meaning, with_optional
 from parallelism.interop.onnx_models.shapes import axes_of, axis_of
 from parallelism.interop.windows import grid
 
@@ -46,10 +46,13 @@ def _gemm(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     result = emit("einsum", whole(x[0]), whole(x[1]), equation=f"{left},{right}->ij")
     if node.get("alpha", 1.0) != 1:
         result = ew("multiply", result, number(node.get("alpha"), result))
-    if len(x) < 3 or x[2] is None:
+    _, _, added = with_optional(x, 3)
+    if added is None:
         return result
     beta = node.get("beta", 1.0)
-    return ew("add", result, x[2] if beta == 1 else ew("multiply", x[2], number(beta, x[2])))
+    if beta != 1:
+        added = ew("multiply", added, number(beta, added))
+    return ew("add", result, added)
 
 
 @meaning("Einsum")
@@ -68,14 +71,14 @@ def _einsum(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
         )
     named = [t.replace("...", dots[most - count :]) for t, count in zip(terms, own, strict=True)]
     if any(len({*term}) < len(term) for term in named):  # diagonals
-        given = [recorded(whole(each)) for each in x]
+        given = [traced(each) for each in x]
         return np.einsum(f"{','.join(named)}->{out.replace('...', dots)}", *given)
     return emit("einsum", *map(whole, x), equation=f"{','.join(named)}->{out.replace('...', dots)}")
 
 
 @meaning("Det")
 def _det(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
-    return np.linalg.det(recorded(whole(x[0])))
+    return np.linalg.det(traced(x[0]))
 
 
 @meaning("MatMulInteger")

@@ -180,6 +180,11 @@ class Reader:
         ]
 
 
+def with_optional(inputs: Sequence[Any], count: int) -> list[Any]:
+    """So many inputs of a node: None stands for optional ones that are left out, those at the end among them."""
+    return [*inputs, *[None] * (count - len(inputs))]
+
+
 def vector(extents: Sequence[Extent]) -> np.ndarray[Any, Any]:
     """Extents as an array: of integers, or of objects if there are symbols."""
     if all(isinstance(n, int) for n in extents):

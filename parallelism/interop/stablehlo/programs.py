@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from parallelism.interop.complex_numbers import Pair
 from parallelism.interop.errors import InteropError
-from parallelism.interop.folding import recorded, whole
+from parallelism.interop.folding import traced
 from parallelism.interop.partitioned import Partitioned, uses_rank
 
 # These imports fill the table of meanings.
@@ -152,7 +152,7 @@ def program_of(
         if len(targets) != len(results) or any(isinstance(x, Pair) for x in results):
             raise main.unsupported("a result is no tensor of numbers")
         results = [laid(reader, x, layout) for x, layout in zip(results, targets, strict=True)]
-        outputs = [recorded(whole(x)).value for x in results]
+        outputs = [traced(x).value for x in results]
     name = title(module.name)
     if reader.cuts:
         return joined(name, builder, reader.cuts, outputs, placed)
