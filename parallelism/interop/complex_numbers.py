@@ -153,12 +153,14 @@ def product(a: Pair, b: Pair, by: Callable[[Any, Any], Any]) -> Pair:
 def fourier(x: Any, kind: str, lengths: Sequence[int]) -> Any:
     """``fft``, ``ifft``, ``rfft`` or ``irfft`` over the last dims, whose extents are the ``lengths``."""
     axes = [*range(len(x.shape) - len(lengths), len(x.shape))]
+    last, n = axes[-1], lengths[-1]
     if kind == "RFFT":
-        cosines, sines = _table(lengths[-1], lengths[-1] // 2 + 1, x.dtype)
-        made = Pair(_by(x, cosines, axes[-1]), ew("negative", _by(x, sines, axes[-1])))
-        return _through(made, axes[:-1], lengths, sign=-1)
+        cosines, sines = _table(n, n // 2 + 1, x.dtype)
+        along_last = Pair(_by(x, cosines, last), ew("negative", _by(x, sines, last)))
+        return _through(along_last, axes[:-1], lengths, sign=-1)
     if kind == "IRFFT":
-        return _to_real(_through(pair(x), axes[:-1], lengths, sign=1), axes[-1], lengths[-1])
+        along_others = _through(pair(x), axes[:-1], lengths, sign=1)
+        return _to_real(along_others, last, n)
     return _through(pair(x), axes, lengths, sign=1 if kind == "IFFT" else -1)
 
 

@@ -225,8 +225,8 @@ class Plans(Sequence[Plan]):
         return why_not(asked, other.account, plan.account)
 
     def why_between_nodes(self, plan: Plan, axis: str) -> str:
-        """Why the groups along an axis of ``plan`` are over links between nodes, in a sentence: what the best plan takes
-        in which they are inside of a node.  Empty if they are inside of one."""
+        """A sentence that says why the groups along an axis of ``plan`` cross links between nodes: how long the best
+        plan takes whose groups stay inside a node.  Empty if those of ``plan`` stay inside one."""
         node = prod(self.task.hardware.links[0].extents)
         if plan.settings[axis] == 1 or _span(plan.settings, plan.settings["order"], axis) <= node:
             return ""

@@ -157,11 +157,13 @@ def _reduce_scatter(device: Device, step: ReshardingStep, x: Array) -> Array:
 
 def _exchange(device: Device, step: ReshardingStep, x: Array) -> Array:
     group = device.group(step.axes)
-    mine, wanted = _block(step.before, step, device.rank), _block(step.after, step, device.rank)
+    mine = _block(step.before, step, device.rank)
+    wanted = _block(step.after, step, device.rank)
     given = [_common(mine, block) for block in _blocks(step.after, step, group)]
     taken = [_common(wanted, block) for block in _blocks(step.before, step, group)]
-    flat = device.all_to_all(_packed(x, given, mine), step.axes, split_sizes=list(map(_size, given)))
-    return _unpacked(flat, taken, wanted)
+    sizes = list(map(_size, given))
+    received = device.all_to_all(_packed(x, given, mine), step.axes, split_sizes=sizes)
+    return _unpacked(received, taken, wanted)
 
 
 _MOVES: dict[str, Callable[[Device, ReshardingStep, Array], Array]] = {

@@ -95,7 +95,7 @@ def folded_routes(
 def _different_members(used: PricedCollectives, keys: Ints) -> tuple[list[list[int]], Ints]:
     """The events that are the members of each collective, and by event the number of its collective in that list.
 
-    Of collectives of one rank with one price, of which no other member is simulated, the first stands for all.
+    Where a rank is the only simulated member of several collectives that have one price, the first stands for all.
     """
     _, which, count = np.unique(keys, return_inverse=True, return_counts=True)
     alone, others = np.flatnonzero(count[which] == 1), np.flatnonzero(count[which] > 1)

@@ -62,7 +62,7 @@ def ring_cause(
 
 
 def _subsets(split: Sequence[tuple[int, int]]) -> Iterator[tuple[tuple[int, int], ...]]:
-    """All choices of arguments that are split, the smallest first; of each the one dim that is."""
+    """All sets of split arguments, the smallest first; each argument is given with its split dim."""
     for count in range(1, len(split) + 1):
         yield from combinations(split, count)
 

@@ -231,7 +231,9 @@ def dynamic_product(a: Any, weights: Any, scale: Any) -> Any:
         return ew("minimum", ew("maximum", ew("rint", each), zero), number(255, a))
 
     point = limited(ew("divide", ew("negative", least), own))
-    steps = ew("subtract", limited(ew("add", ew("rint", ew("divide", a, own)), point)), point)
+    quotient = ew("rint", ew("divide", a, own))
+    quantized = limited(ew("add", quotient, point))
+    steps = ew("subtract", quantized, point)
     product = matmul(convert(steps, np.dtype(np.int32)), weights)
     return ew("multiply", convert(product, a.dtype), ew("multiply", own, scale))
 

@@ -166,9 +166,10 @@ def _log_sum_exp(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     (along, kept), a = _reduced(reader, node, x), x[0]
     if any(a.shape[dim] == 0 for dim in along):
         return ew("log", emit("sum", whole(a), axes=along, keepdims=kept))
-    top = emit("max", whole(a), axes=along, keepdims=True)
-    total = ew("log", emit("sum", whole(ew("exp", ew("subtract", a, top))), axes=along, keepdims=True))
-    result = ew("add", total, top)
+    largest = emit("max", whole(a), axes=along, keepdims=True)
+    terms = ew("exp", ew("subtract", a, largest))
+    total = emit("sum", whole(terms), axes=along, keepdims=True)
+    result = ew("add", ew("log", total), largest)
     return result if kept else reshaped(result, reduced_shape(a.shape, along, keepdims=False))
 
 

@@ -223,8 +223,8 @@ def _prepared(
 ) -> tuple[list[Any], list[int], list[tuple[Any, Any]]]:
     """The inputs in the dtype of sums with queries and keys of each head, the group of each head, and what made vectors of
     length 1 of them."""
-    groups, heads_of_group = k.shape[2], v.shape[2] // k.shape[2]
-    served = [group for group in range(groups) for _ in range(heads_of_group)]
+    groups, heads = k.shape[2], v.shape[2]
+    served = [group for group in range(groups) for _ in range(heads // groups)]
     dtype = sums_dtype(v.dtype)
     q, k, v, g, beta = (x.astype(dtype, copy=False) for x in (q, k, v, g, beta))
     units = []
@@ -331,7 +331,9 @@ def _cached_flops(of: Rule, *, chunk: int, delta: bool, read: Extent, scored: Ex
     inside = passes.products_of_keys * extents["n"] * (heads if delta else groups)
     inside += passes.products_of_values * extents["p"] * heads
     through = passes.products_of_states * extents["n"] * extents["p"] * heads
-    return extents["b"] * (extents["t"] * 2 * through + scored * chunk * (chunk + 1) * inside)
+    of_tokens = extents["t"] * 2 * through
+    of_chunks = scored * chunk * (chunk + 1) * inside  # two flops for each of chunk (chunk + 1) / 2 pairs
+    return extents["b"] * (of_tokens + of_chunks)
 
 
 def _cached_nbytes(op: Op) -> Extent:

@@ -93,11 +93,16 @@ def _interp(x: Any, xp: Any, fp: Any, left: Any = None, right: Any = None, perio
     n = known_extent(at, 0, "numpy.interp")
     before = np.clip(_searchsorted(at, place, "right") - 1, 0, max(n - 2, 0))
     after = np.minimum(before + 1, n - 1)
-    x0, x1, y0, y1 = (np.take(table, k) for table in (at, values) for k in (before, after))
+    x0, x1 = np.take(at, before), np.take(at, after)
+    y0, y1 = np.take(values, before), np.take(values, after)
     width = np.where(x1 == x0, 1.0, x1 - x0)
-    found = y0 + (y1 - y0) / width * (np.clip(place, at[0], at[n - 1]) - x0)
-    found = np.where(place < at[0], values[0] if left is None else left, found)
-    return np.where(place > at[n - 1], values[n - 1] if right is None else right, found)
+    slope = (y1 - y0) / width
+    inside: Any = np.clip(place, at[0], at[n - 1])
+    found = y0 + slope * (inside - x0)
+    is_left = place < at[0]
+    found = np.where(is_left, values[0] if left is None else left, found)
+    is_right = place > at[n - 1]
+    return np.where(is_right, values[n - 1] if right is None else right, found)
 
 
 @stands_for(np.bincount)

@@ -218,8 +218,10 @@ def _quantile_of_numbers(ordered: Any, flat: Any, q: float, between: Callable[[A
     place = q * (count - 1).astype(np.float64)
     low = np.maximum(np.floor(place), 0).astype(np.int64)
     high = np.maximum(np.minimum(low + 1, count - 1), 0)
-    below, above = (np.take_along_axis(ordered, k, axis=-1) for k in (low, high))
-    found = between(below, above, (place - low.astype(np.float64)).astype(flat.dtype))
+    below = np.take_along_axis(ordered, low, axis=-1)
+    above = np.take_along_axis(ordered, high, axis=-1)
+    share = (place - low.astype(np.float64)).astype(flat.dtype)
+    found = between(below, above, share)
     return found.reshape(flat.shape[:-1])
 
 
