@@ -141,18 +141,13 @@ class SymbolicStage(StagePrograms):
                 (label, kind, "kept"),
                 [Event(EventKind(SIZE, name), [each]) for name, each in sizes.items()],
             )
-        messages = ((kind, self.message(kind, ANY, last=last)) for kind in kinds)
-        yield (
-            (label, "received"),
-            [
-                Event(
-                    EventKind(MESSAGE, kind, types[0].dtype.name if len(types) == 1 else "uint8"),
-                    [nbytes_of(types)],
-                )
-                for kind, types in messages
-                if types
-            ],
-        )
+        received = []
+        for kind in kinds:
+            types = self.message(kind, ANY, last=last)
+            if types:
+                dtype = types[0].dtype.name if len(types) == 1 else "uint8"
+                received.append(Event(EventKind(MESSAGE, kind, dtype), [nbytes_of(types)]))
+        yield (label, "received"), received
 
     @memoized
     def _events(self, kind: str, *, last: bool) -> list[Event]:
@@ -226,9 +221,10 @@ def _constants_in_front(events: Sequence[Event]) -> int:
 
 def has_product(step: ProgramStep | StartStep | WaitStep) -> bool:
     """Whether a step, or a chain, has a product."""
-    return isinstance(step, ProgramStep) and any(
-        op.kind in OF_EVERY_BLOCK for op in (step.op, *(each.op for each in step.before))
-    )
+    if not isinstance(step, ProgramStep):
+        return False
+    ops = [step.op, *(each.op for each in step.before)]
+    return any(op.kind in OF_EVERY_BLOCK for op in ops)
 
 
 def own_layer(step: ProgramStep | StartStep | WaitStep) -> int | None:

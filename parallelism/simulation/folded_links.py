@@ -166,11 +166,8 @@ def _check_alone(templates: Templates, pricing: Pricing, used: PricedCollectives
     """``ValueError`` unless no message and no other collective crosses the links of the simulated collectives."""
     numbers = templates.group_of[templates.axes_of[used.looks], used.ranks]
     simulated = set(zip(used.looks.tolist(), numbers.tolist(), strict=True))
-    everywhere = [
-        (look, number)
-        for look in sorted({look for look, _ in simulated})
-        for number in templates.groups_with(look)
-    ]
+    looks = {look for look, _ in simulated}
+    everywhere = [(look, number) for look in sorted(looks) for number in templates.groups_with(look)]
     if messages or len(everywhere) > MOST_GROUPS:
         raise CannotFold(_SHARED)
     own, others = set[Channel](), set[Channel]()

@@ -63,9 +63,8 @@ def cuts_of(fewer: Pipeline, whole: Pipeline, period: int) -> list[Cut] | None:
         return None
     cuts = []
     for few, many in zip(fewer.schedule.works, whole.schedule.works, strict=True):
-        numbers = {
-            kind: number for number, kind in enumerate({action.kind: None for action in (*few, *many)})
-        }
+        kinds = dict.fromkeys(action.kind for action in (*few, *many))
+        numbers = {kind: number for number, kind in enumerate(kinds)}
         cut = _cut(_rows(few, numbers), _rows(many, numbers), fewer.microbatches, more, period)
         if cut is None:
             return None
