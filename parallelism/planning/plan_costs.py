@@ -452,8 +452,7 @@ class PlanCosts:
         times = order.ends(durations, messages, np.array(repeats))[:, same]
         times += np.stack([end.before for end in ends], axis=1)
         if shape.ranks > 1:
-            there = np.array([end.there for end in ends])
-            back = np.array([end.back for end in ends])
+            there, back = np.array([(end.there, end.back) for end in ends]).T
             first, last = times[0].copy(), times[-1].copy()
             times[0], times[-1] = np.maximum(first, last + back), np.maximum(last, first + there)
         result: Floats = (times + np.stack([end.after for end in ends], axis=1)).max(axis=0)
@@ -473,8 +472,7 @@ class PlanCosts:
                     laid_out_as(place), kind, self.alike(shape.blocks_of(place), place)
                 )
             taken = []
-            kinds = dict.fromkeys(kind for _, _, kind in order.messages)
-            for kind in kinds:
+            for kind in dict.fromkeys(kind for _, _, kind in order.messages):
                 place = LAST if kind == "F" else FIRST
                 taken.append((kind, self.actions(row, kind).received(place, kind)))
             self._columns[key] = durations, self._messages(order.messages, tuple(taken), layout)
