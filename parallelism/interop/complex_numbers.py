@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.interop.arrays import INDEX, iota, number, part, reshaped, transposed
 from parallelism.interop.folding import convert, elementwise as ew, emit, whole
+from parallelism.interop.moving_elements import INDEX, iota, number, part, reshaped, transposed
 from parallelism.ir.core import TensorType
 
 _TYPE = re.compile(r"tensor<((?:\d+x)*)complex<(f32|f64)>>")

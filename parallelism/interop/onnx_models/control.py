@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.interop.arrays import concatenated, flipped, part, reshaped
 from parallelism.interop.folding import emit, known, same_everywhere, whole
+from parallelism.interop.moving_elements import concatenated, flipped, part, reshaped
 from parallelism.interop.onnx_models.elementwise import ew
 from parallelism.interop.onnx_models.graph import Graph, GraphNode
 from parallelism.interop.onnx_models.reading import Reader, meaning, with_optional

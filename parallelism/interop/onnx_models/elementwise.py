@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from parallelism.dtypes import common_dtype, is_floating, is_integer
-from parallelism.interop.arrays import divided, integer_power, number, rounded_once
 from parallelism.interop.folding import (
     convert,
     emit,
@@ -20,6 +19,7 @@ from parallelism.interop.folding import (
     unspread,
     whole,
 )
+from parallelism.interop.moving_elements import divided, integer_power, number, rounded_once
 from parallelism.interop.onnx_models.files import dtype_of
 from parallelism.interop.onnx_models.graph import GraphNode
 from parallelism.interop.onnx_models.reading import Reader, meaning, with_optional

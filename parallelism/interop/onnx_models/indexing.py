@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from parallelism.arrays import vector_shape, with_extent
-from parallelism.interop.arrays import INDEX, concatenated, iota, part, reshaped, taken
 from parallelism.interop.folding import (
     MOST_FOLDED,
     Spread,
@@ -20,6 +19,7 @@ from parallelism.interop.folding import (
     unspread,
     whole,
 )
+from parallelism.interop.moving_elements import INDEX, concatenated, iota, part, reshaped, taken
 from parallelism.interop.onnx_models.elementwise import ew
 from parallelism.interop.onnx_models.graph import GraphNode
 from parallelism.interop.onnx_models.reading import Reader, meaning, with_optional

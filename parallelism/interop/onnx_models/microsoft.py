@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.interop.arrays import number, part, reshaped, transposed
 from parallelism.interop.folding import convert, emit, recorded, traced, whole
+from parallelism.interop.moving_elements import number, part, reshaped, transposed
 from parallelism.interop.onnx_models.elementwise import ew
 from parallelism.interop.onnx_models.graph import GraphNode
 from parallelism.interop.onnx_models.products import matmul

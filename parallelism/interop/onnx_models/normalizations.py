@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from parallelism.arrays import vector_shape
-from parallelism.interop.arrays import number, padded, reshaped
 from parallelism.interop.folding import convert, emit, spread, whole
+from parallelism.interop.moving_elements import number, padded, reshaped
 from parallelism.interop.onnx_models.elementwise import ew
 from parallelism.interop.onnx_models.graph import GraphNode
 from parallelism.interop.onnx_models.reading import Reader, meaning, with_optional

@@ -11,8 +11,8 @@ import numpy as np
 
 from parallelism.arrays import reduced_shape
 from parallelism.dtypes import is_floating
-from parallelism.interop.arrays import flipped, iota, number, padded, part, reshaped, rounded_once
 from parallelism.interop.folding import Spread, convert, emit, known, spread, traced, whole
+from parallelism.interop.moving_elements import flipped, iota, number, padded, part, reshaped, rounded_once
 from parallelism.interop.onnx_models.elementwise import ew
 from parallelism.interop.onnx_models.graph import GraphNode
 from parallelism.interop.onnx_models.reading import Reader, meaning, with_optional

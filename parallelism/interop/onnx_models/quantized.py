@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from parallelism.dtypes import integer_limits, is_floating
-from parallelism.interop.arrays import number, reshaped
 from parallelism.interop.folding import convert, spread
+from parallelism.interop.moving_elements import number, reshaped
 from parallelism.interop.onnx_models.elementwise import ew
 from parallelism.interop.onnx_models.graph import GraphNode
 from parallelism.interop.onnx_models.normalizations import along as _along

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from parallelism.interop.arrays import number, part, reshaped
 from parallelism.interop.folding import emit, known, spread, whole
+from parallelism.interop.moving_elements import number, part, reshaped
 from parallelism.interop.onnx_models.elementwise import ew
 from parallelism.interop.onnx_models.graph import GraphNode
 from parallelism.interop.onnx_models.reading import Reader, meaning, with_optional

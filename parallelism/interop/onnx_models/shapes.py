@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.interop.arrays import (
+from parallelism.interop.folding import as_extents, convert, filled, known
+from parallelism.interop.moving_elements import (
     broadcast_dims,
     concatenated,
     flipped,
@@ -20,7 +21,6 @@ from parallelism.interop.arrays import (
     taken,
     transposed,
 )
-from parallelism.interop.folding import as_extents, convert, filled, known
 from parallelism.interop.onnx_models.elementwise import ew
 from parallelism.interop.onnx_models.files import dtype_of
 from parallelism.interop.onnx_models.graph import GraphNode

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from parallelism.dtypes import is_floating
-from parallelism.interop.arrays import number, padded, reshaped, transposed
 from parallelism.interop.folding import convert, emit, filled, whole
+from parallelism.interop.moving_elements import number, padded, reshaped, transposed
 from parallelism.interop.onnx_models.elementwise import ew
 from parallelism.interop.onnx_models.graph import GraphNode
 from parallelism.interop.onnx_models.normalizations import along as _along

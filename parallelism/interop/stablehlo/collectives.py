@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.interop.arrays import concatenated, part, reshaped
 from parallelism.interop.folding import Plain, convert, recorded, recorded_op, traced, whole
+from parallelism.interop.moving_elements import concatenated, part, reshaped
 from parallelism.interop.stablehlo.module import Node
 from parallelism.interop.stablehlo.reading import Reader, meaning
 from parallelism.interop.stablehlo.reductions import reducer, tree

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.interop.arrays import (
+from parallelism.interop.folding import convert, elementwise as ew, emit, spread, whole
+from parallelism.interop.moving_elements import (
     INDEX,
     broadcast_dims,
     clipped,
@@ -24,7 +25,6 @@ from parallelism.interop.arrays import (
     transposed,
     window_at,
 )
-from parallelism.interop.folding import convert, elementwise as ew, emit, spread, whole
 from parallelism.interop.own_rows import gathered, is_own, put
 from parallelism.interop.stablehlo.module import Node
 from parallelism.interop.stablehlo.reading import Reader, meaning

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.interop.arrays import broadcast_dims, iota, padded, reshaped, sliced
 from parallelism.interop.folding import as_extents, known, spread
+from parallelism.interop.moving_elements import broadcast_dims, iota, padded, reshaped, sliced
 from parallelism.interop.stablehlo.equal_extents import EqualExtents, Place
 from parallelism.interop.stablehlo.module import OPEN, Module, Node
 from parallelism.interop.stablehlo.reading import MEANINGS, Reader, meaning

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.interop.arrays import number, rounded_once
 from parallelism.interop.folding import elementwise as ew
+from parallelism.interop.moving_elements import number, rounded_once
 from parallelism.interop.stablehlo.module import Node
 from parallelism.interop.stablehlo.reading import Reader, meaning
 from parallelism.kernels.error_function import ERFC_BELOW_8, ERFC_FROM_8

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from parallelism.fast_unpickling import unpickled_quickly
 from parallelism.ir.core import regions
 from parallelism.ir.core.errors import VerifyError
 from parallelism.ir.core.extents import Expression, Extent, is_negative, names_in, specialized
@@ -25,7 +26,6 @@ from parallelism.ir.core.rules import Rule
 from parallelism.ir.core.table import Attributes, Operator, known_meaning, meaning, operator
 from parallelism.ir.core.types import TensorType, dtype_text
 from parallelism.sharding import TensorSharding
-from parallelism.slotted import unpickled_quickly
 
 NAME = re.compile(r"[A-Za-z0-9_.]+")
 
