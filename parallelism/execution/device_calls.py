@@ -159,7 +159,8 @@ def buffer_size(call: Op, ops: Sequence[Op], mesh: Mesh) -> int:
 
 
 def _packed(kind: str, parts: Sequence[PaddedParts], inputs: Sequence[Array]) -> Array:
-    """The arrays in one flat array; of a reduce_scatter, for each device, one after the other, its parts of all."""
+    """All arrays as one flat array.  For a reduce_scatter it has first the first device's parts of all arrays, then those
+    of the second, and so on."""
     if kind == "all_reduce":
         return np.concatenate([x.ravel() for x in inputs])
     rows = len(parts[0].sizes) if kind == "reduce_scatter" else 1

@@ -155,10 +155,12 @@ class SymbolicStage(StagePrograms):
         if self.laid is not None and kind in ALIKE:
             return self.laid._events(kind, last=last)
         received = nbytes_of(self.message(kind, ANY, last=last))
-        held = [Event(EventKind(MEMORY, ACTIVATIONS), [received])] if received else []
-        events = [*held, *events_of_blocks(self.program(kind, ANY).steps, self.devices, self.layer_blocks)]
+        events = [*events_of_blocks(self.program(kind, ANY).steps, self.devices, self.layer_blocks)]
         events += [Event(EventKind(LEFT, category), []) for category, _ in self.left(kind, ANY)]
-        return [*events, Event(EventKind(MEMORY, ACTIVATIONS), [-received])] if received else events
+        if not received:
+            return events
+        held = EventKind(MEMORY, ACTIVATIONS)
+        return [Event(held, [received]), *events, Event(held, [-received])]
 
     @memoized
     def splits(self, kinds: str) -> set[Split]:

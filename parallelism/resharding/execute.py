@@ -150,8 +150,11 @@ def _reduce_scatter(device: Device, step: ReshardingStep, x: Array) -> Array:
     packed = _packed(x, parts, _block(step.before, step, device.rank))
     if len(set(sizes)) == 1:
         rows = packed.reshape(len(sizes), sizes[0])
-        return np.asarray(device.reduce_scatter(rows, step.axes, dim=0, op=op)).reshape(mine)
-    terms = device.all_to_all(packed, step.axes, split_sizes=sizes).reshape(len(sizes), prod(mine))
+        summed = device.reduce_scatter(rows, step.axes, dim=0, op=op)
+        return np.asarray(summed).reshape(mine)
+    # No reduce_scatter has parts of different sizes: each rank gets the terms of its part, and sums them.
+    received = device.all_to_all(packed, step.axes, split_sizes=sizes)
+    terms = received.reshape(len(sizes), prod(mine))
     return combine(step.before.op, list(terms)).reshape(mine)
 
 

@@ -413,7 +413,7 @@ def _is_cut(extent: Extent, count: int) -> bool:
 
 
 def _numbers(found: Gathered | Scattered) -> Iterator[int]:
-    """The ops that the chunks stand for."""
+    """The numbers of the ops that chunks replace."""
     if isinstance(found, Scattered):
         yield from (found.product, found.scatter)
         return
