@@ -198,7 +198,7 @@ class _Repetitions:
         return others + [(active[cycles == each], int(each)) for each in np.unique(cycles)]
 
     def _repeated(self, going: _Going, cycle: int) -> _Grown:
-        """Repeats the window so many times."""
+        """Repeats the window so many times.  It returns by how much the times have grown, and how much longer actions wait."""
         plans, now = going.plans, going.now
         here, there = now[: self.count], now[self.count : -1]
         shift = there.min(axis=0)
@@ -266,8 +266,7 @@ class _Grown(NamedTuple):
     there: Floats
     """Those of the actions of the window before."""
     leads: Floats
-    """By how much longer each action waits for the one before it than for the one whose result it takes, in every
-    repetition."""
+    """How much longer each action waits, in every repetition, for the one before it than for the one whose result it takes."""
 
     def take(self, places: Ints) -> _Grown:
         """Those of the plans at some places."""
@@ -295,9 +294,11 @@ def _cycles(grown: Floats) -> Ints:
     """For each column the least number of rows after which its end comes again, twice; 1 if nothing does."""
     found = np.ones(grown.shape[1], np.int64)
     for cycle in range(len(grown) // 3, 1, -1):
-        last, before, first = (grown[len(grown) - n * cycle :][:cycle] for n in (1, 2, 3))
+        end = grown[len(grown) - 3 * cycle :]
+        first, before, last = end.reshape(3, cycle, grown.shape[1])
         apart = np.maximum(np.abs(last - before), np.abs(before - first))
-        found[(apart <= 100 * ROUNDING * np.abs(last).max(axis=0)).all(axis=0)] = cycle
+        rounding = 100 * ROUNDING * np.abs(last).max(axis=0)
+        found[(apart <= rounding).all(axis=0)] = cycle
     return found
 
 

@@ -86,10 +86,8 @@ class PricedPieces:
     def same_price(self, rank: int, events: DeviceEvents) -> tuple[Any, ...]:
         """A key: these events take equal seconds on all ranks with the same key."""
         hardware = self.pricing.hardware
-        groups = [
-            (axes, self._number(axes, rank))
-            for axes in sorted({each.axes for each in events.collectives}, key=str)
-        ]
+        all_axes = {each.axes for each in events.collectives}
+        groups = [(axes, self._number(axes, rank)) for axes in sorted(all_axes, key=str)]
         return _number_of_part(hardware, np.array([rank])), *groups
 
     @memoized
@@ -204,7 +202,7 @@ def folded_roles(events: Columns, axes: Ints, equal: EqualDevices) -> Roles:
             peer=representative if between.any() else None,
         )
     )
-    sizes = np.array([0 if ranks is None else len(ranks) for ranks in group.values])[group.index]
+    sizes = np.array([len(ranks or ()) for ranks in group.values])[group.index]
     alone = (roles.roles == POINT) & (roles.sizes == 1) & (sizes > 1)
     return roles._replace(roles=np.where(alone, COLLECTIVE, roles.roles).astype(np.uint8))
 

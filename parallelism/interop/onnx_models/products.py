@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from parallelism.arrays import reduced_shape
 from parallelism.dtypes import is_floating
-from parallelism.interop.arrays import flipped, iota, number, padded, part, reshaped, rounded_once
-from parallelism.interop.folding import Spread, convert, emit, known, recorded, spread, whole
+from parallelism.interop.folding import Spread, convert, emit, known, spread, traced, whole
+from parallelism.interop.moving_elements import flipped, iota, number, padded, part, reshaped, rounded_once
 from parallelism.interop.onnx_models.elementwise import ew
 from parallelism.interop.onnx_models.graph import GraphNode
-from parallelism.interop.onnx_models.reading import Reader, meaning
+from parallelism.interop.onnx_models.reading import Reader, meaning, with_optional
 from parallelism.interop.onnx_models.shapes import axes_of, axis_of
 from parallelism.interop.windows import grid
 
@@ -45,10 +46,13 @@ def _gemm(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     result = emit("einsum", whole(x[0]), whole(x[1]), equation=f"{left},{right}->ij")
     if node.get("alpha", 1.0) != 1:
         result = ew("multiply", result, number(node.get("alpha"), result))
-    if len(x) < 3 or x[2] is None:
+    _, _, added = with_optional(x, 3)
+    if added is None:
         return result
     beta = node.get("beta", 1.0)
-    return ew("add", result, x[2] if beta == 1 else ew("multiply", x[2], number(beta, x[2])))
+    if beta != 1:
+        added = ew("multiply", added, number(beta, added))
+    return ew("add", result, added)
 
 
 @meaning("Einsum")
@@ -67,14 +71,14 @@ def _einsum(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
         )
     named = [t.replace("...", dots[most - count :]) for t, count in zip(terms, own, strict=True)]
     if any(len({*term}) < len(term) for term in named):  # diagonals
-        given = [recorded(whole(each)) for each in x]
+        given = [traced(each) for each in x]
         return np.einsum(f"{','.join(named)}->{out.replace('...', dots)}", *given)
     return emit("einsum", *map(whole, x), equation=f"{','.join(named)}->{out.replace('...', dots)}")
 
 
 @meaning("Det")
 def _det(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
-    return np.linalg.det(recorded(whole(x[0])))
+    return np.linalg.det(traced(x[0]))
 
 
 @meaning("MatMulInteger")
@@ -162,10 +166,11 @@ def _log_sum_exp(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     (along, kept), a = _reduced(reader, node, x), x[0]
     if any(a.shape[dim] == 0 for dim in along):
         return ew("log", emit("sum", whole(a), axes=along, keepdims=kept))
-    top = emit("max", whole(a), axes=along, keepdims=True)
-    total = ew("log", emit("sum", whole(ew("exp", ew("subtract", a, top))), axes=along, keepdims=True))
-    result = ew("add", total, top)
-    return result if kept else reshaped(result, [n for d, n in enumerate(a.shape) if d not in along])
+    largest = emit("max", whole(a), axes=along, keepdims=True)
+    terms = ew("exp", ew("subtract", a, largest))
+    total = emit("sum", whole(terms), axes=along, keepdims=True)
+    result = ew("add", ew("log", total), largest)
+    return result if kept else reshaped(result, reduced_shape(a.shape, along, keepdims=False))
 
 
 def _of_no_elements(a: Any, kind: str, along: Sequence[int], kept: bool) -> Any:
@@ -176,7 +181,7 @@ def _of_no_elements(a: Any, kind: str, along: Sequence[int], kept: bool) -> Any:
     elif not is_floating(a.dtype):
         limits = np.iinfo(a.dtype)
         worst = limits.max if kind == "min" else limits.min
-    shape = [1 if dim in along else n for dim, n in enumerate(a.shape) if kept or dim not in along]
+    shape = reduced_shape(a.shape, along, keepdims=kept)
     return spread(np.asarray(worst, a.dtype).reshape((1,) * len(shape)), shape)
 
 
@@ -198,21 +203,22 @@ def _cumsum(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     axis = int(reader.ints(node, x[1], "the axis")[0]) % len(x[0].shape)
     a = flipped(x[0], axis) if node.get("reverse", 0) else x[0]
     n, ndim = a.shape[axis], len(a.shape)
-    one = 0 if node.kind == "CumSum" else 1
+    is_sum = node.kind == "CumSum"
 
     def one_dim(pads: int) -> list[int]:
         return [pads if d == axis else 0 for d in range(ndim)]
 
     if node.get("exclusive", 0):
-        a = padded(a, number(one, a), one_dim(1), one_dim(-1), [0] * ndim)
-    if node.kind == "CumSum":
+        neutral = number(0 if is_sum else 1, a)
+        a = padded(a, neutral, one_dim(1), one_dim(-1), [0] * ndim)
+    if is_sum:
         own = a.array if isinstance(a, Spread) and a.array.shape[axis] == n else whole(a)
         a = spread(convert(emit("cumsum", own, axis=axis), a.dtype), a.shape)
     else:
+        # The product of the n elements up to each one: before the first there are ones.
         wide = padded(a, number(1, a), one_dim(n - 1), [0] * ndim, [0] * ndim)
-        a = convert(
-            emit("prod", whole(grid(wide, [axis], [n], [1], [1])), axes=(ndim,), keepdims=False), a.dtype
-        )
+        windows = grid(wide, [axis], [n], [1], [1])
+        a = convert(emit("prod", whole(windows), axes=(ndim,), keepdims=False), a.dtype)
     return flipped(a, axis) if node.get("reverse", 0) else a
 
 

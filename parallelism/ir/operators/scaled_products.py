@@ -164,7 +164,8 @@ def _quantized_shapes(
     if tensor_grains is not None:
         if len(tensor_grains) != ndim:
             raise ValueError(f"tensor_grains have a number for each of {ndim} dims, got {tensor_grains}")
-        found.append(_kept_shape(shape, [1 if grain == APART else grain for grain in tensor_grains]))
+        whole_grains = [1 if grain == APART else grain for grain in tensor_grains]
+        found.append(_kept_shape(shape, whole_grains))
     return found
 
 
@@ -409,7 +410,8 @@ def _product_rule(*types: TensorType, equation: str, packed: Sequence[int] = (),
             raise ValueError(
                 f"{equation}: an operand {operand[0]} with scales {of_scales} does not have the dims {term}"
             )
-        arrays += [(term if type in kept else "", type.shape) for type in operand]
+        for type in operand:
+            arrays.append((term if type in kept else "", type.shape))
         whole = unpacked_shape(operand[0].shape, packed[place] if packed else None)
         for dim, letter in enumerate(term):
             own = (whole[dim], *(type.shape[dim] for type in kept[1:]))
