@@ -198,7 +198,7 @@ class _Repetitions:
         return others + [(active[cycles == each], int(each)) for each in np.unique(cycles)]
 
     def _repeated(self, going: _Going, cycle: int) -> _Grown:
-        """Repeats the window so many times.  It returns by how much the times have grown, and how much longer actions wait."""
+        """Repeats the window so many times.  It returns by how much the times have grown, and how long actions wait."""
         plans, now = going.plans, going.now
         here, there = now[: self.count], now[self.count : -1]
         shift = there.min(axis=0)
@@ -266,7 +266,8 @@ class _Grown(NamedTuple):
     there: Floats
     """Those of the actions of the window before."""
     leads: Floats
-    """How much longer each action waits, in every repetition, for the one before it than for the one whose result it takes."""
+    """In every repetition, how much longer each action waits for the one before it than for the one whose result it
+    takes."""
 
     def take(self, places: Ints) -> _Grown:
         """Those of the plans at some places."""
