@@ -282,9 +282,8 @@ class _Grown(NamedTuple):
             return found
 
         others = self.there, before.here
-        near = np.flatnonzero(
-            are_close(self.here[0], [each[0] for each in others], least)
-        )  # the others cannot be
+        # Those that differ in the first row, as most do, are not looked at in the others.
+        near = np.flatnonzero(are_close(self.here[0], [each[0] for each in others], least))
         if len(near):
             mine = self.here[:, near]
             near = near[are_close(mine, [each[:, near] for each in others], least[near]).all(axis=0)]
