@@ -295,6 +295,7 @@ def _promising(
 
 
 @rarely_collected(ALMOST_ALL_LAST)
+@shared_results()
 def _shares(
     table: PlanCosts,
     possible: Choices,

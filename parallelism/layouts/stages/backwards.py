@@ -12,6 +12,10 @@ from typing import Protocol
 from parallelism.ir import Function, Op, Value, gradient
 from parallelism.layouts.propagation.annotation import laid_out
 from parallelism.layouts.stages.stages import StageFunctions
+from parallelism.shared_results import shared
+
+MOST_STAGES = 64
+"""The most stages whose gradients are kept for others: those that run other parts again have the same."""
 
 
 class Rewriting(Protocol):
@@ -45,7 +49,8 @@ def with_backward(
     answered = [value for value in answering if value in learning]
     # A gradient of a weight gets its layout where the stages do: until then the sum of its terms may wait.
     bare = laid_out(forward, dict.fromkeys(_names(trained)))
-    joint = gradient(bare, _names([*returned, *trained]), of=_names(answered))
+    by, of = _names([*returned, *trained]), _names(answered)
+    joint = shared("gradients", lambda: gradient(bare, by, of=of), by=(bare, by, of), most=MOST_STAGES)
     joint = laid_out(joint, {value.name: value.layout for value in trained})
     joint = joint if rewritten is None else rewritten(joint, forward)
     backward = left_over(f"{forward.name}.backward", joint, [*forward.values], joint.outputs)

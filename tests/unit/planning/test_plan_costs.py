@@ -12,9 +12,10 @@ import pytest
 
 from parallelism import Hardware, Pipeline, models
 from parallelism.hardware import AttentionRate, Kernel
-from parallelism.ir import ceil_div, largest, symbols
+from parallelism.ir import ceil_div, gradient, largest, symbols
 from parallelism.ir.passes.joined_calls import joined
 from parallelism.layouts import localize
+from parallelism.layouts.stages import backwards
 from parallelism.pipelining.generators import SCHEDULES as GENERATORS
 from parallelism.planning import find_plan
 from parallelism.planning.batch_pricing import price_plans
@@ -28,6 +29,7 @@ from parallelism.planning.steady_state import _Repetitions
 from parallelism.planning.symbolic_events import Event, EventKind, Formulas, SymbolicEvents, Unpriceable
 from parallelism.planning.trained import TrainedModel
 from parallelism.planning.two_block_steps import Pattern, TwoBlockSteps
+from parallelism.shared_results import shared_results
 from parallelism.training.stage_layers import even, first_layers, longer_stages
 from parallelism.training.training_run import ADAM_W
 
@@ -457,6 +459,20 @@ def test_formulas_are_evaluated_at_once() -> None:
     for b, tp in ((1, 2), (5, 3), (17, 32)):
         assert Formulas(extents).at({"B": b, "tp": tp}).astype(int).tolist() == [
             0, 7, b * 3 * 2**40 + 5, b * 96 // tp, max(b, 4 * tp), -b, b * -(-7 // tp) * 3 + 1]
+
+
+def test_stages_are_differentiated_once_whatever_runs_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    monkeypatch.setattr(backwards, "gradient", lambda *given, **more: made.append(given) or gradient(*given, **more))
+    spec = models.TransformerSpec(layers=2, width=12, heads=3, vocabulary=24, sequence=6, dtype="bfloat16", **FEW)
+    steps = TwoBlockSteps(TrainedModel.of(spec, ADAM_W), fused=False)
+    kept = Pattern(in_stages=True, split=False, tp=False, sp=False, cp=1, recompute="none", zero=0)
+    with shared_results():
+        steps.actions(kept, 2, 1)
+        count = len(made)
+        again = steps.actions(kept._replace(recompute="full"), 2, 1)
+    assert count == len(made) > 0
+    assert any(kind.again for kind in again.symbolic.kinds)
 
 
 @pytest.mark.slow
