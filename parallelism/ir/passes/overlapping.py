@@ -162,18 +162,20 @@ class _Ordering:
     def _slots_of_additions(self, slots: Mapping[int, Sequence[tuple[int, ...]]]) -> dict[int, int]:
         """By number of an op that adds a reduce_scattered gradient to a buffer: before which op it runs at the latest.
 
-        It runs when so many calls later as are under way at one time start: its term is there by then, and no more of
-        them wait in memory.
+        It runs when so many calls later over the same axes as are under way at one time start: its term is there by then,
+        and no more of them wait in memory.
         """
-        scatters: list[tuple[int, tuple[int, ...]]] = []
+        scatters: dict[Sequence[str], list[tuple[int, tuple[int, ...]]]] = defaultdict(list)
         for slot in sorted(slots):
-            sums = (call for call in sorted(slots[slot]) if call[0] in self.sums)
-            scatters += [(slot, call) for call in sums if self.ops[call[0]].kind == "reduce_scatter"]
+            for call in sorted(slots[slot]):
+                op = self.ops[call[0]]
+                if call[0] in self.sums and op.kind == "reduce_scatter":
+                    scatters[op["axes"]].append((slot, call))
         found: dict[int, int] = {}
-        behind = LAYERS_UNDER_WAY if self._gathered_axes else UNDER_WAY
-        for (_, call), (later, _) in zip(scatters, scatters[behind:], strict=False):
-            for number in call:
-                found |= {each: later for each in self._after(number) if each in self.late}
+        for axes, each in scatters.items():
+            behind = UNDER_WAY if self._gathered_axes.isdisjoint(axes) else LAYERS_UNDER_WAY
+            for (_, call), (later, _) in zip(each, each[behind:], strict=False):
+                found |= {late: later for number in call for late in self._after(number) if late in self.late}
         return found
 
     # -- sums of gradients ---------------------------------------------------------------------------------------------
@@ -262,10 +264,8 @@ class _Ordering:
         return calls
 
     def _is_of_gathered(self, number: int) -> bool:
-        """Whether a sum is of the gradient of a parameter that is gathered over the same axes, or of such a sum."""
-        if self._chained(number):
-            return bool(self._gathered_axes)
-        return not self._gathered_axes.isdisjoint(self.ops[number]["axes"])
+        """Whether a sum is of the gradient of a parameter that is gathered over the same axes, as it is there."""
+        return not self._chained(number) and not self._gathered_axes.isdisjoint(self.ops[number]["axes"])
 
     @cached_property
     def _gathered_axes(self) -> set[str]:
