@@ -162,7 +162,7 @@ def test_the_figures_of_few_layers_are_those_of_all() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["fsdp=4 overlap=25MB pp=1 1f1b:2", "dp=4 overlap=40KB pp=1 1f1b:2"])
+@pytest.mark.parametrize("strategy", ["hsdp=2x2 overlap=25MB pp=1 1f1b:2", "dp=4 overlap=40KB pp=1 1f1b:2"])
 def test_a_bucket_of_several_layers_is_simulated_as_a_whole(strategy: str) -> None:
     assert layered_step(run_of(strategy), PLAIN) is None
 
