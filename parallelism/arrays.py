@@ -1,7 +1,7 @@
 """Types of NumPy arrays as annotations write them; plain arrays, which have values and no mask; and plain numbers."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,17 @@ def vector_shape(ndim: int, axis: int, extent: Any = -1) -> tuple[Any, ...]:
 def with_extent(shape: Sequence[Any], axis: int, extent: Any) -> tuple[Any, ...]:
     """The shape with another extent of dim ``axis``."""
     return (*shape[:axis], extent, *shape[axis + 1 :])
+
+
+def reduced_shape(shape: Sequence[Any], axes: Container[int], *, keepdims: bool) -> list[Any]:
+    """The shape after a reduction along some dims: with ``keepdims`` these are left with extent 1, else they are gone."""
+    extents = []
+    for dim, extent in enumerate(shape):
+        if dim not in axes:
+            extents.append(extent)
+        elif keepdims:
+            extents.append(1)
+    return extents
 
 
 def distinct(values: Array, axis: int | None = None) -> Array:

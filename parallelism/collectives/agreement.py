@@ -97,7 +97,14 @@ def difference(a: MemberCall, b: MemberCall) -> str | None:
     assert a.shape is not None and b.shape is not None
     if len(a.shape) != len(b.shape):
         return "the number of dims"
-    free = None if not kind.joins else a.concat_dim if kind.cuts else a.dim
+    free = _free_dim(a)
     if any(m != n for i, (m, n) in enumerate(zip(a.shape, b.shape, strict=True)) if i != free):
         return "shape" if free is None else f"shape (other than along dim {free})"
     return "split_sizes" if kind.blocks_of_all and a.dim != a.concat_dim and a.sizes != b.sizes else None
+
+
+def _free_dim(call: MemberCall) -> int | None:
+    """The dim along which the arrays of members may have different extents; None if all dims must be equal."""
+    if not call.of_kind.joins:
+        return None
+    return call.concat_dim if call.of_kind.cuts else call.dim

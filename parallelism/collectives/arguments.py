@@ -245,7 +245,7 @@ def _same(a: Array, b: Array) -> bool:
 
 
 class _Told:
-    """An array of which the ``repr`` has dtype and shape: ``float64[3]``."""
+    """Stands for an array in messages: its ``repr`` is dtype and shape, as ``float64[3]``."""
 
     def __init__(self, array: Array) -> None:
         self._text = f"{array.dtype}{list(array.shape)}"

@@ -321,15 +321,17 @@ class Moved:
         self.messages = np.where(here == (kind.gives == "root"), g - 1 if kind.gives == "root" else 1, 0)
 
     def _permute(self, first: MemberCall, own: Ints) -> None:
-        moved = [(s, t) for s, t in first.pairs or () if s != t]
-        self.payload_bytes = max((int(own[s]) for s, _ in moved), default=0)
-        self.pairs = tuple(sorted((s, t) for s, t in moved if own[s]))
-        source_of = {t: s for s, t in moved}
+        moved = [(source, target) for source, target in first.pairs or () if source != target]
+        self.payload_bytes = max((int(own[source]) for source, _ in moved), default=0)
+        self.pairs = tuple(sorted((source, target) for source, target in moved if own[source]))
+        source_of = {target: source for source, target in moved}
         self.received, self.sent, self.messages = np.zeros((3, len(own)), np.int64)
-        for s, t in moved:
-            self.received[t] = self.sent[s] = own[s]
-            self.messages[s] = 1
-        self._given = lambda position: np.where(np.arange(len(own)) == source_of.get(position, -1), own, 0)
+        for source, target in moved:
+            self.received[target] = own[source]
+            self.sent[source] = own[source]
+            self.messages[source] = 1
+        positions = np.arange(len(own))
+        self._given = lambda position: np.where(positions == source_of.get(position, -1), own, 0)
 
     def named(self, ranks: Sequence[int]) -> "Moved":
         """The same, with sources that are named by these ranks, in the order of positions."""

@@ -108,7 +108,9 @@ def label(explanation: Explanation, chunk: int) -> str:
         return "block {}>{}".format(*divmod(chunk, plan.size))
     if kind.unit == PIECES:
         return "buffer" if plan.chunks == 1 else f"piece {chunk}"
-    return f"{'block' if kind.cuts else 'shard' if kind.joins else 'array'} {chunk}"
+    if kind.cuts:
+        return f"block {chunk}"
+    return f"shard {chunk}" if kind.joins else f"array {chunk}"
 
 
 def sentences(explanation: Explanation, step: ExplainedStep) -> list[str]:

@@ -77,9 +77,9 @@ def one_call(ops: Sequence[Op], *, at_once: bool = False) -> Op:
     first = ops[0]
     if len(ops) == 1 and not at_once:
         return first
-    return replace(
-        first, attributes=tuple((name, 0 if name == "dim" else value) for name, value in first.attributes)
-    )
+    of_flat_array = {"dim": 0}
+    attributes = tuple((name, of_flat_array.get(name, value)) for name, value in first.attributes)
+    return replace(first, attributes=attributes)
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,8 @@ def buffer_size(call: Op, ops: Sequence[Op], mesh: Mesh) -> int:
 
 
 def _packed(kind: str, parts: Sequence[PaddedParts], inputs: Sequence[Array]) -> Array:
-    """The arrays in one flat array; of a reduce_scatter, for each device, one after the other, its parts of all."""
+    """All arrays as one flat array.  For a reduce_scatter it has first the first device's parts of all arrays, then those
+    of the second, and so on."""
     if kind == "all_reduce":
         return np.concatenate([x.ravel() for x in inputs])
     rows = len(parts[0].sizes) if kind == "reduce_scatter" else 1

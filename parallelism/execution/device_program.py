@@ -281,9 +281,10 @@ class DeviceProgram:
     def steps(self) -> tuple[ProgramStep | StartStep | WaitStep, ...]:
         """The ops in their order."""
         if not self.chains:
-            return tuple(
-                self._step([each] if isinstance(each, Run) else each) for each in self._steps_of_values
-            )
+            steps = []
+            for each in self._steps_of_values:
+                steps.append(self._step([each] if isinstance(each, Run) else each))
+            return tuple(steps)
         chains = in_chains(self._steps_of_values, self.chains)
         inner = inner_values(chains, self.function.outputs)
         return tuple(self._step(each, inner) for each in chains)

@@ -69,10 +69,12 @@ class LastSums(NamedTuple):
 
 def with_sums(function: Function, first: int, weights: Sequence[str], sums: Sums) -> Function:
     """The function that sums its outputs from number ``first`` on, the gradients of these weights, as ``sums`` say."""
-    taken, ops, outputs = {value.name for value in function.values}, [*function.ops], [*function.outputs]
+    taken = {value.name for value in function.values}
+    ops, outputs = [*function.ops], [*function.outputs]
     for place, name in enumerate(weights, first):
         for op in sums.get(name, ()):
-            made = Value(free_name(op.outputs[0].name, taken), op.outputs[0].type)
+            result = op.outputs[0]
+            made = Value(free_name(result.name, taken), result.type)
             ops.append(replace(op, inputs=(outputs[place],), outputs=(made,), region=UPDATE))
             outputs[place] = made
     return replace(function, ops=tuple(ops), outputs=tuple(outputs))

@@ -256,4 +256,7 @@ def _shape(type: TensorType) -> tuple[int, ...]:
 
 def whole_of(meshes: Sequence[Mesh]) -> Mesh:
     """The mesh with the least common multiples of the extents of meshes that have the same axes."""
-    return Mesh(**{axis: lcm(*(mesh.shape[axis] for mesh in meshes)) for axis in meshes[0].axes})
+    extents = {}
+    for axis in meshes[0].axes:
+        extents[axis] = lcm(*(mesh.shape[axis] for mesh in meshes))
+    return Mesh(**extents)

@@ -84,7 +84,7 @@ class ProgramStage(Stage):
         self.act("W", microbatch)
 
     def seconds(self, kind: str, microbatch: int) -> float:
-        """0: every op has a price of its own, and the library's Python between the ops has none."""
+        """Always 0: every op has a price of its own, and the library's Python between the ops has none."""
         return 0.0
 
     def held(self, microbatch: int) -> int:
@@ -184,7 +184,7 @@ class ProgramStage(Stage):
 
     @property
     def unsummed(self) -> Sequence[Array]:
-        """The arrays of gradients that are not summed over replicas, those of one dtype in one if none is."""
+        """The gradients that are not summed over replicas yet.  If none is summed, those of one dtype are one array."""
         if not self.summed:
             return list(self.gradients.flat.values())
         gradients = zip(self.programs.functions.trained, self.gradients.arrays, strict=True)

@@ -70,7 +70,11 @@ class StepUpdates:
             if placement[number] == position
             for name in stage.trained
         )
-        counted = [name for name in names if position == min(placement[number] for number in holders[name])]
+        counted = []
+        for name in names:
+            first_holder = min(placement[number] for number in holders[name])
+            if first_holder == position:
+                counted.append(name)
         function = self.step.update(
             names,
             self._layouts,

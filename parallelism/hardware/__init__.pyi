@@ -19,7 +19,7 @@ from .mixtures import Across as Across, MixedHardware as MixedHardware, mixed as
 from .power import Power as Power
 from .rates import Products as Products, Reached as Reached
 from .reserve import Reserve as Reserve, memory_bytes_of as memory_bytes_of
-from .sized import sized_hardware as sized_hardware
+from .sized_presets import sized_hardware as sized_hardware
 from .software import Software as Software
 from .stacks import (
     MARKS as MARKS,

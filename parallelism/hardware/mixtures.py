@@ -57,7 +57,8 @@ class MixedHardware(Hardware):
         for part in self.parts:
             if part.faults or part.stragglers or part.placement:
                 raise ValueError(
-                    f"the parts of a mixed hardware are whole and in order; {part.name} has faults, stragglers or a placement"
+                    "each part of a mixed hardware must be whole, with its devices in order; "
+                    f"{part.name} has faults, stragglers or a placement"
                 )
             if part.message_overhead_seconds or part.message_overhead_seconds_per_byte:
                 raise ValueError(

@@ -2,6 +2,7 @@ from .errors import (
     EvaluationWarning as EvaluationWarning,
     InteropError as InteropError,
     OwnDerivativeWarning as OwnDerivativeWarning,
+    SizesWarning as SizesWarning,
     UnsupportedError as UnsupportedError,
 )
 from .onnx_models.programs import from_onnx as from_onnx

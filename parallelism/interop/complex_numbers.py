@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.interop.arrays import INDEX, iota, number, part, reshaped, transposed
 from parallelism.interop.folding import convert, elementwise as ew, emit, whole
+from parallelism.interop.moving_elements import INDEX, iota, number, part, reshaped, transposed
 from parallelism.ir.core import TensorType
 
 _TYPE = re.compile(r"tensor<((?:\d+x)*)complex<(f32|f64)>>")
@@ -153,12 +153,14 @@ def product(a: Pair, b: Pair, by: Callable[[Any, Any], Any]) -> Pair:
 def fourier(x: Any, kind: str, lengths: Sequence[int]) -> Any:
     """``fft``, ``ifft``, ``rfft`` or ``irfft`` over the last dims, whose extents are the ``lengths``."""
     axes = [*range(len(x.shape) - len(lengths), len(x.shape))]
+    last, n = axes[-1], lengths[-1]
     if kind == "RFFT":
-        cosines, sines = _table(lengths[-1], lengths[-1] // 2 + 1, x.dtype)
-        made = Pair(_by(x, cosines, axes[-1]), ew("negative", _by(x, sines, axes[-1])))
-        return _through(made, axes[:-1], lengths, sign=-1)
+        cosines, sines = _table(n, n // 2 + 1, x.dtype)
+        along_last = Pair(_by(x, cosines, last), ew("negative", _by(x, sines, last)))
+        return _through(along_last, axes[:-1], lengths, sign=-1)
     if kind == "IRFFT":
-        return _to_real(_through(pair(x), axes[:-1], lengths, sign=1), axes[-1], lengths[-1])
+        along_others = _through(pair(x), axes[:-1], lengths, sign=1)
+        return _to_real(along_others, last, n)
     return _through(pair(x), axes, lengths, sign=1 if kind == "IFFT" else -1)
 
 
@@ -175,16 +177,21 @@ def _through(x: Pair, axes: Sequence[int], lengths: Sequence[int], *, sign: int)
 
 
 def _to_real(x: Pair, axis: int, n: int) -> Any:
-    """The inverse transform of half of the numbers, the others of which are conjugate to them."""
+    """The inverse transform of half of the numbers; the other half are their conjugates.
+
+    A number whose conjugate is another number counts twice: all but the first, and but the middle one if n is even.
+    """
     bins = n // 2 + 1
     x = Pair(part(x.real, axis, 0, bins), part(x.imag, axis, 0, bins))
-    cosines, sines = _table(bins, n, x.real.dtype, of=n)
+    tables = _table(bins, n, x.real.dtype, of=n)
     places = iota(bins, INDEX, 2, 0)
-    doubled = ew("multiply", places, np.asarray(2))
-    twice = ew("logical_and", ew("greater", places, np.asarray(0)), ew("less", doubled, np.asarray(n)))
-    weights = convert(ew("add", convert(twice, INDEX), np.asarray(1)), x.real.dtype)
-    cosines, sines = (ew("multiply", table, weights) for table in (cosines, sines))
-    return _scaled(ew("subtract", _by(x.real, cosines, axis), _by(x.imag, sines, axis)), n)
+    is_behind_first = ew("greater", places, np.asarray(0))
+    is_before_middle = ew("less", ew("multiply", places, np.asarray(2)), np.asarray(n))
+    counts_twice = ew("logical_and", is_behind_first, is_before_middle)
+    weights = convert(ew("add", convert(counts_twice, INDEX), np.asarray(1)), x.real.dtype)
+    cosines, sines = (ew("multiply", table, weights) for table in tables)
+    real = ew("subtract", _by(x.real, cosines, axis), _by(x.imag, sines, axis))
+    return _scaled(real, n)
 
 
 def _scaled(x: Any, n: int) -> Any:

@@ -56,6 +56,10 @@ class EvaluationWarning(UserWarning):
     """A program is that of a module in evaluation, and the module computes something else in the mode that it is in."""
 
 
+class SizesWarning(UserWarning):
+    """A program is that of a module for some of the sizes that its symbols can have: the module asks for them."""
+
+
 NAMED = 3
 """The most functions or modules that a message names."""
 

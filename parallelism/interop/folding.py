@@ -120,6 +120,11 @@ def recorded(x: Plain) -> Traced:
     return recorded_op("constant", value=value, shape=array.shape, dtype=array.dtype)
 
 
+def traced(x: Any) -> Traced:
+    """``x``, broadcast as far as it is to be, as a value of the program."""
+    return recorded(whole(x))
+
+
 def recorded_op(kind: str, *operands: Traced, **attributes: Any) -> Traced:
     """The result of an operator as a value of the program, even if all operands are known."""
     builder = current()
@@ -205,6 +210,11 @@ def known(x: Any) -> Known | None:
     if not isinstance(x.array, np.ndarray) or any(isinstance(n, Expression) for n in x.shape):
         return None
     return np.broadcast_to(x.array, tuple(map(int, x.shape)))
+
+
+def as_extents(values: Sequence[Any]) -> tuple[Extent, ...]:
+    """The values of a list that gives a shape, as extents: plain numbers, and expressions as they are."""
+    return tuple(int(value) if isinstance(value, int | np.integer) else value for value in values)
 
 
 def same_everywhere(x: Any) -> Any:

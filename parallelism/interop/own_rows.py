@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from parallelism.arrays import vector_shape
-from parallelism.interop.arrays import broadcast_dims, iota, part, reshaped, transposed
 from parallelism.interop.folding import Spread, emit, known, spread, whole
+from parallelism.interop.moving_elements import broadcast_dims, iota, part, reshaped, transposed
 from parallelism.ir.core import Extent, Op, Value
 from parallelism.ir.tracing import Traced
 from parallelism.ir.tracing.current import current

@@ -146,7 +146,7 @@ class Partitioned(Executable):
         return [tuple(checked_arrays(self.programs.function, each)) for each in args[0]]
 
     def result(self, mesh: Mesh, outputs: Sequence[Any]) -> Any:
-        """The outputs, whole; or those of each rank."""
+        """The whole outputs, or, if the inputs were given by rank, those of each rank."""
         return super().result(mesh, outputs) if self.takes_whole else list(outputs)
 
 

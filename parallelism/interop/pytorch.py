@@ -15,13 +15,14 @@ import numpy as np
 
 from parallelism.arrays import vector_shape
 from parallelism.dtypes import as_dtype, is_narrow
-from parallelism.interop.errors import EvaluationWarning, named, warn_of_own_derivatives
+from parallelism.interop.errors import EvaluationWarning, SizesWarning, named, warn_of_own_derivatives
 from parallelism.interop.onnx_models.files import Model
 from parallelism.interop.onnx_models.programs import Imported, imported
 from parallelism.interop.torch_derivatives import corners, detach_ungraded, lost_derivatives
 from parallelism.interop.torch_embeddings import bags_of_rows, embedding
 from parallelism.interop.torch_experts import dealt_experts
 from parallelism.interop.torch_refusals import refusal
+from parallelism.interop.torch_sizes import Bounds, within_bounds
 from parallelism.ir.core import Expression, TensorType
 
 ROWS = "B"
@@ -66,6 +67,7 @@ def from_torch(
     (`parallelism.transforms.frozen`).  Ops know their line and are in regions named after the modules.  It is the
     program of evaluation (``module.eval()``): nothing is dropped out, and the module stays in the mode that it was in.
     Batch norms normalize by their running statistics; an `EvaluationWarning` names those that are in training.
+    A module that asks for a size (``if len(x) >= 64``) has a program for some sizes, which a `SizesWarning` tells.
     Experts of Hugging Face's transformers become `dispatch` and `combine`, so that they can be split over ``ep``.
     The backward of a ``torch.autograd.Function``, and what hooks do with gradients, is not in the program, which an
     `OwnDerivativeWarning` says.
@@ -87,11 +89,10 @@ def from_torch(
     names = _names(module, loss, own, len(examples))
     dims = _dims(examples, names, dynamic)
     extents = _extents(whole, examples, dims)
-    given = tuple(
-        [_example(torch, x, of_x, name, extents) for x, of_x, name in zip(examples, dims, names, strict=True)]
-    )
+    _given(torch, examples, names, dims, extents)  # refuses wrong examples before anything is exported
     with _for_the_export(torch, whole), lost_derivatives(torch, module) as lost:
-        proto, arrays = _exported(torch, whole, given, names, dims)
+        proto, arrays, bounds = _exported(torch, whole, examples, names, dims, extents)
+    _warn_of_bounds(bounds, type(module).__name__)
     instead = "write the function in operators whose derivative is meant, or detach what it holds back"
     warn_of_own_derivatives(lost.functions, "torch.autograd.Function", instead, stacklevel=2)
     instead = "take away a hook that only looks, and write what one changes in operators of the model"
@@ -141,6 +142,17 @@ def _warn_of_batch_statistics(torch: Any, module: Any) -> None:
             f"{named(norms)}: the program normalizes by running statistics, as in evaluation, and this module is in "
             f"training, where it normalizes by the batch; module.eval() says that this is meant",
             EvaluationWarning,
+            stacklevel=3,
+        )
+
+
+def _warn_of_bounds(bounds: Mapping[str, Bounds], module: str) -> None:
+    """Gives `SizesWarning` if there are symbols that the module sets bounds to."""
+    if bounds:
+        told = " and ".join(f"{name} of {of}" for name, of in bounds.items())
+        warnings.warn(
+            f"{module}: the program holds for {told}: the module asks for this size, and may compute something else beyond",
+            SizesWarning,
             stacklevel=3,
         )
 
@@ -207,6 +219,25 @@ def _symbols(dims: Sequence[Mapping[int, str]]) -> Iterable[str]:
     return dict.fromkeys(name for own in dims for name in own.values())
 
 
+def _own_extents(examples: Sequence[Any], dims: Sequence[Mapping[int, str]]) -> dict[str, int]:
+    """The numbers of elements that symbols have in examples that are tensors; without 1, which PyTorch takes for fixed."""
+    found = dict[str, int]()
+    for x, of_x in zip(examples, dims, strict=True):
+        if not isinstance(x, TensorType):
+            found |= {symbol: x.shape[d] for d, symbol in of_x.items() if x.shape[d] > 1}
+    return found
+
+
+def _given(
+    torch: Any, examples: Sequence[Any], names: Sequence[str], dims: Any, extents: Mapping[str, int]
+) -> tuple[Any, ...]:
+    """The tensors to export with, one for each argument."""
+    found = []
+    for x, of_x, name in zip(examples, dims, names, strict=True):
+        found.append(_example(torch, x, of_x, name, extents))
+    return tuple(found)
+
+
 def _example(torch: Any, x: Any, dims: Mapping[int, str], name: str, extents: Mapping[str, int]) -> Any:
     """A tensor of its own for an argument; dims with symbols have their number of elements."""
     if isinstance(x, TensorType):
@@ -264,15 +295,23 @@ def _quiet() -> Iterator[None]:
 
 
 def _exported(
-    torch: Any, whole: Any, given: Any, names: Sequence[str], dims: Any
-) -> tuple[Any, dict[str, Any]]:
-    """The model as ONNX without its large tensors, and all its tensors, which share memory with the module."""
-    symbols = {name: torch.export.Dim(name) for name in _symbols(dims)}
-    shapes: Any = ()
-    for own in dims:
-        shapes += ({d: symbols[name] for d, name in own.items()},)
+    torch: Any,
+    whole: Any,
+    examples: Sequence[Any],
+    names: Sequence[str],
+    dims: Any,
+    extents: Mapping[str, int],
+) -> tuple[Any, dict[str, Any], dict[str, Bounds]]:
+    """The model as ONNX without its large tensors, all its tensors, which share memory with the module, and the bounds of
+    symbols that the module sets bounds to."""
+
+    def exported(symbols: Mapping[str, Any], extents: Mapping[str, int]) -> Any:
+        given = _given(torch, examples, names, dims, extents)
+        shapes = tuple({d: symbols[name] for d, name in own.items()} for own in dims)
+        return torch.export.export(whole, given, dynamic_shapes=_as_taken(whole, shapes), strict=False), given
+
     try:
-        program = torch.export.export(whole, given, dynamic_shapes=_as_taken(whole, shapes), strict=False)
+        (program, given), bounds = within_bounds(torch, extents, _own_extents(examples, dims), exported)
         detach_ungraded(torch, program.graph_module)
         program = program.run_decompositions(_decompositions(torch))
         _view_copies(torch, program.graph_module)
@@ -303,7 +342,7 @@ def _exported(
     for value, own in zip(proto.graph.input, dims, strict=False):
         for d, name in own.items():
             value.type.tensor_type.shape.dim[d].dim_param = name
-    return proto, arrays
+    return proto, arrays, bounds
 
 
 def _decompositions(torch: Any) -> dict[Any, Callable[..., Any]]:
@@ -313,6 +352,7 @@ def _decompositions(torch: Any) -> dict[Any, Callable[..., Any]]:
         aten.cross_entropy_loss.default: _cross_entropy,
         aten.embedding.default: _embedding,
         aten.split.Tensor: _split,
+        aten.squeeze.dim: _squeeze,
         **corners(torch),
     }
 
@@ -338,6 +378,12 @@ def _split(x: Any, size: int, dim: int = 0) -> Any:
     if x.dtype != _torch().bfloat16 or not isinstance(extent, int):
         return NotImplemented
     return [x.narrow(dim, first, min(size, extent - first)) for first in range(0, extent, size)]
+
+
+def _squeeze(x: Any, dim: int) -> Any:
+    """``x.squeeze(dim)`` of a dim that has several elements, which stays; the exporter would write that it goes."""
+    extent = x.shape[dim] if x.dim() else 1
+    return x.view_as(x) if isinstance(extent, int) and extent != 1 else NotImplemented
 
 
 def _embedding(

@@ -8,6 +8,7 @@ from traceback import walk_tb
 
 from parallelism.interop.errors import UnsupportedError
 from parallelism.interop.onnx_models.origins import innermost
+from parallelism.interop.torch_sizes import suggested
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _NODE = re.compile(r"Error when translating node %(\w+)")
@@ -24,6 +25,13 @@ _OTHER_WAYS = {
 def refusal(error: Exception, module: str) -> UnsupportedError:
     """The error for what an exporter raised about a module."""
     told = [_COLOUR.sub("", str(each)) for each in _chain(error)]
+    if fixes := suggested(told[0]):
+        return UnsupportedError(
+            f"the module is a program of its own for each size {' and '.join(fixes)}: it loops over it, makes a number of "
+            f"it, or sizes depend on each other; dynamic= says which dims are symbols, one mapping an argument, and an "
+            f"argument with {{}} keeps the sizes of its example",
+            module,
+        )
     for text in told:
         if found := _NODE.search(text):
             operator = next((each[1] for text in told if (each := _OPERATOR.search(text))), found[1])

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.interop.arrays import flipped, padded, reshaped, transposed
 from parallelism.interop.folding import convert, emit, whole
+from parallelism.interop.moving_elements import flipped, padded, reshaped, transposed
 
 
 def windows_of(

@@ -53,60 +53,74 @@ class ChannelChunk(Chunk):
         sums = np.cumsum(g, axis=-2)
         between = sums[..., :, None, :] - sums[..., None, :, :]
         between = np.exp(np.where(np.tri(tokens, dtype=np.bool_)[..., None], between, -np.inf))
-        passed, left = np.exp(sums), np.exp(sums[..., -1:, :] - sums)
-        added, solved = beta[..., None] * v, between
+        passed = np.exp(sums)
+        left = np.exp(sums[..., -1:, :] - sums)
+        added = beta[..., None] * v
+        solved = between  # not read without the delta rule
         if delta:
+            # (1 + A) U = beta V - beta (exp(G) K) S_0: the 1 is the diagonal, A lies below it.
             keys = beta[..., None] * _products(k, k, between)
             solved = np.where(np.tri(tokens, k=-1, dtype=np.bool_), keys, np.eye(tokens, dtype=k.dtype))
-            added = added - beta[..., None] * ((k * passed) @ state)
-            added = np.linalg.solve(solved, added)
+            right = added - beta[..., None] * ((k * passed) @ state)
+            added = np.linalg.solve(solved, right)
         return cls(q, k, v, beta, state, delta, passed, left, between, solved, added)
 
     def read(self) -> Array:
         """What the queries read."""
-        found: Array = (self.q * self.passed) @ self.state + _products(
-            self.q, self.k, self.between
-        ) @ self.added
+        scores = _products(self.q, self.k, self.between)
+        found: Array = (self.q * self.passed) @ self.state + scores @ self.added
         return found
 
     def next_state(self) -> Array:
         """The state behind the chunk."""
-        kept = (self.k * self.left).swapaxes(-1, -2) @ self.added
+        kept = (self.k * self.left).mT @ self.added
         found: Array = self.passed[..., -1, :, None] * self.state + kept
         return found
 
     def backward(self, grad: Array, of_next: Array) -> tuple[Array, ...]:
         """The gradients of the state before the chunk, and of q, k, v, g and beta; given those of what is read, and of the
-        state behind it."""
-        q, k, state, passed = self.q, self.k, self.state, self.passed
-        scores = _products(q, k, self.between)
-        of_scores = np.where(np.tri(q.shape[-2], dtype=np.bool_), grad @ self.added.swapaxes(-1, -2), 0)
-        of_added = scores.swapaxes(-1, -2) @ grad + (k * self.left) @ of_next
-        to_queries, to_last = grad @ state.swapaxes(-1, -2), self.added @ of_next.swapaxes(-1, -2)
-        of_state = (q * passed).swapaxes(-1, -2) @ grad + passed[..., -1, :, None] * of_next
-        of_q = to_queries * passed + _rows(of_scores, k, self.between)
-        inner = _columns(of_scores, q, self.between)
-        of_k = to_last * self.left + inner
-        of_sums = to_queries * passed * q + _rows(of_scores, k, self.between) * q - k * of_k
-        of_sums[..., -1, :] += (to_last * self.left * k).sum(axis=-2)
+        state behind it.  ``of_x`` is the gradient of x."""
+        q, k, state, added, beta = self.q, self.k, self.state, self.added, self.beta
+        passed, left, between = self.passed, self.left, self.between
+        # Of what is read, O = (exp(G) Q) S_0 + M U, where M are the products of queries and keys.
+        scores = _products(q, k, between)
+        of_scores = np.where(np.tri(q.shape[-2], dtype=np.bool_), grad @ added.mT, 0)
+        from_state = grad @ state.mT
+        by_scores = _rows(of_scores, k, between)
+        of_q = from_state * passed + by_scores
+        # Of the next state too, S = exp(G_T) S_0 + (exp(G_T - G) K)^T U, with T the last token.
+        to_state = added @ of_next.mT
+        of_k = to_state * left + _columns(of_scores, q, between)
+        of_state = (q * passed).mT @ grad + passed[..., -1, :, None] * of_next
+        of_added = scores.mT @ grad + (k * left) @ of_next
+        # A feature of G_t stands as exp(G_t) before that of a query, and as exp(-G_t) before that of a key.
+        of_sums = from_state * passed * q + by_scores * q - k * of_k
+        of_sums[..., -1, :] += (to_state * left * k).sum(axis=-2)
         of_sums[..., -1, :] += passed[..., -1, :] * (state * of_next).sum(axis=-1)
-        rates = self.v
         if self.delta:
-            of_added = np.linalg.solve(self.solved.swapaxes(-1, -2), of_added)
-            before = np.tri(q.shape[-2], k=-1, dtype=np.bool_)
-            of_keys = np.where(before, -of_added @ self.added.swapaxes(-1, -2), 0)
-            rates = rates - (k * passed) @ state
-            of_pairs = of_keys * self.beta[..., None]
-            to_keys = -self.beta[..., None] * (of_added @ state.swapaxes(-1, -2))
-            own, others = _rows(of_pairs, k, self.between), _columns(of_pairs, k, self.between)
-            of_k = of_k + to_keys * passed + own + others
-            of_sums += k * (to_keys * passed + own - others)
-            of_state -= (self.beta[..., None] * k * passed).swapaxes(-1, -2) @ of_added
-            of_beta = (of_keys * _products(k, k, self.between)).sum(axis=-1)
-        of_rates = np.vecdot(of_added, rates)
-        of_g = np.flip(np.cumsum(np.flip(of_sums, -2), axis=-2), -2)
-        of_beta = of_rates + of_beta if self.delta else of_rates
-        return of_state, of_q, of_k, self.beta[..., None] * of_added, of_g, of_beta
+            # (1 + A) U = beta (V - (exp(G) K) S_0), where A are beta times the products of keys and earlier keys.
+            of_right = np.linalg.solve(self.solved.mT, of_added)
+            earlier = np.tri(q.shape[-2], k=-1, dtype=np.bool_)
+            of_solved = np.where(earlier, -of_right @ added.mT, 0)
+            of_products = of_solved * beta[..., None]
+            by_later, by_earlier = _rows(of_products, k, between), _columns(of_products, k, between)
+            by_state = -beta[..., None] * (of_right @ state.mT) * passed
+            of_k = of_k + by_state + by_later + by_earlier
+            of_sums += k * (by_state + by_later - by_earlier)
+            of_state -= (beta[..., None] * k * passed).mT @ of_right
+            of_beta = np.vecdot(of_right, self.v - (k * passed) @ state)
+            of_beta = of_beta + (of_solved * _products(k, k, between)).sum(axis=-1)
+        else:  # U = beta V
+            of_right = of_added
+            of_beta = np.vecdot(of_right, self.v)
+        of_v = beta[..., None] * of_right
+        return of_state, of_q, of_k, of_v, sums_from(of_sums, -2), of_beta
+
+
+def sums_from(x: Array, axis: int) -> Array:
+    """Of each token the sum of it and all later ones: the gradient of ``x`` through sums up to each token."""
+    found: Array = np.flip(np.cumsum(np.flip(x, axis), axis=axis), axis)
+    return found
 
 
 def _products(one: Array, other: Array, between: Array) -> Array:

@@ -68,8 +68,10 @@ def threefry_bits(state: npt.NDArray[np.uint64], shape: tuple[int, ...], dtype: 
     if wide:
         bits: Any = _joined(low, high)
     else:
-        both = np.stack([low, high], split + 1).reshape(*half[:split], 2 * half[split], *half[split + 1 :])
-        bits = both[(slice(None),) * split + (slice(0, cut[split]),)]
+        pairs = np.stack([low, high], split + 1)
+        both = pairs.reshape(*half[:split], 2 * half[split], *half[split + 1 :])
+        asked = (*(slice(None),) * split, slice(0, cut[split]))  # of an odd extent one is left over
+        bits = both[asked]
     following = np.array(state, np.uint64)
     following[1:] += np.uint64(counters.size)
     return following, bits.astype(np.dtype(f"u{dtype.itemsize}")).view(dtype).reshape(shape)

@@ -23,12 +23,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from parallelism.arrays import Array
 from parallelism.kernels.activations import ACTIVATIONS
-from parallelism.kernels.channel_decays import ChannelChunk, Chunk
+from parallelism.kernels.channel_decays import ChannelChunk, Chunk, sums_from
 
 UNIT_EPSILON = 1e-6
 """What is added to the sum of the squares of a vector that is made one of length 1, as in flash-linear-attention."""
@@ -102,65 +103,102 @@ class _HeadChunk(Chunk):
         sums = np.cumsum(g, axis=-1)
         between = sums[..., :, None] - sums[..., None, :]
         between = np.exp(np.where(_earlier(g.shape[-1], itself=True), between, -np.inf))
-        passed, left = np.exp(sums), np.exp(sums[..., -1:] - sums)
-        added, solved = beta[..., None] * v, between
+        passed = np.exp(sums)
+        left = np.exp(sums[..., -1:] - sums)
+        added = beta[..., None] * v
+        solved = between  # not read without the delta rule
         if delta:
-            keys = k @ k.swapaxes(-1, -2) * between * beta[..., None]
+            # (1 + A) U = beta V - beta exp(G) K S_0: the 1 is the diagonal, A lies below it.
+            keys = k @ k.mT * between * beta[..., None]
             solved = np.where(_earlier(g.shape[-1], itself=False), keys, np.eye(g.shape[-1], dtype=k.dtype))
-            added = added - (beta * passed)[..., None] * (k @ state)
-            added = np.linalg.solve(solved, added)
+            right = added - (beta * passed)[..., None] * (k @ state)
+            added = np.linalg.solve(solved, right)
         return cls(q, k, v, beta, state, delta, passed, left, between, solved, added)
 
     def read(self) -> Array:
         """What the queries read."""
-        scores = self.q @ self.k.swapaxes(-1, -2) * self.between
+        scores = self.q @ self.k.mT * self.between
         found: Array = self.passed[..., None] * (self.q @ self.state) + scores @ self.added
         return found
 
     def next_state(self) -> Array:
         """The state behind the chunk."""
-        kept = (self.k * self.left[..., None]).swapaxes(-1, -2) @ self.added
+        kept = (self.k * self.left[..., None]).mT @ self.added
         found: Array = self.passed[..., -1, None, None] * self.state + kept
         return found
 
     def backward(self, grad: Array, of_next: Array) -> tuple[Array, ...]:
         """The gradients of the state before the chunk, and of q, k, v, g and beta; given those of what is read, and of the
-        state behind it."""
-        q, k, v, state, passed = self.q, self.k, self.v, self.state, self.passed
-        scores = q @ k.swapaxes(-1, -2) * self.between
-        of_scores = grad @ self.added.swapaxes(-1, -2) * self.between
-        from_state = grad @ state.swapaxes(-1, -2)
-        to_state = self.added @ of_next.swapaxes(-1, -2)
-        of_q = of_scores @ k + passed[..., None] * from_state
-        of_k = of_scores.swapaxes(-1, -2) @ q + self.left[..., None] * to_state
-        of_state = (q * passed[..., None]).swapaxes(-1, -2) @ grad + passed[..., -1, None, None] * of_next
-        of_added = scores.swapaxes(-1, -2) @ grad + self.left[..., None] * (k @ of_next)
-        pairs = grad @ self.added.swapaxes(-1, -2) * scores
+        state behind it.  ``of_x`` is the gradient of x."""
+        q, k, state, added = self.q, self.k, self.state, self.added
+        passed, left, between = self.passed, self.left, self.between
+        # Of what is read, O = exp(G) Q S_0 + M U, where M = Q K^T * between.
+        scores = q @ k.mT * between
+        of_scores = grad @ added.mT
+        of_products = of_scores * between
+        from_state = grad @ state.mT
+        of_q = of_products @ k + passed[..., None] * from_state
+        of_k = of_products.mT @ q
+        of_state = (q * passed[..., None]).mT @ grad
+        of_added = scores.mT @ grad
+        # Of the next state, S = exp(G_T) S_0 + (exp(G_T - G) K)^T U, with T the last token.
+        to_state = added @ of_next.mT
+        of_k += left[..., None] * to_state
+        of_state += passed[..., -1, None, None] * of_next
+        of_added += left[..., None] * (k @ of_next)
+        # exp(G_t - G_j) stands in M, and exp(G_t) before Q S_0.
+        of_pairs = of_scores * scores
         of_passed = np.vecdot(q, from_state)
         if self.delta:
-            of_added = np.linalg.solve(self.solved.swapaxes(-1, -2), of_added)
-            of_keys = self._of_keys(of_added)
-            of_read = -(self.beta * passed)[..., None] * of_added
-            read, products = k @ state, k @ k.swapaxes(-1, -2)
-            v = v - passed[..., None] * read
-            of_beta = (of_keys * products).sum(axis=-1)
-            of_keys *= self.beta[..., None]
-            pairs += of_keys * products
-            of_k += (of_keys + of_keys.swapaxes(-1, -2)) @ k + of_read @ state.swapaxes(-1, -2)
-            of_state += k.swapaxes(-1, -2) @ of_read
-            of_passed -= self.beta * np.vecdot(of_added, read)
-        of_rates = np.vecdot(of_added, v)
-        kept = np.vecdot(k, to_state) * self.left
-        of_sums = pairs.sum(axis=-1) - pairs.sum(axis=-2) + of_passed * passed - kept
+            of_right = np.linalg.solve(self.solved.mT, of_added)
+            read = k @ state
+            more = self._of_equations(of_right, read)
+            of_k += more.k
+            of_state += more.state
+            of_pairs += more.pairs
+            of_passed += more.passed
+            of_beta = np.vecdot(of_right, self.v - passed[..., None] * read) + more.beta
+        else:  # U = beta V
+            of_right = of_added
+            of_beta = np.vecdot(of_right, self.v)
+        # Behind j, G_t - G_j grows with g of the tokens after j: the later ones add, the earlier ones subtract.
+        kept = np.vecdot(k, to_state) * left
+        of_sums = of_pairs.sum(axis=-1) - of_pairs.sum(axis=-2) + of_passed * passed - kept
         of_sums[..., -1] += kept.sum(axis=-1) + passed[..., -1] * (state * of_next).sum(axis=(-1, -2))
-        of_g = np.flip(np.cumsum(np.flip(of_sums, -1), axis=-1), -1)
-        of_beta = of_rates + of_beta if self.delta else of_rates
-        return of_state, of_q, of_k, self.beta[..., None] * of_added, of_g, of_beta
+        of_v = self.beta[..., None] * of_right
+        return of_state, of_q, of_k, of_v, sums_from(of_sums, -1), of_beta
 
-    def _of_keys(self, of_right: Array) -> Array:
-        """The gradient of A, without beta, times what is left between two tokens; given that of the right side."""
-        of_solved = -of_right @ self.added.swapaxes(-1, -2)
-        return np.where(_earlier(self.k.shape[-2], itself=False), of_solved, 0) * self.between
+    def _of_equations(self, of_right: Array, read: Array) -> _OfEquations:
+        """What the equations of the delta rule add to gradients, given that of their right side, and ``read``, K S_0.
+
+            (1 + A) U = beta (V - exp(G) K S_0), where A_tj = beta_t exp(G_t - G_j) k_t k_j for j < t
+
+        The gradient of A is that of the right side times -U^T.
+        """
+        k, beta = self.k, self.beta
+        products = k @ k.mT
+        of_solved = np.where(_earlier(k.shape[-2], itself=False), -of_right @ self.added.mT, 0)
+        of_scaled = of_solved * self.between
+        of_products = of_scaled * beta[..., None]
+        of_read = -(beta * self.passed)[..., None] * of_right
+        return _OfEquations(
+            k=(of_products + of_products.mT) @ k + of_read @ self.state.mT,
+            state=k.mT @ of_read,
+            beta=(of_scaled * products).sum(axis=-1),
+            pairs=of_products * products,
+            passed=-beta * np.vecdot(of_right, read),
+        )
+
+
+class _OfEquations(NamedTuple):
+    """What the delta rule adds to the gradients of keys, of the state before the chunk and of beta; and, for those of the
+    log-decays, to the gradients of each pair of tokens (times the pair) and of what is left of that state."""
+
+    k: Array
+    state: Array
+    beta: Array
+    pairs: Array
+    passed: Array
 
 
 def _chunks(tokens: int, chunk: int) -> Iterator[slice]:
@@ -221,13 +259,17 @@ def short_convolution_backward(
     grad: Array, x: Array, weight: Array, *bias: Array, plain: bool = False
 ) -> tuple[Array, ...]:
     """The gradients of ``x``, of the weight, and of the bias if there is one; what was convolved is computed again."""
-    grad = grad if plain else _SILU.backward(_convolved(x, weight, *bias), grad)
-    of_x, of_weight = grad * weight[..., -1], np.zeros_like(weight)
-    of_weight[..., -1] = (grad * x).sum(axis=(0, 1))
+    of_sums = grad if plain else _SILU.backward(_convolved(x, weight, *bias), grad)
+    of_x = of_sums * weight[..., -1]
+    of_weight = np.zeros_like(weight)
+    of_weight[..., -1] = (of_sums * x).sum(axis=(0, 1))
     for back in range(1, min(weight.shape[-1], x.shape[1])):
-        of_x[:, :-back] += grad[:, back:] * weight[..., -1 - back]
-        of_weight[..., -1 - back] = (grad[:, back:] * x[:, :-back]).sum(axis=(0, 1))
-    return of_x, of_weight, *(grad.sum(axis=(0, 1)) for _ in bias)
+        tap = -1 - back
+        later, earlier = of_sums[:, back:], x[:, :-back]
+        of_x[:, :-back] += later * weight[..., tap]
+        of_weight[..., tap] = (later * earlier).sum(axis=(0, 1))
+    of_bias = [of_sums.sum(axis=(0, 1)) for _ in bias]
+    return of_x, of_weight, *of_bias
 
 
 _SILU = ACTIVATIONS["silu"]

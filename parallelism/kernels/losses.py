@@ -33,8 +33,9 @@ def softmax_cross_entropy(predictions: Array, targets: Array, rows: int) -> tupl
         targets = np.eye(predictions.shape[1], dtype=predictions.dtype)[targets]
     shifted = predictions - predictions.max(axis=1, keepdims=True)
     logarithms = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    loss = -float((targets * logarithms).sum())
     grad = np.exp(logarithms) * targets.sum(axis=1, keepdims=True) - targets
-    return -float((targets * logarithms).sum()) / rows, grad / rows
+    return loss / rows, grad / rows
 
 
 LOSSES: dict[str, Loss] = {

@@ -76,9 +76,11 @@ def count_choices(chosen: Array, runs: int, experts: int) -> tuple[Array, Array]
     run = np.repeat(np.arange(runs), tokens // max(1, runs))
     kinds = ((run[:, None] * k + np.arange(k)) * experts + chosen).reshape(-1)
     counts = np.bincount(kinds, minlength=runs * k * experts)
+    # In the stable order the choices of one kind stand side by side, the earlier ones first.
     order = np.argsort(kinds, kind="stable")
+    begins = np.cumsum(counts) - counts
     preceding = np.empty(tokens * k, np.int64)
-    preceding[order] = np.arange(tokens * k) - (np.cumsum(counts) - counts)[kinds[order]]
+    preceding[order] = np.arange(tokens * k) - begins[kinds[order]]
     return counts.reshape(runs, k, experts), preceding.reshape(tokens, k)
 
 

@@ -149,6 +149,16 @@ class Alone:
         memory = decimal_bytes(self.plan.peak_bytes)
         return f"{self.name} alone: {bound}{seconds(self.plan.seconds)}, {memory}: {self.plan.split}"
 
+    def json(self) -> dict[str, Any]:
+        """As plain values."""
+        return {
+            "hardware": self.name,
+            "devices": self.devices,
+            "seconds": None if self.plan is None else self.plan.seconds,
+            "plan": None if self.plan is None else self.plan.split,
+            "reason": self.reason or None,
+        }
+
 
 @dataclass(frozen=True)
 class MixedPlans:
@@ -195,16 +205,7 @@ class MixedPlans:
         """The first plans, and the parts alone, as plain values."""
         return {
             "plans": [plan.json() for plan in self.found[:top]],
-            "alone": [
-                {
-                    "hardware": each.name,
-                    "devices": each.devices,
-                    "seconds": None if each.plan is None else each.plan.seconds,
-                    "plan": None if each.plan is None else each.plan.split,
-                    "reason": each.reason or None,
-                }
-                for each in self.alone
-            ],
+            "alone": [part.json() for part in self.alone],
             "verdict": self.verdict,
             "timed": self.timed,
             "simulated": self.simulated,

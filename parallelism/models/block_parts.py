@@ -47,7 +47,7 @@ class Parts:
             return y + (x @ down) @ self.adapters[f"{block}{name}.{UP}"] * self.spec.lora.scale
 
     def activated(self, *inputs: Any) -> Any:
-        """The activation function of the feed-forward, of a gate if it has one and of what is between the products."""
+        """The activation of the feed-forward, of the result of its first product; with a gate, of the gate and the result."""
         return apply(self.spec.activation, *inputs)
 
     def norm(self, x: Any, name: str) -> Any:

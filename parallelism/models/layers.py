@@ -104,11 +104,11 @@ def rotary(
     if width is not None and width != x.shape[3]:
         turned, kept = np.split(x, [width], axis=3)
         return np.concatenate([rotary(turned, base, scaling=scaling, positions=positions), kept], axis=3)
+    scaled = "" if scaling is None else "scaled_"
+    scalings = {} if scaling is None else {"scaling": scaling}
     if positions is not None:
-        kind, more = ("rotary_at", {}) if scaling is None else ("scaled_rotary_at", {"scaling": scaling})
-        return apply(kind, x, positions, base=base, **more)
-    how = {"base": base, "inverse": False, "starts": (0,) * x.ndim}
-    return apply("rotary", x, **how) if scaling is None else apply("scaled_rotary", x, **how, scaling=scaling)
+        return apply(f"{scaled}rotary_at", x, positions, base=base, **scalings)
+    return apply(f"{scaled}rotary", x, base=base, inverse=False, starts=(0,) * x.ndim, **scalings)
 
 
 def cross_entropy(logits: Any, classes: Any, *, fused: bool = False) -> Any:

@@ -184,7 +184,10 @@ def ranks_in_words(ranks: Sequence[int]) -> str:
     texts: list[str] = []
     for span in spans:
         texts += [f"{span[0]}-{span[-1]}"] if len(span) > 2 else map(str, span)
-    words = [f"rank{'s' if len(numbers) > 1 else ''} " + _list_in_words(texts)] if texts else []
+    words = []
+    if texts:
+        noun = "ranks" if len(numbers) > 1 else "rank"
+        words.append(f"{noun} {_list_in_words(texts)}")
     if any(rank < 0 for rank in ranks):
         words.append("the host")
     return " and ".join(words) or "no rank"

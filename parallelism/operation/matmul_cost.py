@@ -23,10 +23,13 @@ class MatmulCost(NamedTuple):
 
 def matmul_cost(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> MatmulCost:
     """The cost of ``a @ b``; ``ValueError`` if their batches do not broadcast."""
-    count = prod(np.broadcast_shapes(a.shape[:-2], b.shape[:-2])) if a.ndim > 2 or b.ndim > 2 else 1
+    count = 1
+    if a.ndim > 2 or b.ndim > 2:
+        count = prod(np.broadcast_shapes(a.shape[:-2], b.shape[:-2]))
     k = a.shape[-1] if a.ndim else 0
     m = a.shape[-2] if a.ndim > 1 else 1
     n = b.shape[-1] if b.ndim > 1 else 1
     dtype = common_dtype(np.asarray(a).dtype, np.asarray(b).dtype)
-    nbytes = float(dtype.itemsize * count * (m * k + k * n + m * n))
+    elements = count * (m * k + k * n + m * n)
+    nbytes = float(dtype.itemsize * elements)
     return MatmulCost(2.0 * count * m * n * k, nbytes, dtype, (count, m, n, k))

@@ -159,10 +159,10 @@ class AssembledStep:
     def templates(self, price: PriceEvents | None = None) -> Templates:
         """The events of the devices of each class: see `parallelism.simulation.PipelinedStep`."""
         found, class_of = np.unique(self.class_of, return_inverse=True)
-        events = [
-            self.events(ranks, price and partial(price, ranks))
-            for ranks in (np.flatnonzero(self.class_of == number) for number in found)
-        ]
+        events = []
+        for number in found:
+            ranks = np.flatnonzero(self.class_of == number)
+            events.append(self.events(ranks, price and partial(price, ranks)))
         return Templates(self.mesh, events, class_of)
 
     @cached_property
@@ -471,6 +471,11 @@ def events_of(costs: StageCosts, place: int, action: str, blocks: int) -> Iterat
 
 def alone(settings: Mapping[str, Any]) -> Choices:
     """The space of one plan."""
-    words = {name: (value,) for name, value in settings.items() if isinstance(value, str)}
-    columns = {name: np.array([0 if name in words else int(value)]) for name, value in settings.items()}
+    columns, words = {}, {}
+    for name, value in settings.items():
+        number = value
+        if isinstance(value, str):  # a column has the number of the word
+            words[name] = (value,)
+            number = 0
+        columns[name] = np.array([int(number)])
     return Choices(columns, words)

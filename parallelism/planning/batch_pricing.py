@@ -122,9 +122,9 @@ def price_plans(
         seconds[rows], peaks[rows] = own.seconds, own.peaks
         one_by_one.update(own.one_by_one)
         found.append(own)
-    timed, setup, timing = (
-        sum(getattr(own, name) for own in found) for name in ("timed", "setup_seconds", "timing_seconds")
-    )
+    timed = sum(own.timed for own in found)
+    setup = sum(own.setup_seconds for own in found)
+    timing = sum(own.timing_seconds for own in found)
     return PricedPlans(possible, seconds, peaks, timed, setup, timing, one_by_one)
 
 
@@ -344,16 +344,17 @@ def _dealt(rows: npt.NDArray[np.int64], possible: Choices, count: int) -> list[l
     """The rows in parts for two of ``count`` processes each, or fewer: groups in an order in which those that stand beside
     each other have most in common.  Rows whose pieces are laid out together stand in one group."""
     columns = {name: column[rows] for name, column in possible.columns.items()}
-    inside = columns["tp"] * columns["cp"] * columns["ep"] > 1
-    together = [columns["ep"] > 1, columns["cp"], columns["tp"] > 1, inside & (columns["zero"] > 0)]
+    has_mesh = columns["tp"] * columns["cp"] * columns["ep"] > 1
+    together = [columns["ep"] > 1, columns["cp"], columns["tp"] > 1, has_mesh & (columns["zero"] > 0)]
     keys = combined(*(np.asarray(each, np.int64) for each in together), columns["recompute"])
-    order = np.argsort(keys, kind="stable")
     _, first, plans = np.unique(keys, return_index=True, return_counts=True)
-    work = np.cumsum(plans + np.where(inside[first], LAID_OUT, LAID_OUT // 2))
-    of_part = (work - 1) * count // max(int(work[-1]), 1) // 2 if len(work) else work
-    groups = np.split(rows[order], np.cumsum(plans)[:-1])
-    ends = [0, *(1 + np.flatnonzero(np.diff(of_part))).tolist(), len(groups)]
-    return [groups[first:end] for first, end in pairwise(ends)]
+    by_key = np.argsort(keys, kind="stable")
+    groups = np.split(rows[by_key], np.cumsum(plans)[:-1])
+    # A group takes the time of its plans, and that of laying out its pieces, counted in plans; parts take equal time.
+    work = np.cumsum(plans + np.where(has_mesh[first], LAID_OUT, LAID_OUT // 2))
+    part_of = (work - 1) * count // max(int(work[-1]), 1) // 2 if len(work) else work
+    bounds = [0, *(1 + np.flatnonzero(np.diff(part_of))).tolist(), len(groups)]
+    return [groups[begin:end] for begin, end in pairwise(bounds)]
 
 
 def _told_of_all(told: Told, count: int, processes: int, what: str, done: int, _: int) -> None:

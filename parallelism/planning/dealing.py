@@ -117,10 +117,12 @@ def checked_experts_over(name: str, value: Any, model: TrainedModel) -> str:
 def experts_do_not_fit(columns: Columns, model: TrainedModel) -> Bools:
     """By row, whether the devices do not divide the experts; whether tp splits them and not the tokens; and whether cp
     splits experts that tp splits inside.  In the latter cases rows of other experts would have to be dealt anew."""
-    over_cp, over_tp = (
-        np.array([axis in over.split("+") for over in columns["experts_over"].tolist()], np.bool_)
-        for axis in ("cp", "tp")
-    )
+
+    def split_by(axis: str) -> Bools:
+        """By row, whether an axis splits the experts."""
+        return np.array([axis in over.split("+") for over in columns["experts_over"].tolist()], np.bool_)
+
+    over_cp, over_tp = split_by("cp"), split_by("tp")
     devices = columns["ep"] * np.where(over_cp, columns["cp"], 1) * np.where(over_tp, columns["tp"], 1)
     inside = over_cp & ~over_tp & (columns["cp"] > 1) & (columns["tp"] > 1)
     whole_tokens = over_tp & (columns["tp"] > 1) & (columns["sp"] == 0)

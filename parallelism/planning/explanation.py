@@ -51,10 +51,11 @@ class Need(NamedTuple):
 
 def settings_text(fixed: Mapping[str, Any]) -> str:
     """Settings as they are given: ``tp=8 zero=0,1``."""
-    return " ".join(
-        f"{name}={','.join(map(str, value)) if isinstance(value, list | tuple) else value}"
-        for name, value in fixed.items()
-    )
+    texts = []
+    for name, value in fixed.items():
+        values = value if isinstance(value, list | tuple) else [value]
+        texts.append(f"{name}={','.join(map(str, values))}")
+    return " ".join(texts)
 
 
 def refusals_text(refused: Mapping[str, int]) -> str:
@@ -71,12 +72,9 @@ def why(first: Account, second: Account) -> str:
 def why_not(asked: str, other: Account, first: Account) -> str:
     """What the best plan with the settings that are ``asked`` for costs more, and the links that it crosses."""
     text = f"the best plan with {asked} ({other.split}) takes {longer_text(other, first)}"
-    exposed = {
-        axis: other.parts.get(axis, 0.0) + (other.parts.get("zero", 0.0) if axis == "dp" else 0.0)
-        for axis in other.links
-    }
     for axis, crossed in other.links.items():
-        if exposed[axis] >= LEAST_EXPOSED * other.seconds:
+        of_zero = other.parts.get("zero", 0.0) if axis == "dp" else 0.0
+        if other.parts.get(axis, 0.0) + of_zero >= LEAST_EXPOSED * other.seconds:
             speed = rate(crossed["bytes"] / crossed["seconds"])
             text += (
                 f". Its collectives over {axis} cross {crossed['level']}, where a device receives {speed} in "
@@ -91,17 +89,16 @@ def longer_text(plan: Account, first: Account) -> str:
     names = dict.fromkeys([*plan.parts, *first.parts])
     parts = {name: plan.parts.get(name, 0.0) - first.parts.get(name, 0.0) for name in names}
     largest = sorted(parts, key=lambda name: -abs(parts[name]))[:MOST_PARTS]
-    told = ", ".join(
-        f"{name} {'+' if parts[name] > 0 else '-'}{seconds(abs(parts[name]))}"
-        for name in largest
-        if abs(parts[name]) >= LEAST_SHARE * first.seconds
-    )
-    text = (
-        "as long"
-        if abs(more) <= ROUNDING * first.seconds
-        else (f"{seconds(abs(more))} ({abs(more) / first.seconds:.1%}) {'more' if more >= 0 else 'less'}")
-    )
-    return text + (f": {told}" if told else "")
+    told = []
+    for name in largest:
+        if abs(parts[name]) >= LEAST_SHARE * first.seconds:
+            sign = "+" if parts[name] > 0 else "-"
+            told.append(f"{name} {sign}{seconds(abs(parts[name]))}")
+    text = "as long"
+    if abs(more) > ROUNDING * first.seconds:
+        word = "more" if more >= 0 else "less"
+        text = f"{seconds(abs(more))} ({abs(more) / first.seconds:.1%}) {word}"
+    return f"{text}: {', '.join(told)}" if told else text
 
 
 def need_text(needs: Sequence[Need], memory: float, reserved: str = "") -> str:
@@ -142,17 +139,19 @@ def plans_html(
         )
 
     longest = max((time for time, *_ in plans), default=0.0)
-    rows = [
-        (
-            split,
-            "yes" if front else "",
-            f"{'' if exact else chr(8805)}{seconds(time)}",
-            bar(time / (longest or 1.0), "forward"),
-            decimal_bytes(peak),
-            bar(peak / memory, "weights"),
+    rows = []
+    for time, peak, exact, split, front in plans:
+        at_least = "" if exact else "≥"
+        rows.append(
+            (
+                split,
+                "yes" if front else "",
+                f"{at_least}{seconds(time)}",
+                bar(time / (longest or 1.0), "forward"),
+                decimal_bytes(peak),
+                bar(peak / memory, "weights"),
+            )
         )
-        for time, peak, exact, split, front in plans
-    ]
     heads = ("plan", "front", "step", f"of {seconds(longest)}", "memory", f"of {decimal_bytes(memory)}")
     reasons = [(reason, str(count)) for reason, count in sorted(refused.items(), key=lambda each: -each[1])]
     return figure(

@@ -132,7 +132,11 @@ def place_of(stage: int, stages: int, longer: range | None = NONE_LONGER) -> int
         return stage
     if stages == 1:
         return ONLY
-    return FIRST if stage == 0 else LAST if stage == stages - 1 else LONGER if stage in longer else MIDDLE
+    if stage == 0:
+        return FIRST
+    if stage == stages - 1:
+        return LAST
+    return LONGER if stage in longer else MIDDLE
 
 
 class Shape(NamedTuple):
@@ -292,7 +296,13 @@ def _works(steps: Iterable[Any]) -> list[Work]:
     found = list(steps)
     if set(map(type, map(itemgetter(0), found))) <= {int}:
         return found
-    return [work for step in found for work in (step if isinstance(step[0], tuple) else (step,))]
+    works: list[Work] = []
+    for step in found:
+        if isinstance(step[0], tuple):
+            works.extend(step)
+        else:
+            works.append(step)
+    return works
 
 
 def _order(rows: Sequence[Sequence[Work]], stages: int, longer: range | None) -> Order:

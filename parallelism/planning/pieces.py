@@ -180,10 +180,11 @@ class Updates:
     @cached_property
     def splits(self) -> set[Split]:
         """What must be even inside a stage."""
-        return {
-            (extent, tuple(axis for axis in axes if axis not in self.replicas))
-            for extent, axes in splits_of(self.laid_out)
-        }
+        found = set()
+        for extent, axes in splits_of(self.laid_out):
+            inside = tuple(axis for axis in axes if axis not in self.replicas)
+            found.add((extent, inside))
+        return found
 
     @cached_property
     def splits_of_replicas(self) -> set[tuple[Extent, tuple[str, ...], Extent]]:
@@ -212,26 +213,20 @@ class Updates:
     def local(self) -> Function:
         """The program of the first device."""
         local = self.laid_out.program()
-        types = {
-            type: TensorType(type.dtype, map(self._of_first, type.shape))
-            for type in {value.type for value in local.values}
-        }
+        types_of_values = {value.type for value in local.values}
+        types = {type: TensorType(type.dtype, map(self._of_first, type.shape)) for type in types_of_values}
         given = {given for op in local.ops for _, given in op.attributes if isinstance(given, Expression)}
         if all(type == first for type, first in types.items()) and all(
             self._of_first(each) == each for each in given
         ):
             return local
         first = {value: Value(value.name, types[value.type], value.layout) for value in local.values}
-        ops = [
-            checked_op(
-                op.kind,
-                (first[value] for value in op.inputs),
-                tuple((name, self._of_first(given)) for name, given in op.attributes),
-                (first[value] for value in op.outputs),
-                op.region,
-            )
-            for op in local.ops
-        ]
+        ops = []
+        for op in local.ops:
+            inputs = (first[value] for value in op.inputs)
+            attributes = tuple((name, self._of_first(given)) for name, given in op.attributes)
+            outputs = (first[value] for value in op.outputs)
+            ops.append(checked_op(op.kind, inputs, attributes, outputs, op.region))
         return Function(
             local.name,
             tuple(first[value] for value in local.inputs),
@@ -247,7 +242,8 @@ class Updates:
         function, calls, chains = arranged(self.local, order, fused=self.fused)
         known = {value.name for value in function.values}
         kinds = Kinds(
-            *([(value.type, value.layout) for value in side] for side in (whole.inputs, whole.outputs))
+            [(value.type, value.layout) for value in whole.inputs],
+            [(value.type, value.layout) for value in whole.outputs],
         )
         return SymbolicProgram(
             function,

@@ -124,6 +124,13 @@ def _given(run: TrainingRun, kind: type[Any]) -> Any:
     return next((each for each in run.strategy.transforms if isinstance(each, kind)), None)
 
 
+def _exchange_of(sequences: ContextParallel | None, heads: int) -> str:
+    """How devices that split sequences exchange keys and values, of which ``heads`` devices split the heads."""
+    if heads > 1:
+        return "a2a+p2p"
+    return "all_gather" if sequences is None else sequences.exchange
+
+
 def _settings_of(run: TrainingRun, model: TrainedModel) -> dict[str, Any]:
     """The settings that come nearest to a run, whose stages have equally many blocks."""
     sizes = dict.fromkeys((REPLICA, HEADS_AXIS, *AXES), 1) | dict(run.mesh.shape)
@@ -143,7 +150,7 @@ def _settings_of(run: TrainingRun, model: TrainedModel) -> dict[str, Any]:
             "none",
         ),
         "zero": 0 if zero is None else zero.stage,
-        "exchange": "a2a+p2p" if heads > 1 else "all_gather" if sequences is None else sequences.exchange,
+        "exchange": _exchange_of(sequences, heads),
         "instances": instances,
         "overlap": int(_given(run, Overlap) is not None),
         "sp": int(_given(run, SequenceParallel) is not None),

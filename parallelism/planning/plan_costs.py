@@ -322,10 +322,11 @@ class PlanCosts:
             self._recompute_of_ends(s),
         )
         if key not in self._of_devices:
-            self._of_devices[key] = [
-                (*self._held(row, end, place, blocks), end.end_peak(place, blocks) if ends else None)
-                for end, place, blocks in self.devices(row)
-            ]
+            of_devices: list[tuple[int, int, Any]] = []
+            for end, place, blocks in self.devices(row):
+                held = self._held(row, end, place, blocks)
+                of_devices.append((*held, end.end_peak(place, blocks) if ends else None))
+            self._of_devices[key] = of_devices
         return self._of_devices[key]
 
     def prepare(self, row: int) -> None:
@@ -451,7 +452,7 @@ class PlanCosts:
         times = order.ends(durations, messages, np.array(repeats))[:, same]
         times += np.stack([end.before for end in ends], axis=1)
         if shape.ranks > 1:
-            there, back = (np.array([getattr(end, field) for end in ends]) for field in ("there", "back"))
+            there, back = np.array([(end.there, end.back) for end in ends]).T
             first, last = times[0].copy(), times[-1].copy()
             times[0], times[-1] = np.maximum(first, last + back), np.maximum(last, first + there)
         result: Floats = (times + np.stack([end.after for end in ends], axis=1)).max(axis=0)
@@ -470,11 +471,11 @@ class PlanCosts:
                 durations[4 * place + KINDS.index(kind)] = seconds.action(
                     laid_out_as(place), kind, self.alike(shape.blocks_of(place), place)
                 )
-            taken = tuple(
-                (kind, self.actions(row, kind).received(LAST if kind == "F" else FIRST, kind))
-                for kind in dict.fromkeys(kind for _, _, kind in order.messages)
-            )
-            self._columns[key] = durations, self._messages(order.messages, taken, layout)
+            taken = []
+            for kind in dict.fromkeys(kind for _, _, kind in order.messages):
+                place = LAST if kind == "F" else FIRST
+                taken.append((kind, self.actions(row, kind).received(place, kind)))
+            self._columns[key] = durations, self._messages(order.messages, tuple(taken), layout)
         return self._columns[key]
 
     @memoized

@@ -165,10 +165,8 @@ class Plans(Sequence[Plan]):
         wanted = np.ones(len(self), np.bool_)
         for name, values in checked_settings(fixed, self.task.model).items():
             words = self.choices.words.get(name)
-            wanted &= np.isin(
-                self.choices[name],
-                [words.index(value) if value in words else -1 for value in values] if words else values,
-            )
+            numbers = [words.index(value) for value in values if value in words] if words else values
+            wanted &= np.isin(self.choices[name], numbers)
         return map(self._at, np.flatnonzero(wanted).tolist())
 
     def with_settings(self, **fixed: Any) -> tuple[Plan | None, str]:
@@ -225,8 +223,8 @@ class Plans(Sequence[Plan]):
         return why_not(asked, other.account, plan.account)
 
     def why_between_nodes(self, plan: Plan, axis: str) -> str:
-        """Why the groups along an axis of ``plan`` are over links between nodes, in a sentence: what the best plan takes
-        in which they are inside of a node.  Empty if they are inside of one."""
+        """A sentence that says why the groups along an axis of ``plan`` cross links between nodes: how long the best
+        plan takes whose groups stay inside a node.  Empty if those of ``plan`` stay inside one."""
         node = prod(self.task.hardware.links[0].extents)
         if plan.settings[axis] == 1 or _span(plan.settings, plan.settings["order"], axis) <= node:
             return ""
@@ -297,21 +295,21 @@ class Plans(Sequence[Plan]):
     def _remark(self) -> str:
         return precision_remark(self.task.model.dtype, self.task.hardware)
 
+    @property
+    def _proved(self) -> str:
+        """What is known of the first plan, in words."""
+        if not len(self):
+            return "none fits"
+        return f"the first is within {self.gap:.1%} of the best" if self.gap else "the first is the best"
+
     def _heading(self) -> str:
-        proved = (
-            "none fits"
-            if not len(self)
-            else "the first is the best"
-            if not self.gap
-            else (f"the first is within {self.gap:.1%} of the best")
-        )
         load = self.task.model.load
         several = {1, 2} <= {*self.choices["zero"].tolist()}
         fit = f"{quantities.plural(len(self), 'plan')} fit{'s' * (len(self) == 1)}"
         return (
             f"training in {self.task.model.dtypes}{load and f', {load}'}: {fit} of {self.considered} "
             f"combinations; {self.timed} timed, {self.simulated} simulated in "
-            f"{self.elapsed_seconds:.1f} s; {proved}{several * f'. {SAME_PROGRAM}'}"
+            f"{self.elapsed_seconds:.1f} s; {self._proved}{several * f'. {SAME_PROGRAM}'}"
         )
 
     def _repr_html_(self) -> str:

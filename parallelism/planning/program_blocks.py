@@ -37,7 +37,9 @@ class Blocks:
     def of(cls, function: Function, prefix: str, count: int) -> Blocks | None:
         """The blocks of a function; None if they are not alike, or do more than to pass values to the next one."""
         number = {op: _number(op, prefix) for op in function.ops}
-        blocks = tuple(tuple(op for op in function.ops if number[op] == i) for i in range(count))
+        blocks = []
+        for i in range(count):
+            blocks.append(tuple(op for op in function.ops if number[op] == i))
         if count < 2 or not all(blocks) or any(n is not None and n >= count for n in number.values()):
             return None
         inner = {value for block in blocks for op in block for value in op.outputs}
@@ -56,7 +58,7 @@ class Blocks:
             return None
         if any(value in late for block in blocks for op in block for value in op.inputs):
             return None
-        found = cls(function, prefix, blocks, tuple(before), tuple(after))
+        found = cls(function, prefix, tuple(blocks), tuple(before), tuple(after))
         return found if found._are_alike() else None
 
     def _are_alike(self) -> bool:
@@ -170,12 +172,17 @@ def _key(op: Op) -> Any:
 
 def _place_of_number(a: str, b: str) -> int | None:
     """Which part of two names differs, if it is the first number in both."""
-    parts = [a.split("."), b.split(".")]
-    places = [next((i for i, part in enumerate(each) if part.isdecimal()), None) for each in parts]
-    if len(parts[0]) != len(parts[1]) or places[0] is None or places[0] != places[1]:
+    a_parts, b_parts = a.split("."), b.split(".")
+    place = _first_number(a_parts)
+    if len(a_parts) != len(b_parts) or place is None or place != _first_number(b_parts):
         return None
-    differing = [i for i, (x, y) in enumerate(zip(*parts, strict=True)) if x != y]
-    return places[0] if differing == places[:1] else None
+    differing = [i for i, (x, y) in enumerate(zip(a_parts, b_parts, strict=True)) if x != y]
+    return place if differing == [place] else None
+
+
+def _first_number(parts: Sequence[str]) -> int | None:
+    """The place of the first part that is a number."""
+    return next((i for i, part in enumerate(parts) if part.isdecimal()), None)
 
 
 # -- blocks that have no regions ---------------------------------------------------------------------------------------

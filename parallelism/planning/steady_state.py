@@ -219,8 +219,8 @@ class _Repetitions:
         return others + [(active[cycles == each], int(each)) for each in np.unique(cycles)]
 
     def _repeated(self, mine: Floats, active: Ints, cycle: int) -> Floats:
-        """Repeats the window in the times of some plans.  By how much each action waits longer for the one before it
-        than for the one whose result it takes, in every repetition."""
+        """Repeats the window in the times of some plans.  It returns, for each repetition, how much longer each action
+        waits for the one before it than for the one whose result it takes."""
         durations, messages = (each.take(active, axis=1) for each in (self.durations, self.messages))
         leads = np.empty((cycle, len(self.before), len(active)))
         for lead in leads:
@@ -234,9 +234,11 @@ def _cycles(grown: Floats) -> Ints:
     """For each column the least number of rows after which its end comes again, twice; 1 if nothing does."""
     found = np.ones(grown.shape[1], np.int64)
     for cycle in range(len(grown) // 3, 1, -1):
-        last, before, first = (grown[len(grown) - n * cycle :][:cycle] for n in (1, 2, 3))
+        end = grown[len(grown) - 3 * cycle :]
+        first, before, last = end.reshape(3, cycle, grown.shape[1])
         apart = np.maximum(np.abs(last - before), np.abs(before - first))
-        found[(apart <= 100 * ROUNDING * np.abs(last).max(axis=0)).all(axis=0)] = cycle
+        rounding = 100 * ROUNDING * np.abs(last).max(axis=0)
+        found[(apart <= rounding).all(axis=0)] = cycle
     return found
 
 

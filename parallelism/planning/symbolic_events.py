@@ -260,14 +260,14 @@ class SymbolicEvents:
     @cached_property
     def communication(self) -> dict[Any, list[tuple[int, EventKind]]]:
         """The collectives and waits of each section in `with_waits`."""
-        return {
-            name: [
-                (event, self.kinds[event])
-                for event in range(events.start, events.stop)
-                if self.kinds[event].what in (COLLECTIVE, WAIT)
-            ]
-            for name, events in self.with_waits.items()
-        }
+        found: dict[Any, list[tuple[int, EventKind]]] = {}
+        for name, events in self.with_waits.items():
+            found[name] = []
+            for event in range(events.start, events.stop):
+                kind = self.kinds[event]
+                if kind.what in (COLLECTIVE, WAIT):
+                    found[name].append((event, kind))
+        return found
 
     @cached_property
     def alike(self) -> npt.NDArray[np.int64]:
@@ -317,13 +317,11 @@ class Formulas:
         known: dict[Any, Any] = {name: np.longdouble(number) for name, number in numbers.items()}
         known |= {call: np.longdouble(specialized(extent, numbers)) for call, extent in self.calls.items()}
         known |= {atom: np.longdouble(number) for atom, number in (given or {}).items()}
-        values = np.array(
-            [
-                prod((known[atom] ** power for atom, power in monomial), start=np.longdouble(1))
-                for monomial in self.monomials
-            ],
-            np.longdouble,
-        )
+        products = []
+        for monomial in self.monomials:
+            powers = (known[atom] ** power for atom, power in monomial)
+            products.append(prod(powers, start=np.longdouble(1)))
+        values = np.array(products, np.longdouble)
         found: Exact = np.rint(np.add.reduceat(self.factors * values[self.monomial_of], self.starts))
         return found
 
@@ -459,10 +457,8 @@ class SymbolicProgram(DeviceProgram):
 def _cost_of(kind: str, types: tuple[TensorType, ...], attributes: Attributes) -> DeclaredCost | None:
     """What an op of this kind declares on inputs of these types."""
     made = meaning(kind, types, attributes).outputs
-    inputs, outputs = (
-        tuple(Value(f"{name}{i}", type) for i, type in enumerate(side))
-        for name, side in (("x", types), ("y", made))
-    )
+    inputs = tuple(Value(f"x{i}", type) for i, type in enumerate(types))
+    outputs = tuple(Value(f"y{i}", type) for i, type in enumerate(made))
     return declared_cost(Op(kind, inputs, attributes, outputs))
 
 

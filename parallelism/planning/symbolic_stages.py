@@ -141,18 +141,13 @@ class SymbolicStage(StagePrograms):
                 (label, kind, "kept"),
                 [Event(EventKind(SIZE, name), [each]) for name, each in sizes.items()],
             )
-        messages = ((kind, self.message(kind, ANY, last=last)) for kind in kinds)
-        yield (
-            (label, "received"),
-            [
-                Event(
-                    EventKind(MESSAGE, kind, types[0].dtype.name if len(types) == 1 else "uint8"),
-                    [nbytes_of(types)],
-                )
-                for kind, types in messages
-                if types
-            ],
-        )
+        received = []
+        for kind in kinds:
+            types = self.message(kind, ANY, last=last)
+            if types:
+                dtype = types[0].dtype.name if len(types) == 1 else "uint8"
+                received.append(Event(EventKind(MESSAGE, kind, dtype), [nbytes_of(types)]))
+        yield (label, "received"), received
 
     @memoized
     def _events(self, kind: str, *, last: bool) -> list[Event]:
@@ -160,10 +155,12 @@ class SymbolicStage(StagePrograms):
         if self.laid is not None and kind in ALIKE:
             return self.laid._events(kind, last=last)
         received = nbytes_of(self.message(kind, ANY, last=last))
-        held = [Event(EventKind(MEMORY, ACTIVATIONS), [received])] if received else []
-        events = [*held, *events_of_blocks(self.program(kind, ANY).steps, self.devices, self.layer_blocks)]
+        events = [*events_of_blocks(self.program(kind, ANY).steps, self.devices, self.layer_blocks)]
         events += [Event(EventKind(LEFT, category), []) for category, _ in self.left(kind, ANY)]
-        return [*events, Event(EventKind(MEMORY, ACTIVATIONS), [-received])] if received else events
+        if not received:
+            return events
+        held = EventKind(MEMORY, ACTIVATIONS)
+        return [Event(held, [received]), *events, Event(held, [-received])]
 
     @memoized
     def splits(self, kinds: str) -> set[Split]:
@@ -226,9 +223,10 @@ def _constants_in_front(events: Sequence[Event]) -> int:
 
 def has_product(step: ProgramStep | StartStep | WaitStep) -> bool:
     """Whether a step, or a chain, has a product."""
-    return isinstance(step, ProgramStep) and any(
-        op.kind in OF_EVERY_BLOCK for op in (step.op, *(each.op for each in step.before))
-    )
+    if not isinstance(step, ProgramStep):
+        return False
+    ops = [step.op, *(each.op for each in step.before)]
+    return any(op.kind in OF_EVERY_BLOCK for op in ops)
 
 
 def own_layer(step: ProgramStep | StartStep | WaitStep) -> int | None:

@@ -382,11 +382,15 @@ def _split_by_tp(spec: TransformerSpec) -> tuple[tuple[str, int], ...]:
     return (*found, ("the vocabulary", spec.vocabulary), ("the width", spec.width))
 
 
+_NUMBERED = re.compile(r"((?:(?!\d+\.)\w+\.)*(?!\d+\.)\w+)\.(\d+)")
+"""A path whose last part is its first number: ``model.layers.3`` is part 3 of ``model.layers``."""
+
+
 def _blocks(function: Function) -> tuple[str, int]:
     """The region with most numbered parts, and their number: parts that are alike, or those of an outermost region."""
     count: dict[str, set[int]] = {}
     for path in function.regions:
-        if match := re.fullmatch(r"((?:(?!\d+\.)\w+\.)*(?!\d+\.)\w+)\.(\d+)", path):
+        if match := _NUMBERED.fullmatch(path):
             count.setdefault(match[1], set()).add(int(match[2]))
     for prefix, parts in sorted(count.items(), key=lambda item: -len(item[1])):
         if parts == {*range(len(parts))} and Blocks.of(function, prefix, len(parts)) is not None:

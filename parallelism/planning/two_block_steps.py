@@ -271,9 +271,10 @@ class TwoBlockSteps:
         with _unpriceable():
             own = self._end_sections(pattern, replicated=replicated)
             middle = self._end_sections(pattern._replace(in_stages=True), replicated=replicated).sections
+            places = {place for (place, _), _ in own.sections} - {MIDDLE}
             held = {
                 ((place, 2), "held"): _of_two_sizes(own.sections[(place, 1), "held"], middle, "held")
-                for place in {place for (place, _), _ in own.sections} - {MIDDLE}
+                for place in places
             }
             return ConditionalEvents(
                 SymbolicEvents.of({**own.sections, **held}.items(), first=self.model.first_alike),
@@ -412,8 +413,11 @@ class TwoBlockSteps:
 
     def _counts(self, labels: Sequence[tuple[int, int]]) -> list[int]:
         """The blocks of each stage that is laid out: of a first stage also those before the first that is like others."""
-        more = self.model.first_alike
-        return [blocks + (more if place in (FIRST, ONLY) else 0) for place, blocks in labels]
+        counts = []
+        for place, blocks in labels:
+            unlike = self.model.first_alike if place in (FIRST, ONLY) else 0
+            counts.append(blocks + unlike)
+        return counts
 
     @memoized
     def _kept_step(self, pattern: Pattern, blocks: int, *, replicated: bool) -> Step:

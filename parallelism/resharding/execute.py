@@ -150,18 +150,23 @@ def _reduce_scatter(device: Device, step: ReshardingStep, x: Array) -> Array:
     packed = _packed(x, parts, _block(step.before, step, device.rank))
     if len(set(sizes)) == 1:
         rows = packed.reshape(len(sizes), sizes[0])
-        return np.asarray(device.reduce_scatter(rows, step.axes, dim=0, op=op)).reshape(mine)
-    terms = device.all_to_all(packed, step.axes, split_sizes=sizes).reshape(len(sizes), prod(mine))
+        summed = device.reduce_scatter(rows, step.axes, dim=0, op=op)
+        return np.asarray(summed).reshape(mine)
+    # No reduce_scatter has parts of different sizes: each rank gets the terms of its part, and sums them.
+    received = device.all_to_all(packed, step.axes, split_sizes=sizes)
+    terms = received.reshape(len(sizes), prod(mine))
     return combine(step.before.op, list(terms)).reshape(mine)
 
 
 def _exchange(device: Device, step: ReshardingStep, x: Array) -> Array:
     group = device.group(step.axes)
-    mine, wanted = _block(step.before, step, device.rank), _block(step.after, step, device.rank)
+    mine = _block(step.before, step, device.rank)
+    wanted = _block(step.after, step, device.rank)
     given = [_common(mine, block) for block in _blocks(step.after, step, group)]
     taken = [_common(wanted, block) for block in _blocks(step.before, step, group)]
-    flat = device.all_to_all(_packed(x, given, mine), step.axes, split_sizes=list(map(_size, given)))
-    return _unpacked(flat, taken, wanted)
+    sizes = list(map(_size, given))
+    received = device.all_to_all(_packed(x, given, mine), step.axes, split_sizes=sizes)
+    return _unpacked(received, taken, wanted)
 
 
 _MOVES: dict[str, Callable[[Device, ReshardingStep, Array], Array]] = {

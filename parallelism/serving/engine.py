@@ -88,12 +88,18 @@ class Work:
     @property
     def tokens(self) -> int:
         """The most tokens of a replica."""
-        return max(sum(row.stop - row.start for row in rows) for rows in self.rows)
+        counts = []
+        for rows in self.rows:
+            counts.append(sum(row.stop - row.start for row in rows))
+        return max(counts)
 
     @property
     def sampled(self) -> int:
         """The most rows of a replica that another token follows."""
-        return max(sum(row.samples for row in rows) for rows in self.rows)
+        counts = []
+        for rows in self.rows:
+            counts.append(sum(row.samples for row in rows))
+        return max(counts)
 
     @property
     def stops(self) -> tuple[tuple[int, ...], ...]:

@@ -84,12 +84,14 @@ class QuantizedWeights:
 
     def rounded(self, weight: Array) -> tuple[Array, Array]:
         """A weight in the narrow dtype, and its scales."""
-        dtype = as_dtype(self.dtype)
-        starts = np.arange(0, weight.shape[-2], self.group or weight.shape[-2])
-        largest = np.maximum.reduceat(np.abs(weight), starts, axis=-2)
+        dtype, rows = as_dtype(self.dtype), weight.shape[-2]
+        first_of_groups = np.arange(0, rows, self.group or rows)
+        largest = np.maximum.reduceat(np.abs(weight), first_of_groups, axis=-2)
         scales = np.where(largest == 0, 1, largest / self.largest).astype(weight.dtype)
-        shares = np.clip(weight / self._spread(scales, weight.shape[-2]), -self.largest, self.largest)
-        return (shares if is_floating(dtype) else np.rint(shares)).astype(dtype), scales
+        shares = np.clip(weight / self._spread(scales, rows), -self.largest, self.largest)
+        if not is_floating(dtype):
+            shares = np.rint(shares)
+        return shares.astype(dtype), scales
 
     def packs(self, rows: Any) -> bool:
         """Whether two numbers of a column lie in a byte: integers of 4 bits, in a weight with so many rows."""

@@ -443,7 +443,9 @@ class Fit:
             if min(room_for_full) < pages[FULL]:
                 return None
             pages[FULL] = min(room_for_full)
-        cache = [sum(pages[kind] * nbytes[kind] for kind in pages) for nbytes in page_bytes]
+        cache = []
+        for nbytes in page_bytes:
+            cache.append(sum(pages[kind] * nbytes[kind] for kind in pages))
         fullest = max(
             range(len(weights)), key=lambda stage: weights[stage] + activations[stage] + cache[stage]
         )

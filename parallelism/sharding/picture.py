@@ -162,7 +162,9 @@ def _cell(grid: Sequence[Sequence[Cell]], i: int | None, j: int | None, op: str,
         return "…"
     cell = grid[i][j]
     text = _SIGNS[op].join(_ranks(ranks, width) for ranks in cell)
-    return text if len(text) <= width else f"{len(cell)} terms" if len(cell) > 1 else "…"
+    if len(text) <= width:
+        return text
+    return f"{len(cell)} terms" if len(cell) > 1 else "…"
 
 
 # -- text ----------------------------------------------------------------------------------------------------------

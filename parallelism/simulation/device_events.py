@@ -257,10 +257,9 @@ class DeviceEvents:
             row if row.microbatch is None else row._replace(stage=stage, microbatch=microbatch)
             for row in events.rows
         ]
-        self.pieces += [
-            each._replace(places=(first + each.places[0],), stage=each.stage if stage is None else stage)
-            for each in events.pieces
-        ]
+        for piece in events.pieces:
+            of_stage = piece.stage if stage is None else stage
+            self.pieces.append(piece._replace(places=(first + piece.places[0],), stage=of_stage))
         works: dict[int, int] = {}
         for place in events.asynchronous:
             row = self.rows[start + place]

@@ -256,7 +256,7 @@ def _taken(name: str, under_way: list[tuple[int, int] | None], target: int, alik
     """The number of the operation that a wait is for: it is under way, and like that of few layers."""
     found = under_way[target] if 0 <= target < len(under_way) else None
     if found is None or found[1] != alike:
-        raise UnequalLayers(f"a wait for {name} of all layers is not for what one of few is for")
+        raise UnequalLayers(f"with all layers a device waits for another {name} than with few layers")
     under_way[target] = None
     return found[0]
 

@@ -123,10 +123,15 @@ class Templates:
 
     def _is_alike(self, call: Call, axes: GroupKey, number: int, ranks: Sequence[int]) -> bool:
         """Whether all members of a group make this call, and move what it says; ``ranks``: one of each class."""
-        return not isinstance(call, StepCall) and not any(
-            (other := self._calls[int(self.class_of[rank])].get((axes, number))) is not call and other != call
-            for rank in (ranks if len(ranks) > 1 else ())
-        )
+        if isinstance(call, StepCall):
+            return False
+        if len(ranks) < 2:
+            return True
+        for rank in ranks:
+            other = self._calls[int(self.class_of[rank])].get((axes, number))
+            if other is not call and other != call:
+                return False
+        return True
 
     def _moved_by(self, groups: Ints, axes: GroupKey, number: int, mine: Call) -> list[Moved]:
         """The traffic of each group, in which some members make the call ``mine``."""
@@ -240,9 +245,10 @@ class Templates:
         """The columns that describe the calls, for events of collectives ``at`` their places among ``count``."""
         first, inverse = first_of(self.first_alike[look], numbers)
         traffic = list(map(self.moved, look[first].tolist(), numbers[first].tolist()))
+        payloads, pairs = [each.payload_bytes for each in traffic], [each.pairs for each in traffic]
         return {
-            name: _table(count, at, default, [getattr(each, name) for each in traffic], inverse)
-            for name, default in (("payload_bytes", None), ("pairs", ()))
+            "payload_bytes": _table(count, at, None, payloads, inverse),
+            "pairs": _table(count, at, (), pairs, inverse),
         }
 
     def _sources(

@@ -95,7 +95,7 @@ def folded_routes(
 def _different_members(used: PricedCollectives, keys: Ints) -> tuple[list[list[int]], Ints]:
     """The events that are the members of each collective, and by event the number of its collective in that list.
 
-    Of collectives of one rank with one price, of which no other member is simulated, the first stands for all.
+    Where a rank is the only simulated member of several collectives that have one price, the first stands for all.
     """
     _, which, count = np.unique(keys, return_inverse=True, return_counts=True)
     alone, others = np.flatnonzero(count[which] == 1), np.flatnonzero(count[which] > 1)
@@ -166,11 +166,8 @@ def _check_alone(templates: Templates, pricing: Pricing, used: PricedCollectives
     """``ValueError`` unless no message and no other collective crosses the links of the simulated collectives."""
     numbers = templates.group_of[templates.axes_of[used.looks], used.ranks]
     simulated = set(zip(used.looks.tolist(), numbers.tolist(), strict=True))
-    everywhere = [
-        (look, number)
-        for look in sorted({look for look, _ in simulated})
-        for number in templates.groups_with(look)
-    ]
+    looks = {look for look, _ in simulated}
+    everywhere = [(look, number) for look in sorted(looks) for number in templates.groups_with(look)]
     if messages or len(everywhere) > MOST_GROUPS:
         raise CannotFold(_SHARED)
     own, others = set[Channel](), set[Channel]()

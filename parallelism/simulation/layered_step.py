@@ -75,7 +75,9 @@ class LayeredStep:
         self.first, self.class_of = self._classes()
         self._known: dict[Any, RepeatedEvents] = {}
         ran = {rank: few.run(rank, None) for rank in few.classes[0]}
-        self._run = {rank: (own, own if more is few else more.run(rank, None)) for rank, own in ran.items()}
+        self._run = {}
+        for rank, own in ran.items():
+            self._run[rank] = own, own if more is few else more.run(rank, None)
         self._around = {rank: self._around_actions(*devices) for rank, devices in self._run.items()}
         for number, rank in enumerate(self.first):
             self._check(len(self._stages_of(number)), self._small_rank(rank))
@@ -118,13 +120,16 @@ class LayeredStep:
 
     def _small_places(self) -> Ints:
         """By rank, the rank on the mesh of the steps of few layers that does the same."""
-        shape = tuple(self.mesh.shape.values())
-        places = dict(zip(self.mesh.axes, np.unravel_index(np.arange(self.mesh.size), shape), strict=True))
+        shape, small_shape = tuple(self.mesh.shape.values()), tuple(self.few.mesh.shape.values())
+        coordinates = np.unravel_index(np.arange(self.mesh.size), shape)
+        places = dict(zip(self.mesh.axes, coordinates, strict=True))
         if self.axis is not None:
-            last, small = self.mesh.shape[self.axis] - 1, self.few.mesh.shape[self.axis] - 1
+            # The first position is the first, the last the last; one between them does what all between do.
+            last, small_last = self.mesh.shape[self.axis] - 1, self.few.mesh.shape[self.axis] - 1
             own = places[self.axis]
-            places[self.axis] = np.where(own == last, small, np.minimum(own, 1 if small > 1 else 0))
-        return np.ravel_multi_index(tuple(places.values()), tuple(self.few.mesh.shape.values()))
+            between = np.minimum(own, 1 if small_last > 1 else 0)
+            places[self.axis] = np.where(own == last, small_last, between)
+        return np.ravel_multi_index(tuple(places.values()), small_shape)
 
     def _classes(self) -> tuple[list[int], Ints]:
         """The first rank of each class of devices that have the same events, and the class of each rank."""
@@ -148,9 +153,9 @@ class LayeredStep:
         if number in (0, self.pipeline.stages - 1):
             return 0 if number == 0 else self.stages - 1
         small = self.few.program.pipeline.ranks
-        return (
-            small if position == 0 else min(position, 1) if position < self.pipeline.ranks - 1 else small - 1
-        )
+        if position == 0:
+            return small
+        return 1 if position < self.pipeline.ranks - 1 else small - 1
 
     def _stages_of(self, number: int) -> dict[int, Any]:
         """The programs of the stages of a class of devices."""
@@ -179,8 +184,9 @@ class LayeredStep:
         works = self.pipeline.schedule.works[position]
         results = {each.stage: each.result for each in self._run[small][0].closings}
         parts = self._parts(self.few.places[small][1])
-        stages = {
-            stage: _LayeredStage(
+        stages = {}
+        for stage, own in programs.items():
+            stages[stage] = _LayeredStage(
                 device,
                 stage,
                 own,
@@ -194,8 +200,6 @@ class LayeredStep:
                 tail=tail,
                 result=results.get(self._small_stage(stage, position)),
             )
-            for stage, own in programs.items()
-        }
         run_repeated(device, self.pipeline, self.axis, stages, works)
         tail.end()
         return device.events

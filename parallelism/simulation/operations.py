@@ -6,7 +6,7 @@ program on a mesh; `simulate(program, hardware, mesh=mesh, batch=rows)` makes on
 one compute event, a *piece* (`parallelism.simulation.repeated_stages`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property, partial
 from itertools import chain
 from math import prod
@@ -158,19 +158,17 @@ class PipelinedStep:
         updates, first = self.program.updates, dict[Any, int]()
         parts: dict[Any, int] = {}
         dealt = [parts.setdefault(each, len(parts)) for each in self._alike]
-        of = [
-            first.setdefault(
-                (
-                    position,
-                    dealt[replica],
-                    inside[position][self.program.place(self.mesh, rank)] if inside[position] else 0,
-                    updates and updates.class_in_time(rank, position),
-                    self._class_at_beginning(rank, position),
-                ),
-                rank,
+        of = []
+        for rank, (position, replica) in enumerate(self.places):
+            classes = inside[position]
+            key = (
+                position,
+                dealt[replica],
+                classes[self.program.place(self.mesh, rank)] if classes else 0,
+                updates and updates.class_in_time(rank, position),
+                self._class_at_beginning(rank, position),
             )
-            for rank, (position, replica) in enumerate(self.places)
-        ]
+            of.append(first.setdefault(key, rank))
         return tuple(first.values()), np.unique(of, return_inverse=True)[1]
 
     def _class_at_beginning(self, rank: int, position: int) -> int:
@@ -241,16 +239,7 @@ class PipelinedStep:
     def _with_messages(self) -> frozenset[Form]:
         """The forms of stages that have sends and recvs among their ops."""
         first = {stage.form: stage for stage in reversed(self.program.stages.functions)}
-        return frozenset(
-            form
-            for form, stage in first.items()
-            if any(
-                op.kind in ("send", "recv")
-                for function in stage.functions
-                if function is not None
-                for op in function.ops
-            )
-        )
+        return frozenset(form for form, stage in first.items() if _has_messages(stage.functions))
 
     def _share(self, rank: int) -> Share:
         """The inputs of a rank, as types."""
@@ -355,10 +344,17 @@ class PipelinedStep:
 
 
 def _divides(type: TensorType, layout: TensorSharding, mesh: Mesh) -> bool:
-    return all(
-        int(extent) % prod(mesh.shape[axis] for axis in dim.axes) == 0
-        for extent, dim in zip(type.shape, layout.dims, strict=True)
-    )
+    for extent, dim in zip(type.shape, layout.dims, strict=True):
+        parts = prod(mesh.shape[axis] for axis in dim.axes)
+        if int(extent) % parts != 0:
+            return False
+    return True
+
+
+def _has_messages(functions: Iterable[Function | None]) -> bool:
+    """Whether some of the functions have sends or recvs among their ops."""
+    ops = (op for function in functions if function is not None for op in function.ops)
+    return any(op.kind in ("send", "recv") for op in ops)
 
 
 def _with_numbers(function: Function, batch: int | None, numbers: Mapping[str, int] | None) -> Function:

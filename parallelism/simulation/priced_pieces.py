@@ -86,10 +86,8 @@ class PricedPieces:
     def same_price(self, rank: int, events: DeviceEvents) -> tuple[Any, ...]:
         """A key: these events take equal seconds on all ranks with the same key."""
         hardware = self.pricing.hardware
-        groups = [
-            (axes, self._number(axes, rank))
-            for axes in sorted({each.axes for each in events.collectives}, key=str)
-        ]
+        all_axes = {each.axes for each in events.collectives}
+        groups = [(axes, self._number(axes, rank)) for axes in sorted(all_axes, key=str)]
         return _number_of_part(hardware, np.array([rank])), *groups
 
     @memoized

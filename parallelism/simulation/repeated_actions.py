@@ -109,10 +109,9 @@ class _Kinds:
     def numbers(self, actions: Sequence[Action]) -> Ints:
         """A number for each action: equal for those of one kind on one stage, for parts of the batch that are alike."""
         parts: dict[Part, int] = {}
-        part_of = {
-            number: np.array([parts.setdefault(part, len(parts)) for part in alike])
-            for number, alike in self.alike.items()
-        }
+        part_of = {}
+        for number, alike in self.alike.items():
+            part_of[number] = np.array([parts.setdefault(part, len(parts)) for part in alike])
         stages, kinds, microbatches = zip(*actions, strict=True)
         stage, microbatch, different = np.array(stages), np.array(microbatches), list(dict.fromkeys(kinds))
         part = np.zeros(len(actions), np.int64)

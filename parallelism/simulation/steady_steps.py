@@ -63,9 +63,8 @@ def cuts_of(fewer: Pipeline, whole: Pipeline, period: int) -> list[Cut] | None:
         return None
     cuts = []
     for few, many in zip(fewer.schedule.works, whole.schedule.works, strict=True):
-        numbers = {
-            kind: number for number, kind in enumerate({action.kind: None for action in (*few, *many)})
-        }
+        kinds = dict.fromkeys(action.kind for action in (*few, *many))
+        numbers = {kind: number for number, kind in enumerate(kinds)}
         cut = _cut(_rows(few, numbers), _rows(many, numbers), fewer.microbatches, more, period)
         if cut is None:
             return None
@@ -88,14 +87,19 @@ def _cut(few: Ints, many: Ints, microbatches: int, more: int, period: int) -> Cu
     longer, actions = len(many) - len(few), each * period
     if left or longer != each * more:
         return None
+    # Whether each of many actions does what that a period before did, for later microbatches; and how many before do not.
     repeats = np.zeros(len(many), np.bool_)
     repeats[actions:] = (many[actions:] == _later(many[:-actions], period)).all(axis=1)
     unlike = np.concatenate([[0], np.cumsum(~repeats)])
+    # Before a cut many actions are as few; behind it too, for the last microbatches; between all repeat the period before.
     same_before = _matching(few, many[: len(few)])
     same_behind = _matching(_later(few, more)[::-1], many[::-1][: len(few)])
-    at = np.arange(max(len(few) - same_behind, 2 * actions), min(same_before, len(few) - 1) + 1)
+    first, last = max(len(few) - same_behind, 2 * actions), min(same_before, len(few) - 1)
+    at = np.arange(first, last + 1)
     at = at[unlike[at + longer] == unlike[at - actions]]
-    return Cut(int(at[0]), int(at[-1]), actions) if len(at) and np.ptp(at) == len(at) - 1 else None
+    if len(at) and np.ptp(at) == len(at) - 1:  # places side by side
+        return Cut(int(at[0]), int(at[-1]), actions)
+    return None
 
 
 def _later(rows: Ints, microbatches: int) -> Ints:

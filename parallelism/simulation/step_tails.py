@@ -38,14 +38,11 @@ def tail_of(device: TypedDevice, pipeline: Pipeline) -> DeviceEvents:
     """By the numbers that they have at the end: what the last backwards left under way."""
     for place, closing in enumerate(device.closings):
         left |= {work.number or 0: (place, first) for first, work in closing.left.items()}
-        rows = [
-            row._replace(
-                work=row.work and number((place, row.work)),
-                stage=row.stage if row.microbatch is None else 0,
-                microbatch=row.microbatch and 0,
-            )
-            for row in closing.events.rows
-        ]
+        rows = []
+        for row in closing.events.rows:
+            work = row.work and number((place, row.work))
+            stage = row.stage if row.microbatch is None else 0
+            rows.append(row._replace(work=work, stage=stage, microbatch=row.microbatch and 0))
         _append(tail, rows, closing.events.collectives)
     behind = events.bulk_start + len(events.bulk.columns)
     first = len(tail.rows) + 1

@@ -187,7 +187,7 @@ def _actions(trace: Trace, rank: int, blocks: int) -> Iterator[tuple[float, floa
 
 
 class _Update(NamedTuple):
-    """What the update of a block takes."""
+    """The time and the memory that the update of a block takes."""
 
     seconds: float
     state_bytes: int

@@ -159,7 +159,8 @@ def _with_reshardings(
 
 
 def route_of(hardware: Hardware, price: CollectivePrice) -> Route | None:
-    """The links of a collective, each with the bytes that cross it spread over the seconds; at most its bandwidth."""
+    """The links that a collective uses, each with the part of its bandwidth that is used, as if the bytes that cross it
+    were spread evenly over the seconds.  None if nothing crosses a link."""
     used: list[tuple[tuple[int, int], Ints, Floats]] = []
     for (level, fault), (numbers, nbytes) in sorted(price.crossing.by_level.items(), key=itemgetter(0)):
         some = nbytes != 0

@@ -188,7 +188,9 @@ def repriced(events: Columns, size: int, pricing: Pricing) -> Seen:
     """The events of a trace with their times on a hardware: see `Trace.on`."""
     seen = pricing.for_devices(size).seen(events)
     ranks = seen.events.numbers("rank")
-    order = None if (ranks[1:] >= ranks[:-1]).all() else np.argsort(ranks, kind="stable")
     lengths = np.bincount(ranks, minlength=size).tolist()
-    timed = replay_columns(seen.events if order is None else seen.events.take(order), lengths, pricing)
-    return seen._replace(events=timed if order is None else timed.take(np.argsort(order)))
+    if (ranks[1:] >= ranks[:-1]).all():
+        return seen._replace(events=replay_columns(seen.events, lengths, pricing))
+    by_rank = np.argsort(ranks, kind="stable")
+    timed = replay_columns(seen.events.take(by_rank), lengths, pricing)
+    return seen._replace(events=timed.take(np.argsort(by_rank)))

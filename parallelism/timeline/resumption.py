@@ -22,12 +22,17 @@ def resumed(engine: Replay, steps: Steps, known: Undisturbed) -> Times:
     first = _first_steps(steps, lane, known)
     again = np.arange(len(lane)) >= first[lane]
     engine.next = first.tolist()
-    engine.clock = np.where(first < np.cumsum(steps.lengths), np.append(starts, 0)[first], clocks).tolist()
+    goes_on = first < np.cumsum(steps.lengths)
+    next_starts = np.append(starts, 0)[first]
+    engine.clock = np.where(goes_on, next_starts, clocks).tolist()
 
+    # Messages that were sent before, and are received from now on.
     recvs = np.flatnonzero(again & (steps.roles == RECV))
     sends = np.flatnonzero(~again & (steps.roles == SEND))
     arrived = sends[np.isin(steps.keys[sends], steps.keys[recvs])]
     engine.sent = dict(zip(steps.keys[arrived].tolist(), known.over[arrived].tolist(), strict=True))
+
+    # Operations that were started before, and are waited for from now on.
     waits = np.flatnonzero(again & (known.operation >= 0))
     waits = waits[~again[known.operation[waits]]]
     started = known.operation[waits]

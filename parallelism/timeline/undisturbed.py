@@ -390,13 +390,13 @@ class _Crossing(NamedTuple):
         """The routes of the ``sends``."""
         if sharing is None or not len(sends):
             return cls(np.zeros(len(sends), np.bool_), np.zeros(len(sends), np.int64), ())
-        ranks, peers = (np.asarray(each)[sends] for each in (sharing.ranks, sharing.peers))
-        _, first, route = np.unique(
-            combined(codes(ranks), codes(peers)), return_index=True, return_inverse=True
-        )
+        ranks, peers = np.asarray(sharing.ranks)[sends], np.asarray(sharing.peers)[sends]
+        pairs = combined(codes(ranks), codes(peers))
+        _, first, route = np.unique(pairs, return_index=True, return_inverse=True)
         routes = [sharing.message_route(ranks[i], peers[i]) for i in first.tolist()]
-        used = np.array([each is not None for each, _ in routes])[route]
-        return cls(used & (np.asarray(sharing.message_bytes)[sends] != 0), route, routes)
+        has_route = np.array([each is not None for each, _ in routes])[route]
+        has_bytes = np.asarray(sharing.message_bytes)[sends] != 0
+        return cls(has_route & has_bytes, route, routes)
 
     def first_disturbed(
         self,

@@ -163,12 +163,19 @@ def _counters(trace: Trace) -> Iterator[Record]:
         }
 
 
+def _stream_of(event: Event) -> int:
+    """The stream of an event: 1 is compute, 2 collectives and messages, 3 asynchronous ones."""
+    if event.kind == "compute":
+        return 1
+    return 2 if event.work is None else 3
+
+
 def _kernels(trace: Trace) -> Iterator[Record]:
-    """What took time, as slices with a stream: 1 compute, 2 collectives and messages, 3 asynchronous ones."""
+    """The events that took time, as slices, each on its stream."""
     for event in trace:
         if event.parent is not None or event.kind in ("memory", "wait") or not event.duration_seconds > 0:
             continue
-        stream = 1 if event.kind == "compute" else 2 if event.work is None else 3
+        stream = _stream_of(event)
         kernel = {"compute": "", "h2d": "Memcpy HtoD ", "d2h": "Memcpy DtoH "}.get(
             event.kind, "ncclDevKernel_"
         )

@@ -253,7 +253,11 @@ def _rule(path: str | PathLike[str], field: str, annotation: str, size: int) -> 
     lowest = _LOWEST.get(field, 0)
     highest = size - 1 if field in _RANK_FIELDS else LARGEST_INTEGER
     integers = _integers(lowest, highest)
-    span = f" from {lowest} to {size - 1}" if field in _RANK_FIELDS else " from 0 up" if lowest == 0 else ""
+    span = ""
+    if field in _RANK_FIELDS:
+        span = f" from {lowest} to {size - 1}"
+    elif lowest == 0:
+        span = " from 0 up"
     sources = _pairs(_integers(0, size - 1), _integers(0, LARGEST_INTEGER))
     bounds: tuple[float, float] | None
     expected, check, bounds = {

@@ -167,10 +167,17 @@ def _row(bars: Sequence[_Bar], y: int, span: float) -> Iterator[str]:
         )
 
 
+def _anchor(share: float) -> str:
+    """Where a label stands beside its tick, so that those at the ends of the axis stay inside the picture."""
+    if share < 5:
+        return "start"
+    return "end" if share > 93 else "middle"
+
+
 def _axis(span: float, y: int) -> Iterator[str]:
     for tick in ticks(span, 5):
         share = 100 * tick / span
-        anchor = "start" if share < 5 else "end" if share > 93 else "middle"
+        anchor = _anchor(share)
         yield f'<rect x="{min(share, 99.8):.2f}%" y="{y - 2}" width="1" height="5" fill="var(--quiet)"/>'
         yield f'<text x="{share:.2f}%" y="{y + 16}" text-anchor="{anchor}">{seconds(tick)}</text>'
 

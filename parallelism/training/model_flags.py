@@ -57,7 +57,7 @@ class ModelFlags(FlagValues):
             "norm": _NORMS.get(self.normalization or ""),
             "positions": self._positions,
             "tied": False if self.untie_embeddings_and_output_weights else None,
-            "biases": ("qkv",) if self.add_qkv_bias else False if self.disable_bias_linear else None,
+            "biases": self._biases,
             "key_value_heads": (self.num_query_groups or 1) if self.group_query_attention else None,
             "attention_dropout": self.attention_dropout,
             "hidden_dropout": self.hidden_dropout,
@@ -105,6 +105,13 @@ class ModelFlags(FlagValues):
         if self.tokenizer_type is None and self.vocab_file and self.merge_file:
             return VOCABULARIES["GPT2BPETokenizer"]
         return VOCABULARIES.get(self.tokenizer_type or "")
+
+    @property
+    def _biases(self) -> tuple[str, ...] | bool | None:
+        """The products that have biases; False: none has.  None if no flag says it."""
+        if self.add_qkv_bias:
+            return ("qkv",)
+        return False if self.disable_bias_linear else None
 
     @property
     def _fused_attention(self) -> bool | None:

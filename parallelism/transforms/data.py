@@ -295,7 +295,7 @@ def _in_any_order(parts: Parts) -> bool:
 
 
 def _takes_any_order(parts: Parts, op: Op, lengths: Collection[Extent]) -> bool:
-    """`_in_any_order` for an op, where sequences have one of these lengths."""
+    """Whether an op computes the same with the tokens in another order; sequences have one of these ``lengths``."""
     if op.kind in _DISPATCH:
         return not op["drops"]  # an expert has a slot for every token
     indexed, extents = relation_of(op).indexed, set[Extent]()

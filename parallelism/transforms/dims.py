@@ -144,7 +144,10 @@ def axes_of(*values: Value) -> set[str]:
 
 def without(dims: Dims, axes: Collection[str]) -> Dims:
     """The axes of each dim without those in ``axes``."""
-    return [tuple(axis for axis in dim if axis not in axes) for dim in dims]
+    left = []
+    for dim in dims:
+        left.append(tuple(axis for axis in dim if axis not in axes))
+    return left
 
 
 def split_at(value: Value, axis: str) -> int | None:

@@ -109,7 +109,7 @@ class Pipeline:
         for mesh in self.meshes:
             if not isinstance(mesh, Mesh) or self.axis in mesh.axes:
                 raise ValueError(
-                    f"the meshes of a pipeline are those inside its stages, without {self.axis!r}; got "
+                    f"meshes= must have the mesh inside each stage, without the axis {self.axis!r} of the pipeline; got "
                     f"{mesh!r}"
                 )
         ranks = (len(self.begin) + 1) // self.chunks if self.begin else 2

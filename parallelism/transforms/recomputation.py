@@ -49,7 +49,7 @@ class Recompute:
                 "step of it"
             )
         again = self.of(parts.forward)
-        backward = [op for op in function.ops if any(value.name.startswith(AGAIN) for value in op.outputs)]
+        backward = [op for op in function.ops if _runs_again(op)]
         if twice := [path for path in again.paths for op in backward if inside(op, f"{MARK}.{path}")]:
             raise ValueError(f"{self}: region {twice[0]!r} of @{function.name} runs again already")
         changed = again(function, parts.forward)
@@ -123,6 +123,11 @@ class RunAgain:
             inputs = each(op.inputs, new.get(_path(op, marks), {}))
             changed.append(op if inputs == op.inputs else repeated_op(op, inputs, op.outputs))
         return replace(joint, ops=tuple(changed))
+
+
+def _runs_again(op: Op) -> bool:
+    """Whether an op computes something of the forward once more."""
+    return any(value.name.startswith(AGAIN) for value in op.outputs)
 
 
 def _path(op: Op, regions: Collection[str]) -> str | None:

@@ -386,7 +386,10 @@ class _Scaled:
         for scale, format in self.delayed:
             added.delayed(replace(scale, layout=TensorSharding()), format, self.how)
         made = {value.name: value for op in added.ops for value in op.outputs if value.name.startswith(NEXT)}
-        kept = [op for op in update.ops if made.keys().isdisjoint(value.name for value in op.outputs)]
+        kept = []
+        for op in update.ops:
+            if made.keys().isdisjoint(value.name for value in op.outputs):
+                kept.append(op)
         count = len(self.before.parameters)
         inputs = [new.get(value.name, value) for value in update.inputs]
         outputs = tuple(made.pop(value.name, value) for value in update.outputs)

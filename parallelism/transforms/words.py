@@ -152,7 +152,7 @@ def spelled_out(words: Sequence[Word]) -> list[Word]:
 
 
 def _extents(shorthand: Word) -> tuple[str | None, str | None]:
-    """The numbers of replicas and of devices that share, as texts; of ``fsdp`` the second alone."""
+    """How many replicas there are, and how many devices share one, as texts.  ``fsdp`` gives only the second number."""
     if shorthand.name == "fsdp" or shorthand.value is None:
         return None, shorthand.value
     extents = re.fullmatch(r"([0-9]+)x([0-9]+)", shorthand.value)

@@ -296,7 +296,7 @@ class MixtureOfExperts(Layer[MixtureOfExpertsSharding]):
         return {**shapes, "out": x}
 
     def _moves(self, shapes: dict[str, Shape], mesh: Mesh) -> Moving:
-        """All but those of tokens to experts and back."""
+        """The changes of layout, except the ways of tokens to their experts and back."""
         x = shapes["x"]
         router = shapes["router"]
         layouts = self.sharding

@@ -278,9 +278,9 @@ def _hidden_layouts(given: dict[str, TensorSharding]) -> list[TensorSharding]:
 
     Each leading dim lies as in x, as in y, or is whole; the hidden dim lies as in a weight or is whole.
     """
-    options: list[list[Axes]] = [
-        [a.axes, b.axes, ()] for a, b in zip(given["x"].dims[:-1], given["out"].dims[:-1], strict=True)
-    ]
-    hidden = [given["w1"].dims[1].axes, given["w2"].dims[0].axes, given["b1"].dims[0].axes, ()]
-    ways = product(*map(dict.fromkeys, [*options, hidden]))
-    return [TensorSharding(*dims) for dims in ways if all_different(chain(*dims))]
+    leading_dims = zip(given["x"].dims[:-1], given["out"].dims[:-1], strict=True)
+    options: list[list[Axes]] = [[of_x.axes, of_y.axes, ()] for of_x, of_y in leading_dims]
+    of_weights = given["w1"].dims[1], given["w2"].dims[0], given["b1"].dims[0]
+    options.append([*(dim.axes for dim in of_weights), ()])
+    choices = product(*map(dict.fromkeys, options))
+    return [TensorSharding(*dims) for dims in choices if all_different(chain(*dims))]

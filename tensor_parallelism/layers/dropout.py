@@ -75,10 +75,10 @@ class Dropout(ShardedOperation):
         shape: tuple[int, ...] | None = None,
         rows: npt.NDArray[np.intp] | None = None,
     ) -> tuple[Array, Saved]:
-        """This device's shard of the output, from that of x, and the step.
+        """This device's shard of the output, given its shard of x, and the step.
 
-        ``shape``: that of the whole x, agreed on if not given.  ``rows``: the places along dim 1 of what it holds,
-        where the rows are in another order than the layout's.
+        ``shape`` is the shape of the whole x; if it is not given, the devices agree on it.  ``rows`` are the places along
+        dim 1 of what this device holds; they are given where rows are dealt in another order than the layout's.
         """
         x, step = _arguments(*shards)
         if not self.rate:

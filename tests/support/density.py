@@ -58,6 +58,62 @@ def long_functions(file: Path, most: int) -> list[str]:
     return [f"{name}: {count}" for name, count in counted.items() if count > most]
 
 
+def nested_expressions(file: Path) -> list[str]:
+    """What a module packs into one expression, as "line: what":
+
+    - a condition inside a condition: branches say it, or a function with a name;
+    - a comprehension inside another one, unless both have one ``for`` and the inner one makes the whole elements, as in
+      ``[[f(i, j) for j in columns] for i in rows]``;
+    - a condition inside a comprehension, unless it is the whole element, as in
+      ``[1 if dim in axes else n for dim, n in enumerate(shape)]``.
+    """
+    found: list[str] = []
+    _find_nested(ast.parse(file.read_text()), None, False, found)
+    return found
+
+
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+
+
+def _find_nested(node: ast.AST, around: ast.AST | None, in_condition: bool, found: list[str]) -> None:
+    """Adds what is wrong in a node, inside the comprehension ``around`` it."""
+    if isinstance(node, ast.stmt):      # such as the body of a function inside a function
+        around, in_condition = None, False
+    elif isinstance(node, _COMPREHENSIONS):
+        if around is not None and not (_is_plain(node) and _is_plain(around) and node in _elements(around)):
+            found.append(f"{node.lineno}: a comprehension inside a comprehension")
+        around = node
+    elif isinstance(node, ast.IfExp):
+        if in_condition:
+            found.append(f"{node.lineno}: a condition inside a condition")
+        if around is not None and node not in _elements(around):
+            found.append(f"{node.lineno}: a condition inside a comprehension")
+        in_condition = True
+    for child in ast.iter_child_nodes(node):
+        _find_nested(child, around, in_condition, found)
+
+
+def _is_plain(comprehension: ast.AST) -> bool:
+    """Whether a comprehension has one ``for`` and no ``if``."""
+    first, *others = comprehension.generators           # type: ignore[attr-defined]
+    return not others and not first.ifs
+
+
+def _elements(comprehension: ast.AST) -> list[ast.AST]:
+    """The expressions that make the elements; of ``tuple(x for ...)`` that inside."""
+    if isinstance(comprehension, ast.DictComp):
+        elements: list[ast.AST] = [comprehension.key, comprehension.value]
+    else:
+        elements = [comprehension.elt]                  # type: ignore[attr-defined]
+    for element in [*elements]:
+        if isinstance(element, ast.Call) and isinstance(element.func, ast.Name) and element.func.id in _BUILDERS:
+            elements += element.args
+    return elements
+
+
+_BUILDERS = ("tuple", "list", "set", "frozenset")
+
+
 def _may_be_code(row: str) -> bool:
     """Whether a row has more than white space and a comment."""
     return row.lstrip()[:1] not in ("", "#")

@@ -20,8 +20,8 @@ WINGS = {
                  ("mesh", "sharding", "operation", "algorithms", "collectives", "hardware", "cost", "events",
                   "resharding")),
     "ground": ("is what all others stand on; it knows nothing of parallelism",
-               ("display", "arrays", "dtypes", "faces", "memoized", "moved", "rarely_collected", "shared_results",
-                "side_by_side", "slotted", "spelling", "whole_files")),
+               ("display", "arrays", "dtypes", "faces", "fast_unpickling", "memoized", "moved", "rarely_collected",
+                "shared_results", "side_by_side", "spelling", "whole_files")),
 }
 """The wings of `parallelism`, the highest first: what each does, and its rooms and modules.  A wing imports from those
 below it; `exchange` and `plan` do not import each other.  `setup.cfg` holds this."""

@@ -16,8 +16,8 @@ from vcluster.check.cases import Case, agrees, rounded, tagged
 from vcluster.check.failures import Finding, each_of, failure_of
 from vcluster.check.figures import known, measured, table_of, verdict
 from vcluster.check.mistakes import finding_of
+from vcluster.check.observed_run import Watch, cluster_of, watch
 from vcluster.check.ring import off_the_ring, wrong_step
-from vcluster.check.watched import Watch, cluster_of, watch
 from vcluster.code import ClusterTimeoutError
 from vcluster.runs import VirtualCluster
 
@@ -346,7 +346,9 @@ def _explained(
             f"send, and it sends {plural(sent, 'message')} to itself",
         )
     else:
-        received = [sum(said.verb == "recv" for said in each) for each in seen.said]
+        received = []
+        for calls in seen.said:
+            received.append(sum(said.verb == "recv" for said in calls))
         finding = finding_of(
             first.case,
             seen.outputs,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from parallelism.operation import is_ours, ranks_in_words
-from vcluster.check.watched import Said, Watch, WrongPeer
+from vcluster.check.observed_run import Said, Watch, WrongPeer
 from vcluster.code import (
     ClusterTimeoutError,
     CollectiveMismatchError,

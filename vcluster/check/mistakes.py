@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from parallelism.algorithms import CollectiveKind
 from parallelism.operation import ranks_in_words
 from vcluster.check.cases import Case, agrees, same_values
 from vcluster.check.contributions import digits_of, made_of
@@ -38,8 +39,14 @@ def finding_of(
     lines += (f"... and {len(wrong) - _MOST_LINES} more ranks",) if len(wrong) > _MOST_LINES else ()
     sentence = f"{ranks_in_words(wrong)} of {case.size} {_returns(wrong)} a wrong result"
     results = Results(case, outputs, wrong, received, all_rounded)
-    mistakes = _OF_ALL + (OF_SUMS if case.kind.reduces else _OF_JOINED if case.kind.joins else _OF_COPIES)
-    return Finding(sentence, lines, first_of(mistakes, results))
+    return Finding(sentence, lines, first_of(_mistakes_in(case.kind), results))
+
+
+def _mistakes_in(kind: CollectiveKind) -> tuple[Callable[[Results], str], ...]:
+    """The mistakes that can be made in a collective of this kind, in the order in which they are looked for."""
+    if kind.reduces:
+        return _OF_ALL + OF_SUMS
+    return _OF_ALL + (_OF_JOINED if kind.joins else _OF_COPIES)
 
 
 def _line(case: Case, rank: int, output: Any, all_rounded: bool) -> str:

@@ -11,7 +11,7 @@ from parallelism.operation import ranks_in_words
 from vcluster.check.cases import Case
 from vcluster.check.contributions import digits_of, made_of
 from vcluster.check.failures import Finding
-from vcluster.check.watched import Watch
+from vcluster.check.observed_run import Watch
 
 
 def off_the_ring(watch: Watch, hop: int) -> Finding | None:

@@ -14,7 +14,7 @@ from parallelism.sharding import TensorSharding
 from parallelism.trace import Trace
 from vcluster.check.answer import Answer
 from vcluster.check.failures import LOOP, Finding, failure_of
-from vcluster.check.watched import DEADLINE_SECONDS, failed, forget, trace_of, watching
+from vcluster.check.observed_run import DEADLINE_SECONDS, failed, forget, trace_of, watching
 from vcluster.code import ClusterError
 from vcluster.runs import Run
 from vcluster.testing.kernels import KernelCase, kernel_cases

@@ -197,7 +197,9 @@ def told(found: Figures, name: str, tokens: str) -> str:
 def gigabytes(nbytes: float) -> str:
     """Bytes as GB, 10^9 bytes."""
     size = nbytes / 1e9
-    return f"{size:.2g}" if size < 0.995 else f"{size:.1f}" if size < 99.95 else f"{size:.0f}"
+    if size < 0.995:
+        return f"{size:.2g}"
+    return f"{size:.1f}" if size < 99.95 else f"{size:.0f}"
 
 
 def _model(model: Any, name: str, tokens: str) -> list[str]:
@@ -267,7 +269,8 @@ def _memory(found: Figures) -> list[str]:
         else:
             rows.append(cells)
             stages.append([stage])
-    names = [f"  stage {each[0]}" + (f" to {each[-1]}" if len(each) > 1 else "") for each in stages]
-    return in_columns(
-        [("", *CATEGORIES, "all"), *((name, *row) for name, row in zip(names, rows, strict=True))], 1
-    )
+    lines: list[tuple[str, ...]] = [("", *CATEGORIES, "all")]
+    for alike, cells in zip(stages, rows, strict=True):
+        last = f" to {alike[-1]}" if len(alike) > 1 else ""
+        lines.append((f"  stage {alike[0]}{last}", *cells))
+    return in_columns(lines, 1)

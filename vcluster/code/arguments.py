@@ -121,7 +121,10 @@ def _by_rank(value: Any, name: str, mesh: "Mesh") -> list[Any]:
         return [{key: part[rank] for key, part in parts.items()} for rank in range(mesh.size)]
     items = [_by_rank(each, f"{name}[{place}]", mesh) for place, each in enumerate(value)]
     make = getattr(type(value), "_make", type(value))  # a named tuple takes its fields one by one
-    return [make([item[rank] for item in items]) for rank in range(mesh.size)]
+    values = []
+    for rank in range(mesh.size):
+        values.append(make([item[rank] for item in items]))
+    return values
 
 
 def fill(value: Any, own: list[Any]) -> Any:

@@ -390,7 +390,10 @@ class Group:
         needs, lane = [], ("group", self.key)
         for position, rank in enumerate(self.ranks):
             slot = self.slots[position] or self._find(position)
-            value = 0 if slot is None else (slot.done if word else slot.posted)[0]
+            if slot is None:
+                value = 0
+            else:
+                value = slot.done[0] if word else slot.posted[0]
             if value < count:
                 needs.append(Need(rank, lane, *self._awaited(rank, slot, word, value)))
         return needs

@@ -43,11 +43,16 @@ def is_contiguous(call: Call) -> bool:
 def _parts(calls: Calls, position: int) -> list[tuple[int, int, int]]:
     """The parts that make the result of a member, end to end: (position of the giver, first element, elements)."""
     call = calls[position]
-    places = call.of_kind.sources_of(position, len(calls), call.root, call.pairs)
-    if not call.of_kind.cuts:
-        return [(place, 0, prod(calls[place].shape or ())) for place in places]
-    cut = [(place, prod((calls[place].shape or ())[1:]), calls[place].sizes) for place in places]
-    return [(place, sum(sizes[:position]) * row, sizes[position] * row) for place, row, sizes in cut]
+    parts = []
+    for giver in call.of_kind.sources_of(position, len(calls), call.root, call.pairs):
+        shape, sizes = calls[giver].shape or (), calls[giver].sizes
+        if not call.of_kind.cuts:
+            parts.append((giver, 0, prod(shape)))
+        else:
+            elements_of_row = prod(shape[1:])
+            first_row = sum(sizes[:position])
+            parts.append((giver, first_row * elements_of_row, sizes[position] * elements_of_row))
+    return parts
 
 
 class Shown(NamedTuple):

@@ -165,15 +165,18 @@ def in_one_process(values: list[Any], grad: Any, mask: Mask) -> list[Any]:
     q, k, v = (np.einsum("bsm,mhd->bshd", x, weights) for weights in (wq, wk, wv))
     rows = np.arange(x.shape[1])
     allowed = mask.allowed(rows, rows)
-    serves = [head // (wq.shape[1] // wk.shape[1]) for head in range(wq.shape[1])]
+    heads, groups = wq.shape[1], wk.shape[1]
+    serves = [head // (heads // groups) for head in range(heads)]
     k, v = spread_heads(k, serves), spread_heads(v, serves)
     out, lse = attend(q, k, v, allowed)
     of_out = np.einsum("bsm,hdm->bshd", grad, wo)
     of_q, *of_keys = attend_backward(q, k, v, lse, row_products(out, of_out), of_out, allowed)
-    projected = [of_q, *(gather_heads(x, serves, wk.shape[1]) for x in of_keys)]
+    projected = [of_q, *(gather_heads(of_key, serves, groups) for of_key in of_keys)]
     of_x = sum(np.einsum("bshd,mhd->bsm", g, w) for g, w in zip(projected, (wq, wk, wv), strict=True))
-    weights = [np.einsum("bsm,bshd->mhd", x, g) for g in projected]
-    return [np.einsum("bshd,hdm->bsm", out, wo), of_x, *weights, np.einsum("bshd,bsm->hdm", out, grad)]
+    of_weights = [np.einsum("bsm,bshd->mhd", x, g) for g in projected]
+    of_wo = np.einsum("bshd,bsm->hdm", out, grad)
+    y = np.einsum("bshd,hdm->bsm", out, wo)
+    return [y, of_x, *of_weights, of_wo]
 
 
 def _show_steps(screen: Screen, plan: AttentionPlan) -> None:
@@ -217,7 +220,9 @@ def _seen(rows: Runs, columns: Runs, name: str, mask: Mask) -> tuple[str, int]:
     whole = scores == sum(map(len, rows)) * sum(map(len, columns)) and not any(
         block.masked for block in blocks
     )
-    return (name if whole else name.lower()) if blocks else "-", scores
+    if not blocks:
+        return "-", 0
+    return (name if whole else name.lower()), scores
 
 
 def _spans(runs: Runs) -> str:

@@ -37,7 +37,8 @@ def prepare(arguments: argparse.Namespace) -> tuple[str, str, Pairs | None]:
 def inputs(collective: str, size: int) -> list[np.ndarray]:
     """An array for each device. The tens digit is the device, the units digit the position."""
     # The result of a collective in shards is as long as all inputs together; it is kept short.
-    return [10 * rank + np.arange(2 if kind_of(collective).in_shards else size) for rank in range(size)]
+    count = 2 if kind_of(collective).in_shards else size
+    return [10 * rank + np.arange(count) for rank in range(size)]
 
 
 def run_demo(arguments: argparse.Namespace, screen: Screen) -> None:

@@ -107,7 +107,12 @@ def run_demo(arguments: argparse.Namespace, screen: Screen) -> None:
 
     run = run_here(arguments, mesh, train, operation, *map(Sharded, (grad, *values), layouts))
     choices = TensorSharding(*sharding.x.dims[:-1], None)
-    chosen, kept = (choices.unshard([out[i] for out in run], mesh).reshape(tokens, k) for i in (-4, -3))
+
+    def of_tokens(place: int) -> Any:
+        """The whole array of an output, a row for each token."""
+        return choices.unshard([out[place] for out in run], mesh).reshape(tokens, k)
+
+    chosen, kept = of_tokens(-4), of_tokens(-3)
     screen.heading("Tokens by expert")
     screen.line(
         f"  an expert takes at most {room} of the {tokens * k} choices; dropped tokens are in brackets"

@@ -210,11 +210,10 @@ def _under_way(matching: Matching) -> Explanation | None:
     records = matching.records
     if records.is_own and all(record.outcome == "returned" for record in records.ranks.values()):
         return _undelivered(matching)
-    waits = {
-        rank: found
-        for rank, found in waits_of(matching).items()
-        if not any(wait.missing or wait.unknown for wait in found)
-    }
+    waits = {}
+    for rank, found in waits_of(matching).items():
+        if not any(wait.missing or wait.unknown for wait in found):
+            waits[rank] = found
     if not waits:
         return None
     first = next(iter(waits.values()))[0]

@@ -133,7 +133,8 @@ def drawn_cases(
 ) -> Iterator[LossCase]:
     """Three batches, drawn anew for each mesh, of 1 to 3 microbatches or of as many as are given."""
     rng = np.random.default_rng([seed, *mesh.shape.values()])
-    for number in (1, 2, 3) if microbatches is None else (microbatches,) * 3:
+    numbers = (1, 2, 3) if microbatches is None else (microbatches,) * 3
+    for number in numbers:
         values = {name: rng.normal(size=weight.shape) for name, weight in weights.items()}
         rows = 2 * number * mesh.shape["dp"] * mesh.shape["ep"]
         shape = rows, 3 + 2 * mesh.shape["cp"]

@@ -43,7 +43,10 @@ def cause_of(name: str, cases: Sequence[Facts], rtol: float) -> str:
 
     One mistake is looked for first, then parts that are joined in a wrong way at several levels, and then two mistakes.
     """
-    levels = [level for level in LEVELS if any(level in facts.levels for facts in cases)]
+    levels = []
+    for level in LEVELS:
+        if any(level in facts.levels for facts in cases):
+            levels.append(level)
     for facts in cases:
         facts.levels = levels
     compared = [facts for facts in cases if facts.got(name)]
@@ -149,7 +152,8 @@ def _of_gradient(facts: Facts, name: str) -> Iterator[Cause]:
 
 
 def _clipped(facts: Facts, name: str, cause: Cause) -> Iterator[Cause]:
-    """A mistake before gradients are clipped: by the right norm, and by the norm of gradients that all have it."""
+    """A cause, and what is left of it where gradients are clipped: if only this gradient is wrong, so that the norm is
+    right, and if all gradients have the same mistake, so that the norm has it too."""
     yield cause
     if facts.case.clip is None or cause.is_piece:
         return

@@ -41,9 +41,11 @@ def recorded(loss: Callable[..., Any], weights: Weights, length: int, only: int 
         terms = _numbers(loss(p, Batch(tokens, targets, valid)))
         return (sum(terms[1:], terms[0]), *terms) if only is None else terms[only]
 
-    whole, words = ir.TensorType("i64", (rows, length)), ir.TensorType("bool", (rows, length))
+    tokens, valid = ir.TensorType("i64", (rows, length)), ir.TensorType("bool", (rows, length))
     name = getattr(loss, "__name__", "")
-    return ir.record(program, types, whole, whole, words, name=name if name.isidentifier() else "loss")
+    if not name.isidentifier():
+        name = "loss"
+    return ir.record(program, types, tokens, tokens, valid, name=name)
 
 
 def _numbers(returned: Any) -> tuple[Any, ...]:
@@ -110,7 +112,7 @@ class SplitLoss:
         weights: Weights,
         clip: float | None,
     ) -> None:
-        """``ValueError`` for a strategy over other axes, and for weights that say where they lie."""
+        """``ValueError`` for a strategy over axes that losses do not know, and for weights with a layout or stages."""
         self._loss, self._weights, self._clip = loss, weights, clip
         self._strategy = strategy if isinstance(strategy, Strategy) else Strategy.parse(strategy)
         for name, weight in weights.items():

@@ -312,14 +312,20 @@ class _Server:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake_w, warn_on_full_buffer=False)
 
+    @property
+    def _wait_milliseconds(self) -> int | None:
+        """How long to wait for the host before a module is loaded; None: nothing is to be loaded."""
+        if self._is_loading:
+            return 0
+        return IDLE_MILLISECONDS if self._later and self._has_started else None
+
     def serve(self) -> None:
         """Do what the host wants until it ends."""
         poll = select.poll()
         poll.register(self._host, select.POLLIN)
         poll.register(self._wake_r, select.POLLIN)
         while True:
-            wait = 0 if self._is_loading else IDLE_MILLISECONDS if self._later and self._has_started else None
-            ready = {fd for fd, _ in poll.poll(wait)}
+            ready = {fd for fd, _ in poll.poll(self._wait_milliseconds)}
             self._is_loading = not ready
             if self._is_loading:
                 self._load_one()

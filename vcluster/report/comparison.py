@@ -242,4 +242,9 @@ def _rows(
 
 
 def _signed(value: float) -> str:
-    return f"{'+' if value > 0 else '-' if value < 0 else ''}{seconds(abs(value))}"
+    sign = ""
+    if value > 0:
+        sign = "+"
+    elif value < 0:
+        sign = "-"
+    return sign + seconds(abs(value))

@@ -133,11 +133,18 @@ def _most(share: defaultdict[str, float]) -> str:
     return max(share, key=lambda sign: (round(share[sign], 9), -ord(sign)))
 
 
+def _unit_of(makespan: float) -> tuple[float, str]:
+    """The unit of the ruler, and how many of it are a second."""
+    if makespan >= 1:
+        return 1.0, "s"
+    return (1e3, "ms") if makespan >= 1e-3 else (1e6, "us")
+
+
 def _scale(makespan: float, count: int, margin: int) -> list[str]:
     """A ruler below the rows, with times at round steps of at least ten columns."""
     if not makespan:
         return []
-    factor, unit = (1.0, "s") if makespan >= 1 else (1e3, "ms") if makespan >= 1e-3 else (1e6, "us")
+    factor, unit = _unit_of(makespan)
     longest = makespan * factor
     least = longest * (10 / count)
     power = 10.0 ** floor(log10(least))

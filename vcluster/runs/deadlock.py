@@ -75,8 +75,8 @@ def find_deadlock(
 ) -> list[Stuck]:
     """The devices that can never continue, from what they publish.
 
-    ``wake(ranks)`` wakes devices: those that wait for several others are woken by the last of these, so that what they
-    publish may be out of date, and they would not be found.
+    A device that waits for several others is woken by the last of them, and publishes nothing before.  So what it
+    publishes may be out of date, and its deadlock would not be found; ``wake(ranks)`` wakes such devices.
 
     A stuck device only needs what other stuck or finished devices would have to do.  If none of these has changed by
     the time all states are read, all had these states at one moment, and what the other devices do does not matter.

@@ -19,17 +19,19 @@ def joined(outputs: Sequence[Any], layout: Any, mesh: Mesh, name: str = "the out
         keys = list(layout)
         form = f"a dict with {', '.join(map(repr, keys))}"
         _check_form(outputs, form, lambda each: _has_keys(each, keys), name)
-        return {
-            key: joined([each[key] for each in outputs], part, mesh, f"{name}[{key!r}]")
-            for key, part in layout.items()
-        }
+        items = {}
+        for key, part in layout.items():
+            parts = [output[key] for output in outputs]
+            items[key] = joined(parts, part, mesh, f"{name}[{key!r}]")
+        return items
     if isinstance(layout, tuple | list):
         count = len(layout)
         _check_form(outputs, f"a tuple or list of {count}", lambda each: _has_length(each, count), name)
-        return tuple(
-            joined([each[place] for each in outputs], part, mesh, f"{name}[{place}]")
-            for place, part in enumerate(layout)
-        )
+        found = []
+        for place, part in enumerate(layout):
+            parts = [output[place] for output in outputs]
+            found.append(joined(parts, part, mesh, f"{name}[{place}]"))
+        return tuple(found)
     sharding = TensorSharding.parse(layout) if isinstance(layout, str) else layout
     if not hasattr(sharding, "unshard"):
         raise TypeError(

@@ -193,10 +193,11 @@ class KernelCase(NamedTuple):
     def has_unequal_shards(self) -> bool:
         """Whether some ranks hold more of an argument than others."""
         mesh = self.cluster.mesh
-        return any(
-            len({layout.local_shape(array.shape, mesh, rank) for rank in range(mesh.size)}) > 1
-            for array, layout in self.arguments
-        )
+        for array, layout in self.arguments:
+            shapes = {layout.local_shape(array.shape, mesh, rank) for rank in range(mesh.size)}
+            if len(shapes) > 1:
+                return True
+        return False
 
     def run(self, kernel: Callable[..., Any]) -> Run[Any]:
         """Run the kernel on the shards."""
@@ -374,7 +375,9 @@ def _tensor(part: str, text: str) -> _Tensor:
 
 def _partial(pending: str) -> str:
     axes = pending.strip(" {}").removeprefix("U_").strip("{}")
-    return f" partial=({axes})" if "," in axes else f" partial={axes}" if axes else ""
+    if not axes:
+        return ""
+    return f" partial=({axes})" if "," in axes else f" partial={axes}"
 
 
 def _mesh(given: Mesh | Mapping[str, int]) -> Mesh:

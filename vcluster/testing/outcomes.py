@@ -98,7 +98,5 @@ def _first_line(function: CodeType) -> str:
 
 
 def _listing(outcomes: Mapping[int, Outcome]) -> str:
-    return ", ".join(
-        f"{ranks_in_words(ranks)} {text}"
-        for text, ranks in keys_by_value({rank: str(outcome) for rank, outcome in outcomes.items()}).items()
-    )
+    texts = {rank: str(outcome) for rank, outcome in outcomes.items()}
+    return ", ".join(f"{ranks_in_words(ranks)} {text}" for text, ranks in keys_by_value(texts).items())

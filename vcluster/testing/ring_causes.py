@@ -42,6 +42,7 @@ def ring_cause(
         if each.axes == (axis,)
     ][:MOST_ARGUMENTS]
     for text, changed, first in _mistakes(axis):
+        owners = [0] * len(outputs) if first else range(len(outputs))  # the ranks whose shards are returned
         for chosen in _subsets(split):
 
             def mistaken(rank: int, changed: Changed = changed, chosen: Any = chosen) -> Any:
@@ -52,8 +53,8 @@ def ring_cause(
                     return np.asarray(reference(*given))
 
             if all(
-                _is_shard(output, mistaken, rank, 0 if first else rank, case, near)
-                for rank, output in enumerate(outputs)
+                _is_shard(output, mistaken, rank, owner, case, near)
+                for rank, (owner, output) in enumerate(zip(owners, outputs, strict=True))
             ):
                 which = " and ".join(f"argument {place + 1}" for place, _ in chosen)
                 return text.format(which=which)
@@ -61,7 +62,7 @@ def ring_cause(
 
 
 def _subsets(split: Sequence[tuple[int, int]]) -> Iterator[tuple[tuple[int, int], ...]]:
-    """All choices of arguments that are split, the smallest first; of each the one dim that is."""
+    """All sets of split arguments, the smallest first; each argument is given with its split dim."""
     for count in range(1, len(split) + 1):
         yield from combinations(split, count)
 

@@ -244,8 +244,10 @@ def _wrong_factor(compared: _Compared, axes: Sequence[str], size: int) -> str:
 
 def _no_reduction(compared: _Compared, axes: tuple[str, ...]) -> str:
     mesh, outputs = compared.mesh, compared.outputs
-    if not all(len({outputs[rank].shape for rank in group}) == 1 for group in mesh.groups(axes)):
-        return ""
+    for group in mesh.groups(axes):
+        shapes = {outputs[rank].shape for rank in group}
+        if len(shapes) != 1:
+            return ""
     reductions: tuple[tuple[str, Any], ...] = ("sum", np.sum), ("max", np.max)
     for name, combine in reductions:
         combined = []

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.interop.arrays import concatenated, flipped, part, reshaped
 from parallelism.interop.folding import emit, known, same_everywhere, whole
+from parallelism.interop.moving_elements import concatenated, flipped, part, reshaped
 from parallelism.interop.onnx_models.elementwise import ew
 from parallelism.interop.onnx_models.graph import Graph, GraphNode
-from parallelism.interop.onnx_models.reading import Reader, meaning
+from parallelism.interop.onnx_models.reading import Reader, meaning, with_optional
 from parallelism.interop.onnx_models.shapes import axis_of
 
 MOST_TURNS = 10_000
@@ -43,7 +43,7 @@ def _if(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
 
 @meaning("Loop")
 def _loop(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
-    x = [*x, *[None] * (2 - len(x))]
+    x = with_optional(x, 2)
     count = MOST_TURNS + 1 if x[0] is None else int(reader.ints(node, x[0], "the number of turns")[0])
     goes_on, state = x[1], list(x[2:])
     scans: list[list[Any]] | None = None
@@ -115,7 +115,8 @@ def _of_turn(sequence: Any, axis: int, turn: int) -> Any:
 def _split_to_sequence(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     axis = axis_of(node, len(x[0].shape))
     extent = x[0].shape[axis]
-    given = None if len(x) < 2 or x[1] is None else reader.numbers(node, x[1], "split")
+    _, split = with_optional(x, 2)
+    given = None if split is None else reader.numbers(node, split, "split")
     if given is None or not given.ndim:
         if not isinstance(extent, int):
             raise node.unsupported(f"the extent of dim {axis}, {extent}, must be a number")

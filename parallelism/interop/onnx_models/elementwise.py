@@ -9,20 +9,20 @@ from typing import Any
 import numpy as np
 
 from parallelism.dtypes import common_dtype, is_floating, is_integer
-from parallelism.interop.arrays import divided, integer_power, number, rounded_once
 from parallelism.interop.folding import (
     convert,
     emit,
     known,
     of_extents,
-    recorded,
     spread,
+    traced,
     unspread,
     whole,
 )
+from parallelism.interop.moving_elements import divided, integer_power, number, rounded_once
 from parallelism.interop.onnx_models.files import dtype_of
 from parallelism.interop.onnx_models.graph import GraphNode
-from parallelism.interop.onnx_models.reading import Reader, meaning
+from parallelism.interop.onnx_models.reading import Reader, meaning, with_optional
 from parallelism.ir.core import broadcast
 
 
@@ -118,11 +118,16 @@ def _identity(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     if node.kind == "Identity":
         detached = node.is_detached and is_floating(x[0].dtype) and known(x[0]) is None
         return emit("stop_gradient", whole(x[0])) if detached else x[0]
-    training = len(x) > 2 and x[2] is not None and known(x[2])
-    trains = training is None or (training is not False and bool(np.any(training)))
-    if trains and (len(x) < 2 or x[1] is None or known(x[1]) is None or bool(np.any(known(x[1])))):
+    a, ratio, training = with_optional(x, 3)
+    if training is not None and _may_be(training) and (ratio is None or _may_be(ratio)):
         raise node.unsupported("a dropout in training is random")
-    return [x[0], spread(np.ones((1,) * len(x[0].shape), bool), x[0].shape)]
+    return [a, spread(np.ones((1,) * len(a.shape), bool), a.shape)]
+
+
+def _may_be(x: Any) -> bool:
+    """Whether an array may have an element that is true, or not zero."""
+    found = known(x)
+    return found is None or bool(np.any(found))
 
 
 @meaning("Div")
@@ -303,4 +308,4 @@ def _hard_swish(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
 
 def exact(x: Any) -> Any:
     """The array as a value of the program."""
-    return recorded(whole(x))
+    return traced(x)

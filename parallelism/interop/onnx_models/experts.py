@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.interop.arrays import reshaped
 from parallelism.interop.folding import convert, emit, whole
+from parallelism.interop.moving_elements import reshaped
 from parallelism.interop.onnx_models.graph import GraphNode
 from parallelism.interop.onnx_models.reading import Reader, meaning
 from parallelism.ir.core import Extent

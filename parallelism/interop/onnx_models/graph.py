@@ -101,7 +101,9 @@ def with_nodes_in_order(model: Any) -> Any:
     """
     nodes = model.graph.node
     makers = {name: number for number, node in enumerate(nodes) for name in node.output if name}
-    waits = [{makers[name] for name in _read_by(node) if name in makers} for node in nodes]
+    waits = []
+    for node in nodes:
+        waits.append({makers[name] for name in _read_by(node) if name in makers})
     if all(max(before, default=-1) < number for number, before in enumerate(waits)):
         return model
     try:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from parallelism.arrays import vector_shape, with_extent
-from parallelism.interop.arrays import concatenated, iota, part, reshaped, taken
 from parallelism.interop.folding import (
     MOST_FOLDED,
     Spread,
@@ -20,16 +19,17 @@ from parallelism.interop.folding import (
     unspread,
     whole,
 )
+from parallelism.interop.moving_elements import INDEX, concatenated, iota, part, reshaped, taken
 from parallelism.interop.onnx_models.elementwise import ew
 from parallelism.interop.onnx_models.graph import GraphNode
-from parallelism.interop.onnx_models.reading import Reader, meaning
+from parallelism.interop.onnx_models.reading import Reader, meaning, with_optional
 from parallelism.interop.onnx_models.shapes import axis_of
 from parallelism.interop.own_rows import gathered, in_turn, put, put_in_turn
 
 
 def from_zero(indices: Any, extent: Any) -> Any:
     """Indices from 0 on: a negative one counts from the end."""
-    wide = convert(indices, np.dtype(np.int64))
+    wide = convert(indices, INDEX)
     if (
         (found := known(wide)) is not None
         and isinstance(extent, int)
@@ -74,7 +74,7 @@ def flat_places(indices: Any, shape: Any, batch: int = 0) -> Any:
         total = term if total is None else ew("add", total, term)
     for d in range(batch):
         step = prod(shape[d + 1 : batch + depth])
-        along = iota(shape[d], np.dtype(np.int64), len(indices.shape) - 1, d)
+        along = iota(shape[d], INDEX, len(indices.shape) - 1, d)
         total = ew("add", total, ew("multiply", along, np.asarray(step)))
     return total
 
@@ -88,7 +88,7 @@ def _columns(indices: Any) -> list[Any]:
 @meaning("GatherND")
 def _gather_nd(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     data = x[0]
-    indices = convert(x[1], np.dtype(np.int64))
+    indices = convert(x[1], INDEX)
     batch = node.get("batch_dims", 0)
     if isinstance(data, Spread) and not batch:
         data, indices = _without_copies(data, indices)
@@ -107,11 +107,13 @@ def _without_copies(data: Spread, indices: Any) -> tuple[Any, Any]:
     A place in these is no matter.  With it each row would seem to depend on all rows.
     """
     depth, last = indices.shape[-1], len(indices.shape) - 1
-    kept = [d for d in range(depth) if data.array.shape[d] != 1] or [depth - 1]
-    shape = [data.shape[d] for d in [*kept, *range(depth, data.ndim)]]
-    own = [data.array.shape[d] for d in [*kept, *range(depth, data.ndim)]]
-    columns = [part(indices, last, d, d + 1) for d in kept]
-    return spread(reshaped(data.array, own), shape), concatenated(columns, last)
+    different = [d for d in range(depth) if data.array.shape[d] != 1]
+    indexed = different or [depth - 1]
+    dims = [*indexed, *range(depth, data.ndim)]
+    own_shape = [data.array.shape[d] for d in dims]
+    shape = [data.shape[d] for d in dims]
+    columns = [part(indices, last, d, d + 1) for d in indexed]
+    return spread(reshaped(data.array, own_shape), shape), concatenated(columns, last)
 
 
 _REDUCTIONS = {"none": "set", "add": "sum", "mul": "prod", "max": "max", "min": "min"}
@@ -127,7 +129,7 @@ def _put(x: Any, places: Any, updates: Any, op: str) -> Any:
 @meaning("ScatterND")
 def _scatter_nd(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     data = x[0]
-    indices = convert(x[1], np.dtype(np.int64))
+    indices = convert(x[1], INDEX)
     updates = x[2]
     depth = indices.shape[-1]
     rest = tuple(data.shape[depth:])
@@ -151,7 +153,7 @@ def _scatter_nd(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
 @meaning("ScatterElements", "Scatter")
 def _scatter_elements(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     data = x[0]
-    indices = convert(x[1], np.dtype(np.int64))
+    indices = convert(x[1], INDEX)
     updates = x[2]
     ndim = len(data.shape)
     axis, shape = axis_of(node, ndim), tuple(data.shape)
@@ -159,13 +161,11 @@ def _scatter_elements(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     others_are_whole = all(indices.shape[d] == shape[d] for d in range(ndim) if d != axis)
     if others_are_whole and in_turn(indices.shape[axis], op) and (op == "set" or data.dtype != bool):
         return put_in_turn(data, indices, updates, axis, op)
-    indices = ew(
-        "where", ew("less", indices, np.asarray(0)), ew("add", indices, np.asarray(shape[axis])), indices
-    )
+    indices = _from_start(indices, shape[axis])
     total: Any = ew("multiply", indices, np.asarray(prod(shape[axis + 1 :])))
     for d in range(ndim):
         if d != axis:
-            along = iota(indices.shape[d], np.dtype(np.int64), ndim, d)
+            along = iota(indices.shape[d], INDEX, ndim, d)
             total = ew("add", total, ew("multiply", along, np.asarray(prod(shape[d + 1 :]))))
     count = prod(indices.shape)
     flat = _put(
@@ -180,25 +180,32 @@ def _scatter_elements(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
 @meaning("OneHot")
 def _one_hot(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     depth = int(reader.ints(node, x[1], "depth")[0])
-    wide = convert(x[0], np.dtype(np.int64))
-    ndim = len(wide.shape)
+    classes = _from_start(convert(x[0], INDEX), depth)
+    ndim = len(classes.shape)
     axis = node.get("axis", -1) % (ndim + 1)
-    wide = ew("where", ew("less", wide, np.asarray(0)), ew("add", wide, np.asarray(depth)), wide)
-    column = reshaped(wide, (*wide.shape[:axis], 1, *wide.shape[axis:]))
-    hot = ew("equal", column, iota(depth, np.dtype(np.int64), ndim + 1, axis))
+    column = reshaped(classes, (*classes.shape[:axis], 1, *classes.shape[axis:]))
+    is_hot = ew("equal", column, iota(depth, INDEX, ndim + 1, axis))
     off, on = (part(x[2], 0, i, i + 1) for i in (0, 1))
-    return ew("where", hot, reshaped(on, ()), reshaped(off, ()))
+    return ew("where", is_hot, reshaped(on, ()), reshaped(off, ()))
+
+
+def _from_start(indices: Any, extent: Any) -> Any:
+    """Indices from 0 on, where a negative one counts from the end of a dim."""
+    is_negative = ew("less", indices, np.asarray(0))
+    return ew("where", is_negative, ew("add", indices, np.asarray(extent)), indices)
 
 
 @meaning("ReverseSequence")
 def _reverse_sequence(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    a, lengths = x
+    ndim = len(a.shape)
     batch, time = node.get("batch_axis", 1), node.get("time_axis", 0)
-    ndim, n = len(x[0].shape), x[0].shape[time]
-    lengths = reshaped(x[1], vector_shape(ndim, batch, x[0].shape[batch]))
-    place = iota(n, np.dtype(np.int64), ndim, time)
-    back = ew("subtract", ew("subtract", lengths, np.asarray(1)), place)
-    turned = ew("where", ew("less", place, lengths), back, place)
-    return emit("take_along", whole(x[0]), whole(_wide(turned, x[0].shape)), axis=time)
+    lengths = reshaped(lengths, vector_shape(ndim, batch, a.shape[batch]))
+    place = iota(a.shape[time], INDEX, ndim, time)
+    last = ew("subtract", lengths, np.asarray(1))
+    from_end = ew("subtract", last, place)
+    turned = ew("where", ew("less", place, lengths), from_end, place)
+    return emit("take_along", whole(a), whole(_wide(turned, a.shape)), axis=time)
 
 
 def _wide(x: Any, shape: Any) -> Any:
@@ -209,17 +216,14 @@ def _wide(x: Any, shape: Any) -> Any:
 @meaning("TensorScatter")
 def _tensor_scatter(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     """A cache of keys with the new ones put in from a place on, which may differ over the batch."""
-    cache, update = x[0], x[1]
+    cache, update, begins = with_optional(x, 3)
     ndim = len(cache.shape)
-    n = cache.shape[node.get("axis", -2)]
-    size = update.shape[node.get("axis", -2)]
     axis = node.get("axis", -2) % ndim
-    first: Any = (
-        np.zeros((1,) * ndim, np.int64)
-        if len(x) < 3 or x[2] is None
-        else reshaped(convert(x[2], np.dtype(np.int64)), [cache.shape[0], *[1] * (ndim - 1)])
-    )
-    place = ew("subtract", iota(n, np.dtype(np.int64), ndim, axis), first)
+    n, size = cache.shape[axis], update.shape[axis]
+    first: Any = np.zeros((1,) * ndim, np.int64)
+    if begins is not None:
+        first = reshaped(convert(begins, INDEX), vector_shape(ndim, 0, cache.shape[0]))
+    place = ew("subtract", iota(n, INDEX, ndim, axis), first)
     if node.get("mode", "linear") == "circular":
         place = ew("remainder", place, np.asarray(n))
     inside = ew("logical_and", ew("greater_equal", place, np.asarray(0)), ew("less", place, np.asarray(size)))

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.interop.arrays import number, part, reshaped, transposed
-from parallelism.interop.folding import convert, emit, recorded, whole
+from parallelism.interop.folding import convert, emit, recorded, traced, whole
+from parallelism.interop.moving_elements import number, part, reshaped, transposed
 from parallelism.interop.onnx_models.elementwise import ew
 from parallelism.interop.onnx_models.graph import GraphNode
 from parallelism.interop.onnx_models.products import matmul
@@ -176,8 +176,8 @@ def _gathered_blocks(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
 
 def _looked_up(table: Any, indices: Any) -> Any:
     """The rows of a table at these places."""
-    rows: Any = recorded(whole(table))
-    return np.take(rows, recorded(whole(indices)), axis=0)
+    rows: Any = traced(table)
+    return np.take(rows, traced(indices), axis=0)
 
 
 def _of_blocks(each: Any, block: int, columns: Any) -> Any:
@@ -231,7 +231,9 @@ def dynamic_product(a: Any, weights: Any, scale: Any) -> Any:
         return ew("minimum", ew("maximum", ew("rint", each), zero), number(255, a))
 
     point = limited(ew("divide", ew("negative", least), own))
-    steps = ew("subtract", limited(ew("add", ew("rint", ew("divide", a, own)), point)), point)
+    quotient = ew("rint", ew("divide", a, own))
+    quantized = limited(ew("add", quotient, point))
+    steps = ew("subtract", quantized, point)
     product = matmul(convert(steps, np.dtype(np.int32)), weights)
     return ew("multiply", convert(product, a.dtype), ew("multiply", own, scale))
 

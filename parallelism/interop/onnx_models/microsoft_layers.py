@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.interop.folding import recorded, whole
+from parallelism.interop.folding import recorded, traced, whole
 from parallelism.interop.onnx_models.graph import GraphNode
 from parallelism.interop.onnx_models.microsoft import centred, dynamic_product, meaning, standard
-from parallelism.interop.onnx_models.reading import Reader
+from parallelism.interop.onnx_models.reading import Reader, with_optional
 from parallelism.interop.onnx_models.recurrent import Products, recurrent
 from parallelism.ir.tracing import Traced, apply
 from parallelism.kernels import Mask
@@ -22,19 +22,19 @@ from parallelism.models.layers import attention
 @meaning("EmbedLayerNormalization")
 def _embedded(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     """The norm of the sum of the rows of words, places and segments."""
-    x = [*x, *[None] * (9 - len(x))]
+    x = with_optional(x, 9)
     ids, segments, words, places, kinds, gamma, beta, mask, positions = x[:9]
-    total = recorded(np.take(recorded(whole(words)), recorded(whole(ids)), axis=0))
+    total = recorded(np.take(traced(words), traced(ids), axis=0))
     if positions is None:
-        total = total + np.take(recorded(whole(places)), np.arange(ids.shape[1]), axis=0)
+        total = total + np.take(traced(places), np.arange(ids.shape[1]), axis=0)
     else:
-        total = total + np.take(recorded(whole(places)), recorded(whole(positions)), axis=0)
+        total = total + np.take(traced(places), traced(positions), axis=0)
     if segments is not None and kinds is not None:
-        total = total + np.take(recorded(whole(kinds)), recorded(whole(segments)), axis=0)
+        total = total + np.take(traced(kinds), traced(segments), axis=0)
     one = replace(node, outputs=node.outputs[:1])
     epsilon = node.get("epsilon", 1e-12)
     result = standard(reader, one, [total, gamma, beta], "LayerNormalization", axis=-1, epsilon=epsilon)
-    lengths = None if mask is None else np.sum(recorded(whole(mask)), axis=1).astype(np.int32)
+    lengths = None if mask is None else np.sum(traced(mask), axis=1).astype(np.int32)
     if lengths is None:
         lengths = np.zeros((ids.shape[0],), np.int32)
     return [result[0] if isinstance(result, list) else result, lengths, total]
@@ -43,8 +43,8 @@ def _embedded(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
 @meaning("RotaryEmbedding")
 def _rotated(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     """Pairs of features turned by the angles of their places; the tables have the cosines and sines by place."""
-    a, places = recorded(whole(x[0])), recorded(whole(x[1]))
-    cos, sin = (np.take(recorded(whole(each)), _rows_of(places, a), axis=0) for each in x[2:4])
+    a, places = traced(x[0]), traced(x[1])
+    cos, sin = (np.take(traced(each), _rows_of(places, a), axis=0) for each in x[2:4])
     if node.get("scale", 1.0) != 1:
         raise node.unsupported("a scale is not supported")
     if a.ndim == 4:
@@ -86,17 +86,17 @@ def _turned_first(a: Any, cos: Any, sin: Any, interleaved: int) -> Any:
 @meaning("Attention")
 def _attention(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     """Attention whose queries, keys and values are one product.  Keys and values of the past lie in one array."""
-    x = [*x, *[None] * (7 - len(x))]
+    x = with_optional(x, 7)
     source, weights, bias, mask, past, added, length = x[:7]
     if length is not None or node.get("do_rotary", 0):
         raise node.unsupported("keys of the past in a buffer, and rotary positions, are not supported")
-    product = recorded(whole(source)) @ recorded(whole(weights))
-    product = product if bias is None else product + recorded(whole(bias))
+    product = traced(source) @ traced(weights)
+    product = product if bias is None else product + traced(bias)
     widths = list(node.get("qkv_hidden_sizes", ())) or [product.shape[-1] // 3] * 3
     heads = node.get("num_heads")
     q, k, v = (_heads(part, heads) for part in np.split(product, list(np.cumsum(widths)[:2]), axis=-1))
     if past is not None:
-        both = recorded(whole(past))
+        both = traced(past)
         k, v = (_behind(both[i], each) for i, each in enumerate((k, v)))
     result = _attended(node, q, k, v, mask, added, node.get("unidirectional", 0))
     if not any(node.outputs[1:]):
@@ -107,7 +107,7 @@ def _attention(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
 @meaning("MultiHeadAttention")
 def _multi_head(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     """Attention to keys and values that are given: apart, by heads, or packed beside each other for each head."""
-    x = [*x, *[None] * (10 - len(x))]
+    x = with_optional(x, 10)
     query, key, value, bias, mask, added, past_key, past_value, length = x[:9]
     if length is not None or any(node.outputs[3:]):
         raise node.unsupported("keys of the past in a buffer, and scores as a result, are not supported")
@@ -116,10 +116,10 @@ def _multi_head(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     if bias is not None:
         first = q.shape[2] * q.shape[3]
         second = k.shape[2] * k.shape[3]
-        terms: Any = np.split(recorded(whole(bias)), [first, first + second])
+        terms: Any = np.split(traced(bias), [first, first + second])
         q, k, v = (part + term.reshape(part.shape[2:]) for part, term in zip((q, k, v), terms, strict=True))
     if past_key is not None:
-        k, v = _behind(recorded(whole(past_key)), k), _behind(recorded(whole(past_value)), v)
+        k, v = _behind(traced(past_key), k), _behind(traced(past_value), v)
     result = _attended(node, q, k, v, mask, added, node.get("unidirectional", 0))
     if not any(node.outputs[1:]):
         return result
@@ -128,16 +128,16 @@ def _multi_head(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
 
 def _queries_keys_values(node: GraphNode, query: Any, key: Any, value: Any, heads: int) -> list[Any]:
     """The three as ``(batch, tokens, heads, width)``."""
-    first = recorded(whole(query))
+    first = traced(query)
     if first.ndim == 5:  # (batch, tokens, heads, 3, width)
         return [first[:, :, :, i] for i in range(3)]
     q = _heads(first, heads)
     if key is None:
         raise node.unsupported("queries without keys are not supported")
-    second = recorded(whole(key))
+    second = traced(key)
     if second.ndim == 5:  # (batch, tokens, heads, 2, width)
         return [q, second[:, :, :, 0], second[:, :, :, 1]]
-    third = recorded(whole(value))
+    third = traced(value)
     if second.ndim == 4:  # (batch, heads, tokens, width)
         return [q, _by_heads(second), _by_heads(third)]
     return [q, _heads(second, heads), _heads(third, heads)]
@@ -167,13 +167,11 @@ def _attended(node: GraphNode, q: Any, k: Any, v: Any, mask: Any, added: Any, ca
     scale = node.get("scale", 0.0) or float(1 / np.sqrt(q.shape[-1]))
     scores = np.einsum("bqhd,bkhd->bhqk", q, k) * scale
     if added is not None:
-        scores = scores + recorded(whole(added))
+        scores = scores + traced(added)
     columns = k.shape[1]
     off = node.get("mask_filter_value", -10000.0)
     if mask is not None:
-        scores = scores + np.where(_seen(node, recorded(whole(mask)), rows, columns), 0, off).astype(
-            scores.dtype
-        )
+        scores = scores + np.where(_seen(node, traced(mask), rows, columns), 0, off).astype(scores.dtype)
     if causal:
         later = np.arange(columns) > np.arange(rows)[:, None] + (columns - rows)
         scores = np.where(later, float(np.finfo(np.float32).min), scores)
@@ -202,7 +200,7 @@ def _group_query(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     Without keys of the past it is causal attention, one operator; rows of padding at the end, which ``seqlens_k`` leaves
     out, give numbers that nobody reads.  Else the new keys stand behind those that ``seqlens_k`` counts in each sequence.
     """
-    x = [*x, *[None] * (12 - len(x))]
+    x = with_optional(x, 12)
     query, key, value, past_key, past_value, counts, total, cos, sin, places, added, sinks = x[:12]
     if any(node.outputs[3:]) or node.get("k_quant_type", "NONE") not in ("NONE", b"NONE"):
         raise node.unsupported("keys in 8 bits, and scores as a result, are not supported")
@@ -211,16 +209,16 @@ def _group_query(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     q, k, v = _grouped(query, key, value, node.get("num_heads"), node.get("kv_num_heads"))
     rows = q.shape[1]
     past = 0 if past_key is None else past_key.shape[2]
-    first = None if past == 0 else recorded(whole(counts)).reshape((-1,)).astype(np.int64) + 1 - rows
+    first = None if past == 0 else traced(counts).reshape((-1,)).astype(np.int64) + 1 - rows
     if node.get("do_rotary", 0):
-        positions = _positions(rows, first) if places is None else recorded(whole(places))
+        positions = _positions(rows, first) if places is None else traced(places)
         q, k = (_turned_at(each, positions, cos, sin, node.get("rotary_interleaved", 0)) for each in (q, k))
     if first is None:
         result = _attended_by_groups(node, q, k, v, None, added, sinks)
     else:
         columns = _columns(node, past, rows, total)
-        k = _placed(_by_heads(recorded(whole(past_key))), k, first, columns)
-        v = _placed(_by_heads(recorded(whole(past_value))), v, first, columns)
+        k = _placed(_by_heads(traced(past_key)), k, first, columns)
+        v = _placed(_by_heads(traced(past_value)), v, first, columns)
         result = _attended_by_groups(node, q, k, v, _positions(rows, first), added, sinks)
     results = [result.reshape((*result.shape[:2], -1)), _by_heads(k), _by_heads(v)]
     return results[: len(node.outputs)]
@@ -234,15 +232,15 @@ def _positions(rows: Any, first: Any) -> Any:
 
 def _turned_at(a: Any, positions: Any, cos: Any, sin: Any, interleaved: int) -> Any:
     """``a``, ``(batch, tokens, heads, width)``, turned by the angles of these positions, which two tables have."""
-    cosines, sines = (np.take(recorded(whole(table)), positions, axis=0) for table in (cos, sin))
+    cosines, sines = (np.take(traced(table), positions, axis=0) for table in (cos, sin))
     return _turned_first(a, cosines[:, :, None], sines[:, :, None], interleaved)
 
 
 def _grouped(query: Any, key: Any, value: Any, heads: int, groups: int) -> list[Any]:
     """Queries, keys and values as ``(batch, tokens, heads, width)``; the three may be one array."""
-    joined: Any = recorded(whole(query))
+    joined: Any = traced(query)
     if key is not None:
-        return [_heads(joined, heads), *(_heads(recorded(whole(each)), groups) for each in (key, value))]
+        return [_heads(joined, heads), *(_heads(traced(each), groups) for each in (key, value))]
     width = joined.shape[-1] // (heads + 2 * groups)
     parts: Any = np.split(joined, [heads * width, (heads + groups) * width], axis=-1)
     return [_heads(part, count) for part, count in zip(parts, (heads, groups, groups), strict=True)]
@@ -286,7 +284,7 @@ def _attended_by_groups(node: GraphNode, q: Any, k: Any, v: Any, seen: Any, adde
     window = node.get("local_window_size", -1)
     cap, scale = node.get("softcap", 0.0) or None, node.get("scale", 0.0) or None
     heads, groups = q.shape[2], k.shape[2]
-    scores_of_sinks = recorded(whole(sinks)) if sinks is not None else None
+    scores_of_sinks = traced(sinks) if sinks is not None else None
     if scores_of_sinks is None and node.get("smooth_softmax", 0) == 1:
         scores_of_sinks = recorded(np.zeros(heads, np.float32))
     if seen is None and added is None:
@@ -300,7 +298,7 @@ def _attended_by_groups(node: GraphNode, q: Any, k: Any, v: Any, seen: Any, adde
     if cap is not None:
         scores = np.tanh(scores * (1 / cap)) * cap
     if added is not None:
-        scores = scores + recorded(whole(added)).astype(wide)
+        scores = scores + traced(added).astype(wide)
     distance = _distance(seen, rows, k.shape[1])
     hidden = (distance < 0) | (distance >= window) if window >= 0 else distance < 0
     scores = np.where(hidden, float(np.finfo(np.float32).min), scores)
@@ -327,12 +325,12 @@ def _distance(seen: Any, rows: Any, columns: Any) -> Any:
 @meaning("DynamicQuantizeLSTM")
 def _dynamic_lstm(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     """As LSTM, with products in 8 bits: the inputs are quantized together, and the state in each step, by their range."""
-    x = [*x, *[None] * (12 - len(x))]
-    scales = [recorded(whole(each)) for each in (x[8], x[10])]
-    zeros: list[Any] = [None if each is None else recorded(whole(each)) for each in (x[9], x[11])]
+    x = with_optional(x, 12)
+    scales = [traced(each) for each in (x[8], x[10])]
+    zeros: list[Any] = [None if each is None else traced(each) for each in (x[9], x[11])]
 
     def products(d: int, which: int) -> Any:
-        weights = recorded(whole(x[1 + which]))[d]  # (inputs, 4 hidden)
+        weights = traced(x[1 + which])[d]  # (inputs, 4 hidden)
         zero = None if zeros[which] is None else zeros[which][d]
         steps, scale = centred(weights, zero), scales[which][d]
         return lambda a: dynamic_product(a, steps, scale)

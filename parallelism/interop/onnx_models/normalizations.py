@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from parallelism.arrays import vector_shape
-from parallelism.interop.arrays import number, padded, reshaped
 from parallelism.interop.folding import convert, emit, spread, whole
+from parallelism.interop.moving_elements import number, padded, reshaped
 from parallelism.interop.onnx_models.elementwise import ew
 from parallelism.interop.onnx_models.graph import GraphNode
-from parallelism.interop.onnx_models.reading import Reader, meaning
+from parallelism.interop.onnx_models.reading import Reader, meaning, with_optional
 from parallelism.interop.onnx_models.shapes import axis_of
 from parallelism.interop.windows import grid
 
@@ -28,39 +28,44 @@ def _batch_norm(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     ndim = len(x[0].shape)
     epsilon = node.get("epsilon", 1e-5)
     scale, shift, mean, variance = x[1:]
+    running = []
     if node.get("training_mode", 0):
         axes = tuple(d for d in range(ndim) if d != 1)
-        count = number(prod(a.shape[d] for d in axes), a)
-        now = ew("divide", emit("sum", whole(a), axes=axes, keepdims=False), count)
-        away = ew("subtract", a, along(now, ndim))
-        spread_now = ew(
-            "divide", emit("sum", whole(ew("multiply", away, away)), axes=axes, keepdims=False), count
-        )
+        of_batch = _mean(a, axes, keepdims=False)
+        away = ew("subtract", a, along(of_batch, ndim))
+        spread_of_batch = _mean(ew("multiply", away, away), axes, keepdims=False)
         momentum = node.get("momentum", 0.9)
 
         def moved(old: Any, new: Any) -> Any:
-            return ew(
-                "add",
-                ew("multiply", old, number(momentum, old)),
-                convert(ew("multiply", new, number(1 - momentum, new)), old.dtype),
-            )
+            """The running average, with ``1 - momentum`` of the new value."""
+            kept = ew("multiply", old, number(momentum, old))
+            added = ew("multiply", new, number(1 - momentum, new))
+            return ew("add", kept, convert(added, old.dtype))
 
-        running = [moved(mean, now), moved(variance, spread_now)]
-        mean, variance = now, spread_now
-    else:
-        running = []
+        running = [moved(mean, of_batch), moved(variance, spread_of_batch)]
+        mean, variance = of_batch, spread_of_batch
     factor = ew("divide", scale, ew("sqrt", ew("add", variance, number(epsilon, variance))))
     offset = ew("subtract", shift, ew("multiply", mean, factor))
     factor, offset = (along(convert(each, a.dtype), ndim) for each in (factor, offset))
     return [ew("add", ew("multiply", a, factor), offset), *running]
 
 
+def _mean(x: Any, axes: tuple[int, ...], *, keepdims: bool = True) -> Any:
+    """The mean along dims."""
+    total = emit("sum", whole(x), axes=axes, keepdims=keepdims)
+    return ew("divide", total, number(prod(x.shape[d] for d in axes), x))
+
+
+def _wide(x: Any) -> Any:
+    """The array in at least 4 bytes, in which norms are computed."""
+    return x if x.dtype.itemsize > 2 else convert(x, np.dtype(np.float32))
+
+
 def normalized(a: Any, axes: tuple[int, ...], epsilon: float) -> tuple[Any, Any, Any]:
     """``a`` with mean 0 and variance 1 along dims, the mean, and the reciprocal of the deviation."""
-    count = number(prod(a.shape[d] for d in axes), a)
-    mean = ew("divide", emit("sum", whole(a), axes=axes, keepdims=True), count)
+    mean = _mean(a, axes)
     away = ew("subtract", a, mean)
-    variance = ew("divide", emit("sum", whole(ew("multiply", away, away)), axes=axes, keepdims=True), count)
+    variance = _mean(ew("multiply", away, away), axes)
     scale = ew("reciprocal", ew("sqrt", ew("add", variance, number(epsilon, a))))
     return ew("multiply", away, scale), mean, scale
 
@@ -68,22 +73,27 @@ def normalized(a: Any, axes: tuple[int, ...], epsilon: float) -> tuple[Any, Any,
 @meaning("InstanceNormalization")
 def _instance_norm(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     ndim, dtype = len(x[0].shape), x[0].dtype
-    a, scale, shift = x if dtype.itemsize > 2 else (convert(each, np.dtype(np.float32)) for each in x)
-    result = normalized(a, tuple(range(2, ndim)), node.get("epsilon", 1e-5))[0]
-    return convert(ew("add", ew("multiply", result, along(scale, ndim)), along(shift, ndim)), dtype)
+    a, scale, shift = x if dtype.itemsize > 2 else map(_wide, x)
+    result, _, _ = normalized(a, tuple(range(2, ndim)), node.get("epsilon", 1e-5))
+    result = ew("add", ew("multiply", result, along(scale, ndim)), along(shift, ndim))
+    return convert(result, dtype)
 
 
 @meaning("LayerNormalization")
 def _layer_norm(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
-    ndim = len(x[0].shape)
+    a, scale, shift = with_optional(x, 3)
+    ndim = len(a.shape)
     axes = tuple(range(axis_of(node, ndim, -1), ndim))
+    epsilon = node.get("epsilon", 1e-5)
     if _is_one_op(node, x, axes):
-        shift = x[2] if len(x) > 2 and x[2] is not None else spread(np.zeros(1, x[1].dtype), x[1].shape)
-        return emit("layer_norm", whole(x[0]), whole(x[1]), whole(shift), epsilon=node.get("epsilon", 1e-5))
-    a = x[0] if x[0].dtype.itemsize > 2 else convert(x[0], np.dtype(np.float32))
-    result, mean, scale = normalized(a, axes, node.get("epsilon", 1e-5))
-    result = ew("multiply", convert(result, x[0].dtype), x[1])
-    return [result if len(x) < 3 or x[2] is None else ew("add", result, x[2]), mean, scale]
+        if shift is None:
+            shift = spread(np.zeros(1, scale.dtype), scale.shape)
+        return emit("layer_norm", whole(a), whole(scale), whole(shift), epsilon=epsilon)
+    result, mean, reciprocal = normalized(_wide(a), axes, epsilon)
+    result = ew("multiply", convert(result, a.dtype), scale)
+    if shift is not None:
+        result = ew("add", result, shift)
+    return [result, mean, reciprocal]
 
 
 def _is_one_op(node: GraphNode, x: list[Any], axes: tuple[int, ...]) -> bool:
@@ -106,10 +116,10 @@ def _rms_norm(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     epsilon = node.get("epsilon", 1e-5)
     if _is_one_op(node, x, axes):
         return emit("rms_norm", whole(x[0]), whole(x[1]), epsilon=epsilon)
-    a = x[0] if x[0].dtype.itemsize > 2 else convert(x[0], np.dtype(np.float32))
-    count = number(prod(a.shape[d] for d in axes), a)
-    square = ew("divide", emit("sum", whole(ew("multiply", a, a)), axes=axes, keepdims=True), count)
-    result = ew("multiply", a, ew("reciprocal", ew("sqrt", ew("add", square, number(epsilon, a)))))
+    a = _wide(x[0])
+    mean_square = _mean(ew("multiply", a, a), axes)
+    reciprocal = ew("reciprocal", ew("sqrt", ew("add", mean_square, number(epsilon, a))))
+    result = ew("multiply", a, reciprocal)
     return ew("multiply", convert(result, x[0].dtype), x[1])
 
 

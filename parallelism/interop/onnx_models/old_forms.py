@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.interop.arrays import reshaped
+from parallelism.interop.moving_elements import reshaped
 from parallelism.interop.onnx_models.graph import GraphNode
 from parallelism.interop.onnx_models.reading import MEANINGS, OLD_MEANINGS, Meaning, Reader
 from parallelism.interop.onnx_models.shapes import axis_of

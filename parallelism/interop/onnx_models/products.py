@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from parallelism.arrays import reduced_shape
 from parallelism.dtypes import is_floating
-from parallelism.interop.arrays import flipped, iota, number, padded, part, reshaped, rounded_once
-from parallelism.interop.folding import Spread, convert, emit, known, recorded, spread, whole
+from parallelism.interop.folding import Spread, convert, emit, known, spread, traced, whole
+from parallelism.interop.moving_elements import flipped, iota, number, padded, part, reshaped, rounded_once
 from parallelism.interop.onnx_models.elementwise import ew
 from parallelism.interop.onnx_models.graph import GraphNode
-from parallelism.interop.onnx_models.reading import Reader, meaning
+from parallelism.interop.onnx_models.reading import Reader, meaning, with_optional
 from parallelism.interop.onnx_models.shapes import axes_of, axis_of
 from parallelism.interop.windows import grid
 
@@ -45,10 +46,13 @@ def _gemm(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     result = emit("einsum", whole(x[0]), whole(x[1]), equation=f"{left},{right}->ij")
     if node.get("alpha", 1.0) != 1:
         result = ew("multiply", result, number(node.get("alpha"), result))
-    if len(x) < 3 or x[2] is None:
+    _, _, added = with_optional(x, 3)
+    if added is None:
         return result
     beta = node.get("beta", 1.0)
-    return ew("add", result, x[2] if beta == 1 else ew("multiply", x[2], number(beta, x[2])))
+    if beta != 1:
+        added = ew("multiply", added, number(beta, added))
+    return ew("add", result, added)
 
 
 @meaning("Einsum")
@@ -67,14 +71,14 @@ def _einsum(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
         )
     named = [t.replace("...", dots[most - count :]) for t, count in zip(terms, own, strict=True)]
     if any(len({*term}) < len(term) for term in named):  # diagonals
-        given = [recorded(whole(each)) for each in x]
+        given = [traced(each) for each in x]
         return np.einsum(f"{','.join(named)}->{out.replace('...', dots)}", *given)
     return emit("einsum", *map(whole, x), equation=f"{','.join(named)}->{out.replace('...', dots)}")
 
 
 @meaning("Det")
 def _det(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
-    return np.linalg.det(recorded(whole(x[0])))
+    return np.linalg.det(traced(x[0]))
 
 
 @meaning("MatMulInteger")
@@ -162,10 +166,11 @@ def _log_sum_exp(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     (along, kept), a = _reduced(reader, node, x), x[0]
     if any(a.shape[dim] == 0 for dim in along):
         return ew("log", emit("sum", whole(a), axes=along, keepdims=kept))
-    top = emit("max", whole(a), axes=along, keepdims=True)
-    total = ew("log", emit("sum", whole(ew("exp", ew("subtract", a, top))), axes=along, keepdims=True))
-    result = ew("add", total, top)
-    return result if kept else reshaped(result, [n for d, n in enumerate(a.shape) if d not in along])
+    largest = emit("max", whole(a), axes=along, keepdims=True)
+    terms = ew("exp", ew("subtract", a, largest))
+    total = emit("sum", whole(terms), axes=along, keepdims=True)
+    result = ew("add", ew("log", total), largest)
+    return result if kept else reshaped(result, reduced_shape(a.shape, along, keepdims=False))
 
 
 def _of_no_elements(a: Any, kind: str, along: Sequence[int], kept: bool) -> Any:
@@ -176,7 +181,7 @@ def _of_no_elements(a: Any, kind: str, along: Sequence[int], kept: bool) -> Any:
     elif not is_floating(a.dtype):
         limits = np.iinfo(a.dtype)
         worst = limits.max if kind == "min" else limits.min
-    shape = [1 if dim in along else n for dim, n in enumerate(a.shape) if kept or dim not in along]
+    shape = reduced_shape(a.shape, along, keepdims=kept)
     return spread(np.asarray(worst, a.dtype).reshape((1,) * len(shape)), shape)
 
 

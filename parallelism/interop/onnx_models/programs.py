@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from parallelism.interop.errors import InteropError, UnsupportedError
-from parallelism.interop.folding import MOST_CONSTANT, recorded, whole
+from parallelism.interop.folding import MOST_CONSTANT, traced
 
 # These imports fill the table of meanings.
 from parallelism.interop.onnx_models import (  # noqa: F401
@@ -175,7 +175,7 @@ def _read(
                     "output",
                     name,
                 )
-            results.append(recorded(whole(x)).value)
+            results.append(traced(x).value)
     plain = re.sub(r"[^A-Za-z0-9_.]+", "_", called).strip("_") or "model"
     program = builder.function(plain, results, prune=True)
     input_names = {value.name for value in program.inputs}

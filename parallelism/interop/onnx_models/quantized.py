@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 
 from parallelism.dtypes import integer_limits, is_floating
-from parallelism.interop.arrays import number, reshaped
 from parallelism.interop.folding import convert, spread
+from parallelism.interop.moving_elements import number, reshaped
 from parallelism.interop.onnx_models.elementwise import ew
 from parallelism.interop.onnx_models.graph import GraphNode
 from parallelism.interop.onnx_models.normalizations import along as _along
 from parallelism.interop.onnx_models.products import matmul
-from parallelism.interop.onnx_models.reading import Reader, meaning
+from parallelism.interop.onnx_models.reading import Reader, meaning, with_optional
 from parallelism.interop.onnx_models.shapes import axis_of
 from parallelism.interop.onnx_models.windows import conv
 
@@ -36,23 +36,25 @@ def _scaled_like(node: GraphNode, scale: Any, a: Any) -> Any:
 
 @meaning("DequantizeLinear")
 def _dequantize(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
-    scale = _scaled_like(node, x[1], x[0])
-    a = convert(x[0], x[1].dtype)
-    if len(x) > 2 and x[2] is not None:
-        a = ew("subtract", a, convert(_scaled_like(node, x[2], x[0]), x[1].dtype))
-    return ew("multiply", a, scale)
+    numbers, scale, zero = with_optional(x, 3)
+    steps = _scaled_like(node, scale, numbers)
+    a = convert(numbers, scale.dtype)
+    if zero is not None:
+        a = ew("subtract", a, convert(_scaled_like(node, zero, numbers), scale.dtype))
+    return ew("multiply", a, steps)
 
 
 @meaning("QuantizeLinear")
 def _quantize(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
-    wanted = x[2].dtype if len(x) > 2 and x[2] is not None else np.dtype(np.uint8)
+    given, scale, zero = with_optional(x, 3)
+    wanted = np.dtype(np.uint8) if zero is None else zero.dtype
     if is_floating(wanted) or node.get("output_dtype"):
         raise node.unsupported("only whole numbers of the type of the zero point are supported")
-    least, most = integer_limits(wanted)
-    a = ew("rint", ew("divide", x[0], convert(_scaled_like(node, x[1], x[0]), x[0].dtype)))
-    if len(x) > 2 and x[2] is not None:
-        a = ew("add", a, convert(_scaled_like(node, x[2], x[0]), a.dtype))
-    return convert(ew("minimum", ew("maximum", a, number(least, a)), number(most, a)), wanted)
+    steps = convert(_scaled_like(node, scale, given), given.dtype)
+    a = ew("rint", ew("divide", given, steps))
+    if zero is not None:
+        a = ew("add", a, convert(_scaled_like(node, zero, given), a.dtype))
+    return _clipped(a, wanted)
 
 
 # -- products ----------------------------------------------------------------------------------------------------------
@@ -95,7 +97,12 @@ def _of_features(x: Any, ndim: int, axis: int) -> Any:
 
 def _requantized(total: Any, scale: Any, zero: Any) -> Any:
     """Whole numbers times their scale, rounded, in the dtype of the zero point."""
-    least, most = integer_limits(zero.dtype)
     a = ew("rint", ew("multiply", convert(total, scale.dtype), scale))
     a = ew("add", a, convert(zero, a.dtype))
-    return convert(ew("minimum", ew("maximum", a, number(least, a)), number(most, a)), zero.dtype)
+    return _clipped(a, zero.dtype)
+
+
+def _clipped(a: Any, dtype: np.dtype[Any]) -> Any:
+    """The numbers in an integer dtype; those out of its range are its limits."""
+    least, most = integer_limits(dtype)
+    return convert(ew("minimum", ew("maximum", a, number(least, a)), number(most, a)), dtype)

@@ -180,9 +180,9 @@ class Reader:
         ]
 
 
-def as_extents(values: Sequence[Any]) -> tuple[Extent, ...]:
-    """Numbers and expressions as extents."""
-    return tuple(value if not isinstance(value, int | np.integer) else int(value) for value in values)
+def with_optional(inputs: Sequence[Any], count: int) -> list[Any]:
+    """So many inputs of a node: None stands for optional ones that are left out, those at the end among them."""
+    return [*inputs, *[None] * (count - len(inputs))]
 
 
 def vector(extents: Sequence[Extent]) -> np.ndarray[Any, Any]:

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from parallelism.interop.arrays import number, part, reshaped
 from parallelism.interop.folding import emit, known, spread, whole
+from parallelism.interop.moving_elements import number, part, reshaped
 from parallelism.interop.onnx_models.elementwise import ew
 from parallelism.interop.onnx_models.graph import GraphNode
-from parallelism.interop.onnx_models.reading import Reader, meaning
+from parallelism.interop.onnx_models.reading import Reader, meaning, with_optional
 
 _ACTIVATIONS = {"Sigmoid": "sigmoid", "Tanh": "tanh", "Relu": "relu"}
 
@@ -36,7 +36,7 @@ def _recurrent(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
 
 def recurrent(node: GraphNode, x: list[Any], products: Products | None = None) -> Any:
     """One step after another, as many as the longest sequence may have."""
-    x = [*x, *[None] * (8 - len(x))]
+    x = with_optional(x, 8)
     lengths = None if x[4] is None else known(x[4])
     if lengths is not None and (lengths == x[0].shape[0]).all():
         x[4] = None
@@ -112,12 +112,15 @@ def _direction(
 
 def _lstm(node: GraphNode, total: Any, c: Any, hidden: int, acts: list[str]) -> tuple[Any, Any]:
     """The next state and cell, from the sums of the four gates."""
-    i, o, f, g = (part(total, 1, k * hidden, (k + 1) * hidden) for k in range(4))
-    i, o, f, g = ew(acts[0], i), ew(acts[0], o), ew(acts[0], f), ew(acts[1], g)
+    of_gate, of_new, of_cell = acts[:3]
+    sums = [part(total, 1, k * hidden, (k + 1) * hidden) for k in range(4)]
+    opens, out, keeps = (ew(of_gate, each) for each in sums[:3])
+    new = ew(of_new, sums[3])
     if node.get("input_forget", 0):
-        f = ew("subtract", number(1, i), i)
-    c = ew("add", ew("multiply", f, c), ew("multiply", i, g))
-    return ew("multiply", o, ew(acts[2], c)), c
+        keeps = ew("subtract", number(1, opens), opens)
+    cell = ew("add", ew("multiply", keeps, c), ew("multiply", opens, new))
+    state = ew("multiply", out, ew(of_cell, cell))
+    return state, cell
 
 
 def _gru(

@@ -16,8 +16,8 @@ import numpy as np
 
 from parallelism.arrays import vector_shape
 from parallelism.dtypes import is_floating
-from parallelism.interop.arrays import number, taken
 from parallelism.interop.folding import MOST_CONSTANT, convert, emit, whole
+from parallelism.interop.moving_elements import number, taken
 from parallelism.interop.onnx_models.elementwise import ew
 from parallelism.interop.onnx_models.graph import GraphNode
 from parallelism.interop.onnx_models.reading import Reader, meaning

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.interop.folding import recorded, whole
+from parallelism.interop.folding import traced
 from parallelism.interop.onnx_models.graph import GraphNode
 from parallelism.interop.onnx_models.reading import Reader, meaning
 from parallelism.ir.tracing import apply
@@ -27,7 +27,7 @@ def _grid_sample(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
         raise node.wrong(
             "the mode must be linear, nearest or cubic, and padding_mode zeros, border or reflection"
         )
-    a, grid = recorded(whole(x[0])), recorded(whole(x[1]))
+    a, grid = traced(x[0]), traced(x[1])
     extents: Any = a.shape[2:]
     if not all(isinstance(n, int) for n in (*a.shape, *grid.shape)):
         raise node.unsupported("the extents must be numbers: give them as sizes=")
@@ -118,8 +118,8 @@ def _non_max_suppression(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
 
     For each batch and class the box of the highest score stays, and those that overlap it too much go; then the next.
     """
-    boxes: Any = recorded(whole(x[0]))
-    scores: Any = recorded(whole(x[1]))
+    boxes: Any = traced(x[0])
+    scores: Any = traced(x[1])
     if not all(isinstance(n, int) for n in scores.shape):
         raise node.unsupported("the extents must be numbers: give them as sizes=")
     most, overlap, least = (_setting(reader, node, x, i) for i in (2, 3, 4))

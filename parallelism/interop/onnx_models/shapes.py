@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.interop.arrays import (
+from parallelism.interop.folding import as_extents, convert, filled, known
+from parallelism.interop.moving_elements import (
     broadcast_dims,
     concatenated,
     flipped,
@@ -20,11 +21,10 @@ from parallelism.interop.arrays import (
     taken,
     transposed,
 )
-from parallelism.interop.folding import convert, filled, known
 from parallelism.interop.onnx_models.elementwise import ew
 from parallelism.interop.onnx_models.files import dtype_of
 from parallelism.interop.onnx_models.graph import GraphNode
-from parallelism.interop.onnx_models.reading import Reader, as_extents, meaning, vector
+from parallelism.interop.onnx_models.reading import Reader, meaning, vector, with_optional
 from parallelism.ir.core import Expression, bounds_in, broadcast, ceil_div
 
 
@@ -222,17 +222,20 @@ def _eye_like(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
 
 @meaning("Trilu")
 def _trilu(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
-    k = reader.ints(node, x[1], "k")[0] if len(x) > 1 and x[1] is not None else 0
-    rows, columns = x[0].shape[-2:]
-    place = ew("subtract", reshaped(iota(columns), (1, columns)), reshaped(iota(rows), (rows, 1)))
-    kept = ew("greater_equal" if node.get("upper", 1) else "less_equal", place, np.asarray(k))
-    return ew("where", kept, x[0], number(0, x[0]))
+    a, offset = with_optional(x, 2)
+    k = 0 if offset is None else reader.ints(node, offset, "k")[0]
+    rows, columns = a.shape[-2:]
+    diagonal = ew("subtract", reshaped(iota(columns), (1, columns)), reshaped(iota(rows), (rows, 1)))
+    relation = "greater_equal" if node.get("upper", 1) else "less_equal"
+    is_kept = ew(relation, diagonal, np.asarray(k))
+    return ew("where", is_kept, a, number(0, a))
 
 
 @meaning("Pad")
 def _pad(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     pads = axes_of(reader, node, x, 1, "pads") or []
-    value = x[2] if len(x) > 2 and x[2] is not None else number(0, x[0])
+    _, _, given = with_optional(x[:3], 3)
+    value = number(0, x[0]) if given is None else given
     ndim = len(x[0].shape)
     axes = axes_of(reader, node, x, 3) or list(range(ndim))
     low, high = [0] * ndim, [0] * ndim
@@ -265,12 +268,14 @@ def _pad(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
 def _depth_to_space(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     n, c, h, w = x[0].shape
     b = node.get("blocksize")
+    channels_first = node.get("mode", "DCR") == "CRD"
     if node.kind == "SpaceToDepth":
-        order = (0, 1, 3, 5, 2, 4) if node.get("mode", "DCR") == "CRD" else (0, 3, 5, 1, 2, 4)
-        parts = transposed(reshaped(x[0], (n, c, h // b, b, w // b, b)), order)
-        return reshaped(parts, (n, c * b * b, h // b, w // b))
-    if node.get("mode", "DCR") == "DCR":
-        parts = transposed(reshaped(x[0], (n, b, b, c // (b * b), h, w)), (0, 3, 4, 1, 5, 2))
+        parts = reshaped(x[0], (n, c, h // b, b, w // b, b))
+        order = (0, 1, 3, 5, 2, 4) if channels_first else (0, 3, 5, 1, 2, 4)
+        return reshaped(transposed(parts, order), (n, c * b * b, h // b, w // b))
+    fewer = c // (b * b)
+    if channels_first:
+        parts = transposed(reshaped(x[0], (n, fewer, b, b, h, w)), (0, 1, 4, 2, 5, 3))
     else:
-        parts = transposed(reshaped(x[0], (n, c // (b * b), b, b, h, w)), (0, 1, 4, 2, 5, 3))
-    return reshaped(parts, (n, c // (b * b), h * b, w * b))
+        parts = transposed(reshaped(x[0], (n, b, b, fewer, h, w)), (0, 3, 4, 1, 5, 2))
+    return reshaped(parts, (n, fewer, h * b, w * b))

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from parallelism.dtypes import is_floating
-from parallelism.interop.arrays import number, padded, reshaped, transposed
 from parallelism.interop.folding import convert, emit, filled, whole
+from parallelism.interop.moving_elements import number, padded, reshaped, transposed
 from parallelism.interop.onnx_models.elementwise import ew
 from parallelism.interop.onnx_models.graph import GraphNode
 from parallelism.interop.onnx_models.normalizations import along as _along
-from parallelism.interop.onnx_models.reading import Reader, meaning
+from parallelism.interop.onnx_models.reading import Reader, meaning, with_optional
 from parallelism.interop.windows import convolution, grid
 
 
@@ -39,7 +39,7 @@ def pads_of(
 
 @meaning("Conv")
 def _conv(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
-    return conv(node, x[0], x[1], x[2] if len(x) > 2 else None)
+    return conv(node, *with_optional(x, 3))
 
 
 def conv(node: GraphNode, image: Any, weights: Any, bias: Any) -> Any:
@@ -55,20 +55,24 @@ def conv(node: GraphNode, image: Any, weights: Any, bias: Any) -> Any:
 
 @meaning("ConvInteger")
 def _conv_integer(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
-    wide = [convert(each, np.dtype(np.int32)) for each in x[:2]]
-    if len(x) > 2 and x[2] is not None:
-        wide[0] = ew("subtract", wide[0], convert(x[2], np.dtype(np.int32)))
-    if len(x) > 3 and x[3] is not None:
-        zero = convert(x[3], np.dtype(np.int32))
-        zero = _along(zero, len(wide[1].shape), 0) if prod(zero.shape) > 1 else reshaped(zero, ())
-        wide[1] = ew("subtract", wide[1], zero)
-    return conv(node, wide[0], wide[1], None)
+    wide = np.dtype(np.int32)
+    image, weights, image_zero, weights_zero = with_optional(x, 4)
+    image, weights = convert(image, wide), convert(weights, wide)
+    if image_zero is not None:
+        image = ew("subtract", image, convert(image_zero, wide))
+    if weights_zero is not None:
+        zero = convert(weights_zero, wide)
+        has_features = prod(zero.shape) > 1
+        zero = _along(zero, len(weights.shape), 0) if has_features else reshaped(zero, ())
+        weights = ew("subtract", weights, zero)
+    return conv(node, image, weights, None)
 
 
 @meaning("ConvTranspose")
 def _conv_transpose(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     """The convolution of the image with zeros between its elements, by the kernel turned round."""
-    image, weights, groups = x[0], x[1], node.get("group", 1)
+    image, weights, bias = with_optional(x, 3)
+    groups = node.get("group", 1)
     kernel = weights.shape[2:]
     count = len(kernel)
     strides, dilations = (node.get(name, (1,) * count) for name in ("strides", "dilations"))
@@ -98,7 +102,7 @@ def _conv_transpose(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
         groups=groups,
         reverse=(True,) * count,
     )
-    return result if len(x) < 3 or x[2] is None else ew("add", result, _along(x[2], len(result.shape)))
+    return result if bias is None else ew("add", result, _along(bias, len(result.shape)))
 
 
 def _padding_of_transposed(

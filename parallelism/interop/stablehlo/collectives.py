@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.interop.arrays import concatenated, part, reshaped
-from parallelism.interop.folding import Plain, convert, recorded, recorded_op, whole
+from parallelism.interop.folding import Plain, convert, recorded, recorded_op, traced, whole
+from parallelism.interop.moving_elements import concatenated, part, reshaped
 from parallelism.interop.stablehlo.module import Node
 from parallelism.interop.stablehlo.reading import Reader, meaning
 from parallelism.interop.stablehlo.reductions import reducer, tree
@@ -214,7 +214,7 @@ def _permute(reader: Reader, node: Node, x: list[Any]) -> Any:
     pairs = pairs_of(node, replicas, partitions)
     axes, positions = _along(pairs, mesh)
     size = int(np.prod([mesh.shape[axis] for axis in axes], dtype=int))
-    return recorded_op("permute", recorded(whole(x[0])), axes=axes, group=size, pairs=positions)
+    return recorded_op("permute", traced(x[0]), axes=axes, group=size, pairs=positions)
 
 
 def _along(pairs: list[tuple[int, int]], mesh: Mesh) -> tuple[tuple[str, ...], tuple[tuple[int, int], ...]]:

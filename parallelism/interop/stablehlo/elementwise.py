@@ -19,7 +19,6 @@ from parallelism.dtypes import (
     is_integer,
     limits_of,
 )
-from parallelism.interop.arrays import divided, integer_power, number, rounded_once
 from parallelism.interop.folding import (
     Spread,
     convert,
@@ -30,6 +29,7 @@ from parallelism.interop.folding import (
     same_everywhere,
     whole,
 )
+from parallelism.interop.moving_elements import divided, integer_power, number, rounded_once
 from parallelism.interop.stablehlo.module import STOPS_GRADIENT, Node
 from parallelism.interop.stablehlo.own_derivatives import is_rectifier
 from parallelism.interop.stablehlo.reading import Reader, meaning

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.interop.arrays import (
+from parallelism.interop.folding import convert, elementwise as ew, emit, spread, whole
+from parallelism.interop.moving_elements import (
     INDEX,
     broadcast_dims,
     clipped,
@@ -24,7 +25,6 @@ from parallelism.interop.arrays import (
     transposed,
     window_at,
 )
-from parallelism.interop.folding import convert, elementwise as ew, emit, spread, whole
 from parallelism.interop.own_rows import gathered, is_own, put
 from parallelism.interop.stablehlo.module import Node
 from parallelism.interop.stablehlo.reading import Reader, meaning
@@ -200,15 +200,18 @@ def _places(
     strides = [prod(whole_shape[d + 1 :]) for d in range(len(whole_shape))]
     parts, each = prod(batch), prod(sizes)
     start: Any = np.zeros((1,), INDEX)
+
+    def moved(start: Any, along: Any, d: int) -> Any:
+        """The first places of the parts, moved along a dim."""
+        scaled = ew("multiply", reshaped(along, (parts,)), np.asarray(strides[d]))
+        return scaled if start.shape == (1,) and parts != 1 else ew("add", start, scaled)
+
     for column, d in zip(columns, start_map, strict=True):
         first = clipped(column, 0, whole_shape[d] - sizes[d]) if clip else column
-        scaled = ew("multiply", reshaped(first, (parts,)), np.asarray(strides[d]))
-        start = scaled if start.shape == (1,) and parts != 1 else ew("add", start, scaled)
+        start = moved(start, first, d)
     for d, own in batching.items():
         dim = own - (own > vector)
-        along = broadcast_dims(iota(batch[dim]), batch, (dim,))
-        scaled = ew("multiply", reshaped(along, (parts,)), np.asarray(strides[d]))
-        start = scaled if start.shape == (1,) and parts != 1 else ew("add", start, scaled)
+        start = moved(start, broadcast_dims(iota(batch[dim]), batch, (dim,)), d)
     inside: Any = np.zeros((1,) * len(sizes), INDEX)
     for d, size in enumerate(sizes):
         step = ew("multiply", iota(size, INDEX, len(sizes), d), np.asarray(strides[d]))

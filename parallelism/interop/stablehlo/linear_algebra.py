@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.interop.folding import recorded, whole
+from parallelism.interop.folding import traced
 from parallelism.interop.stablehlo.module import Node
 from parallelism.interop.stablehlo.reading import Reader, meaning
 
@@ -30,7 +30,7 @@ def lapack(node: Node, x: list[Any]) -> Any:
         return [_cholesky(a, lower=options.get("uplo") == "L"), np.zeros(a.shape[:-2], np.int32)]
     return _solved(
         a,
-        recorded(whole(x[1])),
+        traced(x[1]),
         left=options.get("side") == "L",
         lower=options.get("uplo") == "L",
         turned=options.get("trans_x") != "N",
@@ -39,7 +39,7 @@ def lapack(node: Node, x: list[Any]) -> Any:
 
 
 def _matrix(node: Node, x: Any) -> Any:
-    a: Any = recorded(whole(x))
+    a: Any = traced(x)
     rows = a.shape[-1]
     if not isinstance(rows, int) or rows > MOST_ROWS:
         raise node.unsupported(f"it is unrolled, for matrices of at most {MOST_ROWS} rows, got {rows}")
@@ -63,7 +63,7 @@ def _triangular(reader: Reader, node: Node, x: list[Any]) -> Any:
     given = node.attributes
     return _solved(
         _matrix(node, x[0]),
-        recorded(whole(x[1])),
+        traced(x[1]),
         left=bool(given.get("left_side", False)),
         lower=bool(given.get("lower", False)),
         turned="NO_TRANSPOSE" not in str(given.get("transpose_a", "NO_TRANSPOSE")),

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
-from parallelism.interop.folding import recorded, recorded_op, whole
+from parallelism.interop.folding import recorded_op, traced
 from parallelism.interop.stablehlo.module import Block, Module, Node
 from parallelism.interop.stablehlo.reading import Reader, meaning
 from parallelism.interop.stablehlo.shardings import gspmd_tiles, sdy_layouts, tiled_layout
@@ -20,7 +20,7 @@ def laid(reader: Reader, x: Any, layout: TensorSharding | None) -> Any:
     """The array in a layout.  In the program of one device there is none to choose."""
     if layout is None or reader.in_cut:
         return x
-    return emit(reader.builder, "reshard", recorded(whole(x)), layout=layout_text(layout.over(len(x.shape))))
+    return emit(reader.builder, "reshard", traced(x), layout=layout_text(layout.over(len(x.shape))))
 
 
 @meaning("sdy.sharding_constraint", "sdy.reshard")
@@ -56,7 +56,10 @@ def _named_computation(reader: Reader, node: Node, x: list[Any]) -> Any:
 
 def _along(layout: TensorSharding, axes: Collection[str]) -> TensorSharding:
     """The layout without other axes."""
-    return TensorSharding(*([axis for axis in dim.axes if axis in axes] for dim in layout.dims))
+    kept = []
+    for dim in layout.dims:
+        kept.append([axis for axis in dim.axes if axis in axes])
+    return TensorSharding(*kept)
 
 
 @meaning("sdy.manual_computation")
@@ -90,7 +93,7 @@ def _own_part(reader: Reader, node: Node, x: Any, layout: TensorSharding) -> Any
     mesh = reader.devices(node)[0]
     for dim, each in enumerate(layout.dims):
         for axis in each.axes:
-            size, array = mesh.shape[axis], recorded(whole(x))
+            size, array = mesh.shape[axis], traced(x)
             x = recorded_op(
                 "all_slice", array, axes=(axis,), group=size, dim=dim, extent=array.shape[dim] // size
             )
@@ -102,7 +105,7 @@ def _gathered_parts(reader: Reader, node: Node, x: Any, layout: TensorSharding) 
     mesh = reader.devices(node)[0]
     for dim, each in enumerate(layout.dims):
         for axis in reversed(each.axes):
-            size, array = mesh.shape[axis], recorded(whole(x))
+            size, array = mesh.shape[axis], traced(x)
             x = recorded_op(
                 "all_gather", array, axes=(axis,), group=size, dim=dim, extent=array.shape[dim] * size
             )

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.interop.arrays import broadcast_dims, iota, padded, reshaped, sliced
-from parallelism.interop.folding import known, spread
+from parallelism.interop.folding import as_extents, known, spread
+from parallelism.interop.moving_elements import broadcast_dims, iota, padded, reshaped, sliced
 from parallelism.interop.stablehlo.equal_extents import EqualExtents, Place
 from parallelism.interop.stablehlo.module import OPEN, Module, Node
 from parallelism.interop.stablehlo.reading import MEANINGS, Reader, meaning
@@ -109,7 +109,7 @@ def extents(node: Node, x: Any, what: str = "the shape") -> list[Extent]:
     found = known(x)
     if found is None:
         raise node.unsupported(f"{what} must be known, or follow from extents of arguments")
-    return [n if not isinstance(n, int | np.integer) else int(n) for n in found.reshape(-1).tolist()]
+    return list(as_extents(found.reshape(-1).tolist()))
 
 
 @meaning(SIZE)

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from parallelism.interop.complex_numbers import Pair
 from parallelism.interop.errors import InteropError
-from parallelism.interop.folding import recorded, whole
+from parallelism.interop.folding import traced
 from parallelism.interop.partitioned import Partitioned, uses_rank
 
 # These imports fill the table of meanings.
@@ -141,8 +141,9 @@ def program_of(
     layouts = argument_layouts(main, stated)
     with recording(builder):
         names = plain_names([name for name, _ in arguments])
+        layout_of = dict(zip(kept, layouts, strict=True))
         inputs = [
-            builder.input(name, type, layouts[kept.index(i)] if i in kept else None)
+            builder.input(name, type, layout_of.get(i))
             for i, (name, (_, type)) in enumerate(zip(names, arguments, strict=True))
         ]
         reader = Reader(with_manual_regions(module), builder, most_ops, placed)
@@ -151,7 +152,7 @@ def program_of(
         if len(targets) != len(results) or any(isinstance(x, Pair) for x in results):
             raise main.unsupported("a result is no tensor of numbers")
         results = [laid(reader, x, layout) for x, layout in zip(results, targets, strict=True)]
-        outputs = [recorded(whole(x)).value for x in results]
+        outputs = [traced(x).value for x in results]
     name = title(module.name)
     if reader.cuts:
         return joined(name, builder, reader.cuts, outputs, placed)

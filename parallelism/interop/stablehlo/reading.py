@@ -25,7 +25,7 @@ from parallelism.interop.complex_numbers import (
     type_of_parts,
 )
 from parallelism.interop.errors import InteropError
-from parallelism.interop.folding import recorded, whole
+from parallelism.interop.folding import traced
 from parallelism.interop.meanings import Meanings
 from parallelism.interop.stablehlo.module import Block, Module, Node, OtherType, Type
 from parallelism.ir.core import Builder, Function, IRError, TensorType
@@ -173,7 +173,7 @@ class Reader:
                     if not isinstance(type, TensorType):
                         raise node.unsupported(f"the type {type.text} is not supported")
                     arguments.append(Traced(inner, inner.input(f"x{i}", type)))
-                outputs = [recorded(whole(x)).value for x in self.block(node.body, arguments, {})]
+                outputs = [traced(x).value for x in self.block(node.body, arguments, {})]
         finally:
             (self.builder, self.around), self.in_cut = before, False
         body = inner.function("body", outputs, prune=True)

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from parallelism.dtypes import integer_limits, is_floating
-from parallelism.interop.arrays import (
+from parallelism.interop.folding import convert, elementwise as ew, emit, same_everywhere, spread, whole
+from parallelism.interop.moving_elements import (
     broadcast_dims,
     concatenated,
     flipped,
@@ -23,7 +24,6 @@ from parallelism.interop.arrays import (
     sliced,
     transposed,
 )
-from parallelism.interop.folding import convert, elementwise as ew, emit, same_everywhere, spread, whole
 from parallelism.interop.stablehlo.elementwise import total_order
 from parallelism.interop.stablehlo.module import Block, Node
 from parallelism.interop.stablehlo.reading import RETURNS, Reader, meaning

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from parallelism.dtypes import bits_of, integer_of
-from parallelism.interop.arrays import (
+from parallelism.interop.folding import convert, elementwise as ew, emit, known, spread, whole
+from parallelism.interop.moving_elements import (
     broadcast_dims,
     clipped,
     concatenated,
@@ -24,7 +25,6 @@ from parallelism.interop.arrays import (
     transposed,
     window_at,
 )
-from parallelism.interop.folding import convert, elementwise as ew, emit, known, spread, whole
 from parallelism.interop.stablehlo.module import Node
 from parallelism.interop.stablehlo.reading import Reader, meaning
 from parallelism.ir.core import Expression

@@ -106,7 +106,7 @@ _SUB_AXIS = re.compile(r'"((?:[^"\\]|\\.)*)":\((\d+)\)(\d+)')
 
 
 def with_axes_split(module: Module) -> Module:
-    """The module, in which axes of meshes that shardings take apart are several axes: x of 8 devices becomes x_0 and x_1.
+    """The module with an axis for each part of a mesh axis that shardings name: x of 8 devices becomes x_0 and x_1.
 
     `UnsupportedError` for parts of an axis that overlap without one being inside of the other.
     """

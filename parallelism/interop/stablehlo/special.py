@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.interop.arrays import number, rounded_once
 from parallelism.interop.folding import elementwise as ew
+from parallelism.interop.moving_elements import number, rounded_once
 from parallelism.interop.stablehlo.module import Node
 from parallelism.interop.stablehlo.reading import Reader, meaning
 from parallelism.kernels.error_function import ERFC_BELOW_8, ERFC_FROM_8
@@ -137,16 +137,22 @@ def _lgamma(reader: Reader, node: Node, x: list[Any]) -> Any:
     small = ew("less", a, number(0.5, a))
     total, _, t, log = _lanczos(a, small)
     z = ew("where", small, ew("negative", a), ew("subtract", a, number(1, a)))
-    power = ew("multiply", ew("subtract", ew("add", z, number(0.5, a)), ew("divide", t, log)), log)
+    # log(sqrt(2 pi)) + (z + 1/2 - t / log(t)) log(t) + log(sum)
+    exponent = ew("subtract", ew("add", z, number(0.5, a)), ew("divide", t, log))
+    power = ew("multiply", exponent, log)
     direct = ew("add", ew("add", number(0.5 * math.log(2 * math.pi), a), power), ew("log", total))
+    # The sine of pi x is taken of the distance to the nearest integer, where it is exact.
     size = ew("absolute", a)
     rest = ew("subtract", size, ew("floor", size))
-    rest = ew("where", ew("less", number(0.5, a), rest), ew("subtract", number(1, a), rest), rest)
-    sine = ew("log", ew("sin", ew("multiply", rest, number(math.pi, a))))
-    turned = ew("subtract", ew("subtract", number(math.log(math.pi), a), sine), direct)
-    turned = ew("where", ew("isfinite", sine), turned, ew("negative", sine))
-    infinite = ew("equal", size, number(math.inf, a))
-    return ew("where", infinite, size, ew("where", small, turned, direct))
+    is_above_half = ew("less", number(0.5, a), rest)
+    rest = ew("where", is_above_half, ew("subtract", number(1, a), rest), rest)
+    log_sine = ew("log", ew("sin", ew("multiply", rest, number(math.pi, a))))
+    log_quotient = ew("subtract", number(math.log(math.pi), a), log_sine)
+    turned = ew("subtract", log_quotient, direct)
+    turned = ew("where", ew("isfinite", log_sine), turned, ew("negative", log_sine))
+    is_infinite = ew("equal", size, number(math.inf, a))
+    result = ew("where", small, turned, direct)
+    return ew("where", is_infinite, size, result)
 
 
 @meaning("chlo.digamma")
@@ -156,10 +162,15 @@ def _digamma(reader: Reader, node: Node, x: list[Any]) -> Any:
     a = x[0]
     small = ew("less", a, number(0.5, a))
     total, slope, t, log = _lanczos(a, small)
-    direct = ew("subtract", ew("add", log, ew("divide", slope, total)), ew("divide", number(7, a), t))
-    rest = ew("add", a, ew("absolute", ew("floor", ew("add", a, number(0.5, a)))))
-    angle = ew("multiply", rest, number(math.pi, a))
-    slope = ew("divide", ew("multiply", number(math.pi, a), ew("cos", angle)), ew("sin", angle))
-    turned = ew("subtract", direct, slope)
-    pole = ew("logical_and", ew("less_equal", a, number(0, a)), ew("equal", a, ew("floor", a)))
-    return ew("where", pole, number(math.nan, a), ew("where", small, turned, direct))
+    # log(t) + sum' / sum - 7 / t
+    of_sum = ew("add", log, ew("divide", slope, total))
+    direct = ew("subtract", of_sum, ew("divide", number(7, a), t))
+    # pi / tan(pi x), of the distance to the nearest integer.
+    nearest = ew("absolute", ew("floor", ew("add", a, number(0.5, a))))
+    angle = ew("multiply", ew("add", a, nearest), number(math.pi, a))
+    over = ew("multiply", number(math.pi, a), ew("cos", angle))
+    turned = ew("subtract", direct, ew("divide", over, ew("sin", angle)))
+    is_at_most_0 = ew("less_equal", a, number(0, a))
+    is_pole = ew("logical_and", is_at_most_0, ew("equal", a, ew("floor", a)))
+    result = ew("where", small, turned, direct)
+    return ew("where", is_pole, number(math.nan, a), result)

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.interop.arrays import (
+from parallelism.interop.folding import convert, elementwise as ew, emit, same_everywhere, spread, whole
+from parallelism.interop.moving_elements import (
     broadcast_dims,
     flipped,
     iota,
@@ -17,7 +18,6 @@ from parallelism.interop.arrays import (
     sliced,
     transposed,
 )
-from parallelism.interop.folding import convert, elementwise as ew, emit, same_everywhere, spread, whole
 from parallelism.interop.stablehlo.module import Node
 from parallelism.interop.stablehlo.reading import Reader, meaning
 from parallelism.interop.stablehlo.reductions import combined, identity, reduce_plain, reducer, tree

@@ -104,13 +104,16 @@ def _attention_gradient(jax: Any, op: Op, x: list[Any]) -> Any:
 
 
 def _attention_weights(jax: Any, op: Op, x: list[Any]) -> Any:
+    jnp = jax.numpy
     scores = x[0].astype(np.result_type(x[0].dtype, np.float32)) * op["scale"]
-    first, (rows, columns) = op["starts"][-2], scores.shape[-2:]
+    rows, columns = scores.shape[-2:]
+    first = op["starts"][-2]
     scores = _masked(jax, Mask.parse(op["mask"]), scores, range(first, first + rows), range(columns))
     largest = scores.max(-1, keepdims=True)
-    terms = jax.numpy.exp(scores - jax.numpy.where(jax.numpy.isneginf(largest), 0, largest))
+    # A row without columns has minus infinity as its largest score, and weights of 0.
+    terms = jnp.exp(scores - jnp.where(jnp.isneginf(largest), 0, largest))
     sums = terms.sum(-1, keepdims=True)
-    return terms / jax.numpy.where(sums == 0, 1, sums)  # a row without columns has weights of 0
+    return terms / jnp.where(sums == 0, 1, sums)
 
 
 def _masked(jax: Any, mask: Mask, scores: Any, rows: Any, columns: Any) -> Any:
@@ -146,11 +149,18 @@ def _places(jax: Any, classes: Any, whole: int, first: int, count: int) -> tuple
     return (place >= 0) & (place < count), place
 
 
+def _chosen(jax: Any, op: Op, classes: Any, logits: Any) -> tuple[Any, Any]:
+    """Whether each row's class is among these columns, and a 1 in that column, 0 in the others."""
+    count = logits.shape[-1]
+    here, place = _places(jax, classes, op["whole"], op["first"], count)
+    return here, jax.nn.one_hot(place, count, dtype=logits.dtype)
+
+
 def _cross_entropy(jax: Any, op: Op, x: list[Any]) -> Any:
     logits, classes, largest, sums = x
     logits = logits.astype(largest.dtype)
-    here, place = _places(jax, classes, op["whole"], op["first"], logits.shape[-1])
-    target = (logits * jax.nn.one_hot(place, logits.shape[-1], dtype=logits.dtype)).sum(-1)
+    here, chosen = _chosen(jax, op, classes, logits)
+    target = (logits * chosen).sum(-1)
     each = jax.numpy.log(jax.numpy.maximum(sums, 1)) + largest - target
     return jax.numpy.where(here, each, 0).sum() / op["rows"]
 
@@ -158,9 +168,10 @@ def _cross_entropy(jax: Any, op: Op, x: list[Any]) -> Any:
 def _cross_entropy_gradient(jax: Any, op: Op, x: list[Any]) -> Any:
     grad, given, classes, largest, sums = x
     logits = given.astype(largest.dtype)
-    _, place = _places(jax, classes, op["whole"], op["first"], logits.shape[-1])
-    shares = jax.numpy.exp(logits - largest[..., None]) / jax.numpy.maximum(sums, 1)[..., None]
-    found = grad / op["rows"] * (shares - jax.nn.one_hot(place, logits.shape[-1], dtype=logits.dtype))
+    terms = jax.numpy.exp(logits - largest[..., None])
+    shares = terms / jax.numpy.maximum(sums, 1)[..., None]
+    _, chosen = _chosen(jax, op, classes, logits)
+    found = grad / op["rows"] * (shares - chosen)
     return found.astype(given.dtype)
 
 

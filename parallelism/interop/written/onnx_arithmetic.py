@@ -91,9 +91,10 @@ def _expm1(w: Nodes, op: Op, x: list[str], y: list[str]) -> None:
     dtype = op.inputs[0].type.dtype
     half = w.node("Mul", x[0], w.number(0.5, dtype))
     product = w.node("Mul", w.node("Exp", half), w.node("Sinh", half))
-    below = w.node("Less", x[0], w.number(-1, dtype))
+    is_below = w.node("Less", x[0], w.number(-1, dtype))  # there the product could overflow
     plain = w.node("Sub", w.node("Exp", x[0]), w.number(1, dtype))
-    w.node("Where", below, plain, w.node("Mul", product, w.number(2, dtype)), output=y[0])
+    twice = w.node("Mul", product, w.number(2, dtype))
+    w.node("Where", is_below, plain, twice, output=y[0])
 
 
 def _log1p(w: Nodes, op: Op, x: list[str], y: list[str]) -> None:
@@ -108,11 +109,14 @@ def _log1p(w: Nodes, op: Op, x: list[str], y: list[str]) -> None:
 def _logaddexp(w: Nodes, op: Op, x: list[str], y: list[str]) -> None:
     """The larger one plus log1p(exp(-|x - y|)).  Two equal ones, as two infinities, have no difference to take."""
     dtype = op.inputs[0].type.dtype
+    distance = w.node("Abs", w.node("Sub", *x))
+    share = w.node("Exp", w.node("Neg", distance))
     more = f"{y[0]}.more"
-    _log1p(w, op, [w.node("Exp", w.node("Neg", w.node("Abs", w.node("Sub", *x))))], [more])
-    same = w.node("Equal", *x)
-    twice = w.number(math.log(2), dtype)
-    w.node("Add", w.node("Max", *x), w.node("Where", same, twice, more), output=y[0])
+    _log1p(w, op, [share], [more])
+    is_equal = w.node("Equal", *x)
+    of_equal = w.number(math.log(2), dtype)
+    larger = w.node("Max", *x)
+    w.node("Add", larger, w.node("Where", is_equal, of_equal, more), output=y[0])
 
 
 def _hypot(w: Nodes, op: Op, x: list[str], y: list[str]) -> None:
@@ -120,10 +124,12 @@ def _hypot(w: Nodes, op: Op, x: list[str], y: list[str]) -> None:
     dtype = op.inputs[0].type.dtype
     sides = [w.node("Abs", each) for each in x]
     larger, smaller = w.node("Max", *sides), w.node("Min", *sides)
-    itself = w.node("Or", w.node("Equal", larger, w.number(0, dtype)), w.node("IsInf", larger))
+    is_zero = w.node("Equal", larger, w.number(0, dtype))
+    is_itself = w.node("Or", is_zero, w.node("IsInf", larger))
     share = w.node("Div", smaller, larger)
-    root = w.node("Sqrt", w.node("Add", w.node("Mul", share, share), w.number(1, dtype)))
-    w.node("Where", itself, larger, w.node("Mul", larger, root), output=y[0])
+    square = w.node("Mul", share, share)
+    root = w.node("Sqrt", w.node("Add", square, w.number(1, dtype)))
+    w.node("Where", is_itself, larger, w.node("Mul", larger, root), output=y[0])
 
 
 def _arctan2(w: Nodes, op: Op, x: list[str], y: list[str]) -> None:
@@ -131,16 +137,23 @@ def _arctan2(w: Nodes, op: Op, x: list[str], y: list[str]) -> None:
     dtype = op.inputs[0].type.dtype
     zero, one = w.number(0, dtype), w.number(1, dtype)
 
-    def negative(value: str) -> str:
-        return w.node("Or", w.node("Less", value, zero), w.node("Less", w.node("Div", one, value), zero))
+    def is_negative(value: str) -> str:
+        below = w.node("Less", value, zero)
+        return w.node("Or", below, w.node("Less", w.node("Div", one, value), zero))
+
+    def sign_of(value: str) -> str:
+        return w.node("Where", is_negative(value), w.number(-1, dtype), one)
 
     up, right = x
-    signs = [w.node("Where", negative(each), w.number(-1, dtype), one) for each in x]
+    up_sign, right_sign = sign_of(up), sign_of(right)
+    # Two infinities, and two zeros, have no quotient: their signs stand for them.
     infinite = w.node("And", w.node("IsInf", up), w.node("IsInf", right))
-    none = w.node("And", w.node("Equal", up, zero), w.node("Equal", right, zero))
-    over = w.node("Where", infinite, signs[0], up)
-    under = w.node("Where", w.node("Or", none, infinite), signs[1], right)
-    turn = w.node("Where", negative(right), w.node("Mul", signs[0], w.number(math.pi, dtype)), zero)
+    zeros = w.node("And", w.node("Equal", up, zero), w.node("Equal", right, zero))
+    over = w.node("Where", infinite, up_sign, up)
+    under = w.node("Where", w.node("Or", zeros, infinite), right_sign, right)
+    is_left = is_negative(right)
+    half_turn = w.node("Mul", up_sign, w.number(math.pi, dtype))
+    turn = w.node("Where", is_left, half_turn, zero)
     w.node("Add", w.node("Atan", w.node("Div", over, under)), turn, output=y[0])
 
 

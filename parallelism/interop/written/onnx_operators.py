@@ -60,6 +60,7 @@ _SAME = {
     "copied": "Identity",
     "accumulate": "Add",
 }
+_SCATTERED = {"sum": "add", "prod": "mul", "set": "none"}
 _REDUCTIONS = {"sum": "ReduceSum", "prod": "ReduceProd", "max": "ReduceMax", "min": "ReduceMin"}
 
 
@@ -95,14 +96,15 @@ def _place(w: Nodes, op: Op, x: list[str], y: list[str]) -> None:
     step = op["step"]
     n, name = shape[axis], x[0]
     if step != 1 and n > 1:
-        apart = w.node("Reshape", name, w.ints(*shape[: axis + 1], 1, *shape[axis + 1 :]), allowzero=1)
+        with_dim = w.ints(*shape[: axis + 1], 1, *shape[axis + 1 :])
+        apart = w.node("Reshape", name, with_dim, allowzero=1)
         apart = w.node("Pad", apart, w.ints(*_at(len(shape) + 1, axis + 1, 0, step - 1)))
         shape[axis] = n * step
         wide = w.node("Reshape", apart, w.ints(*shape), allowzero=1)
         n = (n - 1) * step + 1
-        name = w.node("Slice", wide, *(w.ints(each) for each in (0, n, axis)))
-    ends = int(op["begin"]), int(op["extent"]) - int(op["begin"]) - n
-    w.node("Pad", name, w.ints(*_at(len(shape), axis, *ends)), output=y[0])
+        name = w.node("Slice", wide, w.ints(0), w.ints(n), w.ints(axis))
+    begin, extent = int(op["begin"]), int(op["extent"])
+    w.node("Pad", name, w.ints(*_at(len(shape), axis, begin, extent - begin - n)), output=y[0])
 
 
 def _at(ndim: int, axis: int, low: int, high: int) -> list[int]:
@@ -144,19 +146,23 @@ def _split(w: Nodes, op: Op, x: list[str], y: list[str]) -> None:
 
 def _scatter(w: Nodes, op: Op, x: list[str], y: list[str]) -> None:
     """The dim comes first.  An index out of range is that of a row which is put behind it, and taken away again."""
-    shape, axis = [*map(int, op.inputs[0].type.shape)], op["axis"]
-    n, dtype, index = shape[axis], op.inputs[0].type.dtype, op.inputs[1].type.dtype
-    order = [axis, *(d for d in range(len(shape)) if d != axis)]
-    table, updates = (w.node("Transpose", each, perm=order) for each in (x[0], x[2]))
-    row = w.tensor(np.zeros((1, *(shape[d] for d in order[1:])), dtype))
-    wide = w.node("Concat", table, row, axis=0)
-    below = w.node("Less", x[1], w.number(n, index))
-    there = w.node("And", below, w.node("GreaterOrEqual", x[1], w.number(0, index)))
-    places = w.cast(w.node("Where", there, x[1], w.number(n, index)), np.dtype(np.int64))
+    data, indices, updates = x
+    of_data, of_indices = (value.type for value in op.inputs[:2])
+    shape, axis = [*map(int, of_data.shape)], op["axis"]
+    count = shape[axis]
+    others = [d for d in range(len(shape)) if d != axis]
+    order = [axis, *others]
+    table, updates = (w.node("Transpose", each, perm=order) for each in (data, updates))
+    row_behind = w.tensor(np.zeros((1, *(shape[d] for d in others)), of_data.dtype))
+    table = w.node("Concat", table, row_behind, axis=0)
+    behind = w.number(count, of_indices.dtype)
+    is_below = w.node("Less", indices, behind)
+    is_inside = w.node("And", is_below, w.node("GreaterOrEqual", indices, w.number(0, of_indices.dtype)))
+    places = w.cast(w.node("Where", is_inside, indices, behind), np.dtype(np.int64))
     places = w.node("Unsqueeze", places, w.ints(1))
-    how = {"sum": "add", "prod": "mul", "set": "none"}.get(op["op"], op["op"])
-    made = w.node("ScatterND", wide, places, updates, reduction=how)
-    kept = w.node("Slice", made, w.ints(0), w.ints(n), w.ints(0))
+    reduction = _SCATTERED.get(op["op"], op["op"])
+    made = w.node("ScatterND", table, places, updates, reduction=reduction)
+    kept = w.node("Slice", made, w.ints(0), w.ints(count), w.ints(0))
     w.node("Transpose", kept, output=y[0], perm=[order.index(d) for d in range(len(shape))])
 
 

@@ -160,7 +160,7 @@ class _Writing:
         }
 
     def specialized(self, number: int) -> StageFunctions:
-        """The functions of a stage for a microbatch; those of any, because they are all alike."""
+        """The functions of a stage for a microbatch; it does not matter which one, because all are alike."""
         functions = self.operation.stages.functions[number]
         batch = self.operation.stages.batch
         known = {**self.sizes, batch: self.count, f"{batch}_whole": self.rows}

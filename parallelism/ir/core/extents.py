@@ -152,8 +152,10 @@ class Expression:
     def __str__(self) -> str:
         text = ""
         for monomial, coefficient in self.terms:
-            sign = "-" if coefficient < 0 else "+" if text else ""
-            text += sign + _text_of(monomial, coefficient if coefficient > 0 else -coefficient)
+            if coefficient < 0:
+                text += "-" + _text_of(monomial, -coefficient)
+            else:
+                text += "+" * bool(text) + _text_of(monomial, coefficient)
         return text
 
     __repr__ = __str__

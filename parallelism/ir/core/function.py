@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from parallelism.fast_unpickling import unpickled_quickly
 from parallelism.ir.core import regions
 from parallelism.ir.core.errors import VerifyError
 from parallelism.ir.core.extents import Expression, Extent, is_negative, names_in, specialized
@@ -25,7 +26,6 @@ from parallelism.ir.core.rules import Rule
 from parallelism.ir.core.table import Attributes, Operator, known_meaning, meaning, operator
 from parallelism.ir.core.types import TensorType, dtype_text
 from parallelism.sharding import TensorSharding
-from parallelism.slotted import unpickled_quickly
 
 NAME = re.compile(r"[A-Za-z0-9_.]+")
 
@@ -355,7 +355,8 @@ def verify(function: Function) -> None:
             _check_known(value, known)
         except ValueError as error:
             raise VerifyError(f"@{function.name}, return: {error}") from None
-    entries = [operator(kind) for kind in {op.kind for op in function.ops}]
+    kinds = {op.kind for op in function.ops}
+    entries = [operator(kind) for kind in kinds]
     if reusing := {entry.name for entry in entries if entry.reuses}:
         _check_reused(function, reusing, {entry.name for entry in entries if entry.view})
 

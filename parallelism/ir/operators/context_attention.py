@@ -219,14 +219,16 @@ def _blocks(starts: Sequence[int], rows: int, whole: Sequence[int], blocks: int,
 
 
 def _block(*arrays: Any, blocks: int, number: int, starts: Any, whole: Any, **options: Any) -> Any:
-    before, (q, k, v, *step) = arrays[:2] if number else None, arrays[2 if number else 0 :]
+    before = arrays[:2] if number else None
+    q, k, v, *step = arrays[2:] if number else arrays
     outs, lses = [], []
     for rows, begin, column in _blocks(starts, q.shape[1], whole, blocks, number):
         where = {"starts": begin, "whole": whole, "block": BlockOfScores(column, whole[1])}
         out, lse = attention_kernel(q[:, rows], k[:, rows], v[:, rows], *step, **where, **options)
         if before is not None:
-            earlier = before[0][:, rows].astype(lse.dtype, copy=False), before[1][:, :, rows]
-            out, lse = merge(Attended(*earlier), Attended(out.astype(lse.dtype, copy=False), lse))
+            earlier_out, earlier_lse = before[0][:, rows], before[1][:, :, rows]
+            earlier = Attended(earlier_out.astype(lse.dtype, copy=False), earlier_lse)
+            out, lse = merge(earlier, Attended(out.astype(lse.dtype, copy=False), lse))
         outs.append(out.astype(q.dtype, copy=False))
         lses.append(lse)
     return np.concatenate(outs, 1), np.concatenate(lses, 2)

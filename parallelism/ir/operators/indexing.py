@@ -62,7 +62,9 @@ def _take_part(x: Any, indices: Any, axis: int, first: int, whole: int) -> Any:
     if not x.shape[axis]:
         return np.zeros((*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]), x.dtype)
     taken = np.take(x, np.where(here, place, 0), axis=axis)
-    return np.where(here.reshape(here.shape + (1,) * (x.ndim - axis - 1)), taken, np.zeros((), x.dtype))
+    dims_behind = (1,) * (x.ndim - axis - 1)
+    here = here.reshape(here.shape + dims_behind)
+    return np.where(here, taken, np.zeros((), x.dtype))
 
 
 def _take_gradient(

@@ -223,12 +223,15 @@ def _prepared(
 ) -> tuple[list[Any], list[int], list[tuple[Any, Any]]]:
     """The inputs in the dtype of sums with queries and keys of each head, the group of each head, and what made vectors of
     length 1 of them."""
-    served = [group for group in range(k.shape[2]) for _ in range(v.shape[2] // k.shape[2])]
+    groups, heads = k.shape[2], v.shape[2]
+    served = [group for group in range(groups) for _ in range(heads // groups)]
     dtype = sums_dtype(v.dtype)
-    arrays = [x.astype(dtype, copy=False) for x in (q, k, v, g, beta)]
-    units = [unit_vectors(x) for x in arrays[:2]] if unit else []
-    arrays[:2] = [spread_heads(x, served) for x in ([y for y, _ in units] or arrays[:2])]
-    return arrays, served, units
+    q, k, v, g, beta = (x.astype(dtype, copy=False) for x in (q, k, v, g, beta))
+    units = []
+    if unit:
+        units = [unit_vectors(q), unit_vectors(k)]
+        q, k = (vectors for vectors, _ in units)
+    return [spread_heads(q, served), spread_heads(k, served), v, g, beta], served, units
 
 
 def _kernel(*inputs: Any, chunk: int, delta: bool, unit: bool, scale: float) -> Any:
@@ -239,10 +242,15 @@ def _kernel(*inputs: Any, chunk: int, delta: bool, unit: bool, scale: float) -> 
 
 def _gradient(grad: Any, *inputs: Any, chunk: int, delta: bool, unit: bool, scale: float) -> Any:
     arrays, served, units = _prepared(*inputs, unit=unit)
-    grad = grad.astype(arrays[2].dtype, copy=False) * arrays[2].dtype.type(scale)
-    grads = [*linear_attend_backward(grad, *arrays, chunk=chunk, delta=delta)]
-    grads[:2] = [gather_heads(x, served, inputs[1].shape[2]) for x in grads[:2]]
-    grads[: len(units)] = [unit_vectors_backward(x, *made) for x, made in zip(grads, units, strict=False)]
+    dtype, groups = arrays[2].dtype, inputs[1].shape[2]
+    of_read = grad.astype(dtype, copy=False) * dtype.type(scale)
+    of_q, of_k, *others = linear_attend_backward(of_read, *arrays, chunk=chunk, delta=delta)
+    of_q, of_k = (gather_heads(x, served, groups) for x in (of_q, of_k))
+    if units:
+        (unit_q, scale_q), (unit_k, scale_k) = units
+        of_q = unit_vectors_backward(of_q, unit_q, scale_q)
+        of_k = unit_vectors_backward(of_k, unit_k, scale_k)
+    grads = of_q, of_k, *others
     return tuple(x.astype(given.dtype, copy=False) for x, given in zip(grads, inputs, strict=True))
 
 
@@ -323,7 +331,9 @@ def _cached_flops(of: Rule, *, chunk: int, delta: bool, read: Extent, scored: Ex
     inside = passes.products_of_keys * extents["n"] * (heads if delta else groups)
     inside += passes.products_of_values * extents["p"] * heads
     through = passes.products_of_states * extents["n"] * extents["p"] * heads
-    return extents["b"] * (extents["t"] * 2 * through + scored * chunk * (chunk + 1) * inside)
+    of_tokens = extents["t"] * 2 * through
+    of_chunks = scored * chunk * (chunk + 1) * inside  # two flops for each of chunk (chunk + 1) / 2 pairs
+    return extents["b"] * (of_tokens + of_chunks)
 
 
 def _cached_nbytes(op: Op) -> Extent:

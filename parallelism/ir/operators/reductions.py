@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from parallelism.arrays import reduced_shape
 from parallelism.dtypes import like_half
 from parallelism.ir.core import (
     Linear,
@@ -64,7 +65,7 @@ def _reduction(
 
 def _kept(y: Any, x: Any, axes: tuple[int, ...]) -> Any:
     """``y`` with the reduced dims as dims of extent 1."""
-    return y.reshape([1 if d in axes else n for d, n in enumerate(x.shape)])
+    return y.reshape(reduced_shape(x.shape, axes, keepdims=True))
 
 
 def _extreme_derivative(g: Any, y: Any, x: Any, axes: tuple[int, ...], keepdims: bool) -> list[Any]:

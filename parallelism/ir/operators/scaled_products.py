@@ -409,7 +409,8 @@ def _product_rule(*types: TensorType, equation: str, packed: Sequence[int] = (),
             raise ValueError(
                 f"{equation}: an operand {operand[0]} with scales {of_scales} does not have the dims {term}"
             )
-        arrays += [(term if type in kept else "", type.shape) for type in operand]
+        for type in operand:
+            arrays.append((term if type in kept else "", type.shape))
         whole = unpacked_shape(operand[0].shape, packed[place] if packed else None)
         for dim, letter in enumerate(term):
             own = (whole[dim], *(type.shape[dim] for type in kept[1:]))

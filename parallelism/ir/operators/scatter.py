@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from parallelism.arrays import vector_shape
 from parallelism.ir.core import (
     Operator,
     Rule,
@@ -61,7 +62,7 @@ def _taken(g: Any, indices: Any, axis: int) -> Any:
     """The gradient at the indices; 0 for one that is out of range."""
     return apply("take_part", g, np.maximum(indices, 0), axis=axis, first=0, whole=2**62) * (
         indices >= 0
-    ).astype(g.dtype).reshape(_along(axis, g.ndim))
+    ).astype(g.dtype).reshape(vector_shape(g.ndim, axis))
 
 
 def _is_last(indices: Any, extent: Extent) -> Any:
@@ -70,11 +71,6 @@ def _is_last(indices: Any, extent: Extent) -> Any:
     none = apply("constant", value=-1, shape=(extent,), dtype=np.dtype(np.int64))
     stays = apply("scatter", none, indices, places, axis=0, op="set")
     return apply("take_part", stays, np.maximum(indices, 0), axis=0, first=0, whole=2**62) == places
-
-
-def _along(axis: int, ndim: int) -> list[int]:
-    """A shape that puts the elements of one dim along ``axis``."""
-    return [-1 if d == axis else 1 for d in range(ndim)]
 
 
 def _derivative(g: Any, y: Any, x: Any, indices: Any, updates: Any, axis: int, op: str) -> list[Any]:
@@ -86,7 +82,7 @@ def _derivative(g: Any, y: Any, x: Any, indices: Any, updates: Any, axis: int, o
         return _product_derivative(g, x, indices, updates, axis)
     if op == "set":
         none = apply("constant", value=0, shape=updates.shape, dtype=updates.dtype)
-        last = _is_last(indices, x.shape[axis]).astype(g.dtype).reshape(_along(axis, g.ndim))
+        last = _is_last(indices, x.shape[axis]).astype(g.dtype).reshape(vector_shape(g.ndim, axis))
         return [
             apply("scatter", g, indices, none, axis=axis, op="set"),
             None,

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from parallelism.arrays import vector_shape
 from parallelism.dtypes import common_dtype, is_floating
 from parallelism.ir.core import (
     Extent,
@@ -463,7 +464,7 @@ def _iota_rule(dim: int, shape: Shape, starts: Shape, dtype: np.dtype[Any]) -> R
 
 def _iota(dim: int, shape: Sequence[int], starts: Sequence[int], dtype: np.dtype[Any]) -> Any:
     places = np.arange(starts[dim], starts[dim] + shape[dim]).astype(dtype)
-    return np.broadcast_to(places.reshape([-1 if d == dim else 1 for d in range(len(shape))]), shape)
+    return np.broadcast_to(places.reshape(vector_shape(len(shape), dim)), shape)
 
 
 register(

@@ -299,7 +299,10 @@ class _Writer:
         for each in sources:
             yield from each
         made: dict[Value, list[Value]] = {op.outputs[0]: [] for op in self._read_later(found, gathers)}
-        results = [self.ops[product if bias is None else bias].outputs[0] for product, bias in found.products]
+        results = []
+        for product, bias in found.products:
+            last = product if bias is None else bias
+            results.append(self.ops[last].outputs[0])
         made |= {result: [] for result in results}
         algorithm = str(ChunkOf(found.group))
         for number in range(found.group):
@@ -410,7 +413,7 @@ def _is_cut(extent: Extent, count: int) -> bool:
 
 
 def _numbers(found: Gathered | Scattered) -> Iterator[int]:
-    """The ops that the chunks stand for."""
+    """The numbers of the ops that chunks replace."""
     if isinstance(found, Scattered):
         yield from (found.product, found.scatter)
         return

@@ -18,7 +18,10 @@ from parallelism.ir.passes.waiting import in_steps
 def taken_by(function: Function, donated: Donated | None = None) -> tuple[tuple[Value, ...], ...]:
     """For each op, the outputs that take memory of their own."""
     owner = owners(function, donated)
-    return tuple(tuple(value for value in op.outputs if owner[value] is value) for op in function.ops)
+    taken = []
+    for op in function.ops:
+        taken.append(tuple(value for value in op.outputs if owner[value] is value))
+    return tuple(taken)
 
 
 def freed_after(function: Function, given_up: Collection[str] = ()) -> tuple[tuple[Value, ...], ...]:

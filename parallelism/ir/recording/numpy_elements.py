@@ -163,7 +163,8 @@ def _choose(a: Any, choices: Any) -> Any:
 
 @stands_for(np.piecewise)
 def _piecewise(x: Any, condlist: Any, funclist: Any) -> Any:
-    tests = [lift(each) for each in (condlist if isinstance(condlist, list | tuple) else [condlist])]
+    conditions = condlist if isinstance(condlist, list | tuple) else [condlist]
+    tests = [lift(each) for each in conditions]
     functions = list(funclist)
     found: Any = lift(0, dtype=x.dtype)
     if len(functions) == len(tests) + 1:

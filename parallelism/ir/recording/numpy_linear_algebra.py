@@ -134,9 +134,13 @@ def _kron(a: Any, b: Any) -> Any:
     x, y = lift(a), lift(b)
     ndim = max(x.ndim, y.ndim)
     x, y = (each.reshape((*[1] * (ndim - each.ndim), *each.shape)) for each in (x, y))
-    wide = [each for n in x.shape for each in (n, 1)]
-    fine = [each for n in y.shape for each in (1, n)]
-    return (x.reshape(wide) * y.reshape(fine)).reshape([m * n for m, n in zip(x.shape, y.shape, strict=True)])
+    # Each dim of the result has, for each place along x, all those along y.
+    wide, fine, shape = [], [], []
+    for m, n in zip(x.shape, y.shape, strict=True):
+        wide += [m, 1]
+        fine += [1, n]
+        shape.append(m * n)
+    return (x.reshape(wide) * y.reshape(fine)).reshape(shape)
 
 
 @stands_for(np.cross)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.arrays import vector_shape
+from parallelism.arrays import reduced_shape, vector_shape
 from parallelism.dtypes import common_dtype, is_floating
 from parallelism.ir.core import product
 from parallelism.ir.recording.numpy_shapes import axes_of, axis_of, broadcast, part, stands_for
@@ -43,12 +43,11 @@ def _reduced(
         x = np.where(lift(where), x, lift(_IDENTITY.get(kind, initial), dtype=x.dtype))
     axes = axes_of(axis, x.ndim)
     if initial is not None and kind not in _IDENTITY and any(x.shape[a] == 0 for a in axes):
-        kept = [1 if d in axes else n for d, n in enumerate(x.shape) if keepdims or d not in axes]
-        return broadcast(lift(initial, dtype=x.dtype), kept).copy()
+        shape = reduced_shape(x.shape, axes, keepdims=keepdims)
+        return broadcast(lift(initial, dtype=x.dtype), shape).copy()
     reduced = apply(kind, x, axes=axes, keepdims=bool(keepdims))
-    if (
-        dtype is not None
-    ):  # The operator sums small integers and bools as int64: the rest of that is the same.
+    if dtype is not None:
+        # The operator sums small integers and bools as int64; modulo a smaller dtype that is the same.
         reduced = reduced.astype(dtype)
     return reduced if initial is None else _COMBINE[kind](reduced, lift(initial, dtype=reduced.dtype))
 

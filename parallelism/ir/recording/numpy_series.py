@@ -93,11 +93,16 @@ def _interp(x: Any, xp: Any, fp: Any, left: Any = None, right: Any = None, perio
     n = known_extent(at, 0, "numpy.interp")
     before = np.clip(_searchsorted(at, place, "right") - 1, 0, max(n - 2, 0))
     after = np.minimum(before + 1, n - 1)
-    x0, x1, y0, y1 = (np.take(table, k) for table in (at, values) for k in (before, after))
+    x0, x1 = np.take(at, before), np.take(at, after)
+    y0, y1 = np.take(values, before), np.take(values, after)
     width = np.where(x1 == x0, 1.0, x1 - x0)
-    found = y0 + (y1 - y0) / width * (np.clip(place, at[0], at[n - 1]) - x0)
-    found = np.where(place < at[0], values[0] if left is None else left, found)
-    return np.where(place > at[n - 1], values[n - 1] if right is None else right, found)
+    slope = (y1 - y0) / width
+    inside: Any = np.clip(place, at[0], at[n - 1])
+    found = y0 + slope * (inside - x0)
+    is_left = place < at[0]
+    found = np.where(is_left, values[0] if left is None else left, found)
+    is_right = place > at[n - 1]
+    return np.where(is_right, values[n - 1] if right is None else right, found)
 
 
 @stands_for(np.bincount)
@@ -163,7 +168,8 @@ def _cov(
 ) -> Any:
     if any(x is not None for x in rest.values()):
         refuse("numpy.cov with weights or dtype=", "multiply the rows by the weights before")
-    rows = [_variables(each, rowvar) for each in ([m] if y is None else [m, y])]
+    arrays = [m] if y is None else [m, y]
+    rows = [_variables(each, rowvar) for each in arrays]
     x = np.concatenate(rows, axis=0) if len(rows) > 1 else rows[0]
     n = x.shape[1]
     away = x - np.mean(x, axis=1, keepdims=True)

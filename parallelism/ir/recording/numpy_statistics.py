@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from parallelism.arrays import reduced_shape
 from parallelism.dtypes import is_floating
 from parallelism.ir.core import product
 from parallelism.ir.recording.numpy_shapes import axes_of, axis_of, known_extent, part, stands_for
@@ -190,8 +191,7 @@ def _quantiles(a: Any, q: Any, axis: Any, keepdims: bool, method: str, *, ignore
     flat, axes = _in_one_dim(x, axis)
     find = _quantile_of_numbers if ignores_nan and is_floating(x.dtype) else _quantile_of_all
     found = find(np.sort(flat, axis=-1), flat, float(each), _BETWEEN[method])
-    kept = tuple(1 if d in axes else m for d, m in enumerate(x.shape))
-    return found.reshape(kept) if keepdims else found
+    return found.reshape(reduced_shape(x.shape, axes, keepdims=True)) if keepdims else found
 
 
 def _quantile_of_all(ordered: Any, flat: Any, q: float, between: Callable[[Any, Any, Any], Any]) -> Any:
@@ -218,8 +218,10 @@ def _quantile_of_numbers(ordered: Any, flat: Any, q: float, between: Callable[[A
     place = q * (count - 1).astype(np.float64)
     low = np.maximum(np.floor(place), 0).astype(np.int64)
     high = np.maximum(np.minimum(low + 1, count - 1), 0)
-    below, above = (np.take_along_axis(ordered, k, axis=-1) for k in (low, high))
-    found = between(below, above, (place - low.astype(np.float64)).astype(flat.dtype))
+    below = np.take_along_axis(ordered, low, axis=-1)
+    above = np.take_along_axis(ordered, high, axis=-1)
+    share = (place - low.astype(np.float64)).astype(flat.dtype)
+    found = between(below, above, share)
     return found.reshape(flat.shape[:-1])
 
 

@@ -289,9 +289,10 @@ def _small(lying: Lying, dtype: np.dtype[Any]) -> Any:
     sizes = sorted({0, *map(abs, lying.strides)})
     steps = [_sign(stride) * sizes.index(abs(stride)) for stride in lying.strides]
     shape = [min(n, 2) for n in lying.shape]
-    numbers = np.ones(1 + 2 * sum(map(abs, steps)), dtype if dtype.kind in "biuf" else np.float32)
-    middle = numbers[sum(map(abs, steps)) :]
-    return np.lib.stride_tricks.as_strided(middle, shape, [step * numbers.itemsize for step in steps])
+    reach = sum(map(abs, steps))  # how far an element may lie before or behind the first one
+    numbers = np.ones(2 * reach + 1, dtype if dtype.kind in "biuf" else np.float32)
+    strides = [step * numbers.itemsize for step in steps]
+    return np.lib.stride_tricks.as_strided(numbers[reach:], shape, strides)
 
 
 def _sign(stride: int) -> int:

@@ -89,14 +89,18 @@ def _placement(
     devices: Devices,
     kept: Axes,
 ) -> Placement:
-    all_types = (*types, *meaning(called[0], tuple(types), called[1]).outputs)
-    leaders = OPERATORS[called[0]].leaders
+    kind, attributes = called
+    all_types = (*types, *meaning(kind, tuple(types), attributes).outputs)
+    leaders = OPERATORS[kind].leaders
     asked = None if leaders is None else leaders(len(inputs), len(outputs))
     everything = enumerate(zip((*of.inputs, *of.outputs), all_types, (*inputs, *outputs), strict=True))
     tensors = [tensor for number, tensor in everything if asked is None or number in asked]
     split = letters_split(of, tensors, devices, kept)
-    op = next((layout.op for layout in inputs if layout.partial), "sum") if kept else of.op
-    return placement_by(of, split, devices, kept, [bool(layout.partial) for layout in inputs], op)
+    pending = [bool(layout.partial) for layout in inputs]
+    op = of.op
+    if kept:
+        op = next((layout.op for layout in inputs if layout.partial), "sum")
+    return placement_by(of, split, devices, kept, pending, op)
 
 
 def dealt(op: Op, lies: TensorSharding, devices: Devices) -> Placement:

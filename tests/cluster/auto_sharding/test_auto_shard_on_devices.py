@@ -22,6 +22,7 @@ def check(cluster, seed):
         np.testing.assert_allclose(found, wanted, rtol=1e-10, atol=1e-10 * max(1.0, np.abs(wanted).max(initial=0)))
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("seed", range(2))
 def test_on_threads(cluster_of, seed):

@@ -85,6 +85,7 @@ def test_a_case_knows_how_far_two_rounds_of_it_are_apart():
     assert rounds_apart([whole(1.0)]) == 0
 
 
+@pytest.mark.takes_seconds
 def test_a_machine_that_is_not_quiet_is_told(cases):
     assert "machine is not quiet" in " ".join(str(calibration_of(cases[::10])).split())
 
@@ -143,6 +144,7 @@ def test_what_was_found_is_written_and_is_what_host_means(cases, tmp_path, monke
     assert trace.makespan_seconds == Costs(found.resized(3)).collective("all_reduce", 4096, range(3)).seconds > 0
 
 
+@pytest.mark.takes_seconds
 def test_wrong_words_are_told(capsys, monkeypatch):
     monkeypatch.setenv(VARIABLE, "")
     for words in ("calibrate", "calibrate /nonexistent/mine.json", "calibrate mine.json --devices 1",

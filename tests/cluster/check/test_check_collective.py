@@ -588,7 +588,7 @@ def test_any_way_round_the_ring_will_do_where_no_hop_is_asked_for():
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_usual_mistake_is_named(name, monkeypatch):
     if name == "endless":
-        monkeypatch.setattr("vcluster.check.watched.DEADLINE_SECONDS", 0.15)
+        monkeypatch.setattr("vcluster.check.observed_run.DEADLINE_SECONDS", 0.15)
     kind, mine, words = MISTAKES[name]
     answer = check_collective(kind, mine)
     assert not answer

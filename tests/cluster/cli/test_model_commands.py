@@ -132,6 +132,7 @@ def unwrapped(text):
     return " ".join(text.split())
 
 
+@pytest.mark.takes_seconds
 def test_show_prints_the_program_and_its_counts(command):
     status, out, err = command("show", "m.mlir")
     assert (status, err) == (0, "") and out.startswith(MODEL)
@@ -153,6 +154,7 @@ def test_show_prints_what_a_device_of_a_mesh_does(command):
     assert out.endswith("2 kinds of device\n")    # the sum has one element, which one of each two devices adds up
 
 
+@pytest.mark.takes_seconds
 def test_simulate_prints_the_summary_and_writes_page_and_trace(command, tmp_path):
     status, out, err = command("simulate", "m.mlir", *ON, "--report", "p.html", "--save", "t.json")
     assert (status, err) == (0, "")
@@ -162,6 +164,7 @@ def test_simulate_prints_the_summary_and_writes_page_and_trace(command, tmp_path
     assert command("report", "t.json")[0] == 0
 
 
+@pytest.mark.takes_seconds
 def test_donated_inputs_are_held_once(command, tmp_path):
     step = ir.record(lambda p, g: {name: p[name] - 0.1 * g[name] for name in p},
                      *[{"w": ir.TensorType("f64", (4, 6)), "v": ir.TensorType("f64", (5,))}] * 2)
@@ -175,6 +178,7 @@ def test_donated_inputs_are_held_once(command, tmp_path):
     assert (status, err) == (0, "")
 
 
+@pytest.mark.takes_seconds
 def test_many_devices_are_folded_unless_somebody_says_otherwise(command):
     words = ("simulate", "m.mlir", "--mesh", "dp=8,tp=16", *ON[2:])
     folded, all_of_them = command(*words)[1], command(*words, "--no-fold")[1]
@@ -183,6 +187,7 @@ def test_many_devices_are_folded_unless_somebody_says_otherwise(command):
     assert folded.splitlines()[1].split(";")[0] == all_of_them.splitlines()[1].split(";")[0]    # the makespan
 
 
+@pytest.mark.takes_seconds
 def test_where_many_devices_cannot_be_folded_all_are_simulated_unless_somebody_asked(command, monkeypatch):
     def refusing(executable, hardware, *, fold=False, **on):
         if fold:
@@ -197,6 +202,7 @@ def test_where_many_devices_cannot_be_folded_all_are_simulated_unless_somebody_a
     assert (status, out) == (2, "") and err.endswith("simulate: collectives of equal devices share links\n")
 
 
+@pytest.mark.takes_seconds
 def test_what_ops_take_here_is_measured_once_and_kept(command, tmp_path):
     words = ("simulate", "m.mlir", *ON, "--profile", "p.json")
     first = command(*words)[1]
@@ -204,6 +210,7 @@ def test_what_ops_take_here_is_measured_once_and_kept(command, tmp_path):
     assert len(kept["seconds"]) == 4 and command(*words)[1] == first
 
 
+@pytest.mark.takes_seconds
 def test_run_agrees_with_one_process_and_with_the_simulation(command, tmp_path):
     status, out, err = command(
         "run", "m.mlir", *ON, "--backend", "thread", "--gradient", "--report", "p.html", "--save", "t.json")
@@ -293,6 +300,7 @@ def test_a_program_of_bfloat16_runs_on_arrays_from_a_file(command, tmp_path, mon
 NO_NPZ = "it is not an .npz file of numpy.savez ("
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("optimizer", ["sgd:0.1", "adam:0.01"])
 def test_run_takes_a_gradient_that_is_zero_but_for_rounding_for_right(command, tmp_path, optimizer):
@@ -311,6 +319,7 @@ def test_run_takes_a_gradient_that_is_zero_but_for_rounding_for_right(command, t
     assert command(*wrong)[0] == 0
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.filterwarnings("ignore:invalid value")
 def test_run_fails_where_a_result_is_nan(command, tmp_path):
     (tmp_path / "nan.mlir").write_text(str(ir.record(lambda x: np.log(x).sum(), ir.TensorType("f64", (8, 2)))))
@@ -360,6 +369,7 @@ def test_a_program_for_which_there_is_not_the_memory_is_told_in_one_line(command
     assert err.startswith(f"{top.PROGRAM} run: this machine has too little memory for it: Unable to allocate")
 
 
+@pytest.mark.takes_seconds
 def test_this_machine_is_a_hardware_if_it_is_calibrated(command, tmp_path, monkeypatch):
     monkeypatch.setenv(VARIABLE, str(tmp_path / "here.json"))
     status, out, err = command("simulate", "m.mlir", "--mesh", "dp=1,tp=1", "--hardware", "host")
@@ -469,6 +479,7 @@ def test_what_is_wrong_is_one_line_and_status_2(command, wrong_files, monkeypatc
     assert err.startswith(f"{top.PROGRAM} {message}")
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("strategy", ["dp=2", "dp=2 zero=1", "pp=1 1f1b:2", "pp=1 dp=2 1f1b:2"])
 def test_run_takes_the_rows_of_the_arrays_that_it_is_given(command, tmp_path, strategy):
@@ -503,6 +514,7 @@ def test_an_option_that_would_be_ignored_is_refused(command, tmp_path, words, to
     assert (status, out) == (2, "") and err.count("\n") == 1 and (told is None or told in err)
 
 
+@pytest.mark.takes_seconds
 def test_a_hardware_without_a_rate_is_refused_before_anything_is_printed(command):
     status, out, err = command("show", "m.mlir", "--mesh", "dp=2,tp=2", "--hardware", "tpu-v4")
     assert (status, out) == (2, "") and "float64" in err

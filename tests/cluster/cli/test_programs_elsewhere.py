@@ -64,6 +64,7 @@ def test_a_model_of_onnx_runs_with_its_weights(command, tmp_path):
     assert "differ by 0 of the largest number" in out
 
 
+@pytest.mark.takes_seconds
 def test_a_module_with_layouts_is_for_its_own_mesh(command):
     assert "tensor<2x4xf32>" in command("show", "whole.program")
     assert "on Mesh(dp=3) and in one process differ by" in command("run", "whole.program", "--backend", "thread")
@@ -71,6 +72,7 @@ def test_a_module_with_layouts_is_for_its_own_mesh(command):
     assert command("simulate", "whole.program", "--mesh", "dp=6", "--hardware", "dgx-h100").startswith("6 devices")
 
 
+@pytest.mark.takes_seconds
 def test_a_partitioned_module_is_told_collective_by_collective(command):
     out = command("show", "part.program", "--rank", "1")
     lines = [line.split("  ") for line in out.splitlines() if line.startswith(("all_gather ", "reduce_scatter "))]
@@ -84,6 +86,7 @@ def test_a_partitioned_module_is_told_collective_by_collective(command):
     assert "priced on dgx-a100" in slow and slow.splitlines()[-2:] != out.splitlines()[-2:]
 
 
+@pytest.mark.takes_seconds
 def test_the_module_of_the_documents_is_told_as_they_say(command, tmp_path):
     document = (Path(top.__file__).parents[1] / "docs" / "interop.md").read_text()
     part = document[document.index("`part.mlir`"):]
@@ -92,6 +95,7 @@ def test_the_module_of_the_documents_is_told_as_they_say(command, tmp_path):
     assert command("show", "part.mlir", "--hardware", "dgx-h100").endswith(table)
 
 
+@pytest.mark.takes_seconds
 def test_a_partitioned_module_runs_on_devices_and_is_simulated(command, tmp_path):
     arrays = {f"arg0.{rank}": np.full((2, 3), 10.0 ** rank, np.float32) for rank in range(4)}
     np.savez(tmp_path / "x.npz", **arrays)

@@ -46,6 +46,7 @@ def test_a_small_run_is_as_its_simulation(flags: dict[str, Any], devices: int) -
     assert "are those of the simulation" in " ".join(text.split()) and max(map(len, text.splitlines())) <= 80
 
 
+@pytest.mark.takes_seconds
 def test_what_differs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     run = scaled_down(MegatronFlags(**SMALL, **FEW_OPS, global_batch_size=2).run(2))
     hardware = sized_hardware("dgx-a100", 2)

@@ -107,6 +107,7 @@ def executable_of(model, mesh, layouts):
     return Executable(localize(propagate(annotate(function, given), mesh), mesh))
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.sampled(64, 32)
 @pytest.mark.parametrize(("model", "mesh", "layouts"), CASES, ids=IDS)
 def test_a_model_under_layouts_runs_as_interpreted_and_as_simulated(model, mesh, layouts):
@@ -127,6 +128,7 @@ def test_a_model_under_layouts_runs_as_interpreted_and_as_simulated(model, mesh,
         assert [e[1:5] for e in told(simulated, rank)] == [e[1:5] for e in told(folded, stands)]
 
 
+@pytest.mark.takes_seconds
 def test_on_processes_and_under_the_recorder_it_is_the_same():
     mesh = Mesh(tp=2)
     executable = executable_of("mlp", mesh, TENSOR["mlp"])
@@ -141,6 +143,7 @@ def test_on_processes_and_under_the_recorder_it_is_the_same():
     assert told(recorded.on("dgx-h100", priced_dtype="bfloat16")) == told(simulated)
 
 
+@pytest.mark.takes_seconds
 def test_parts_that_are_cut_unevenly_are_moved_block_by_block():
     mesh = Mesh(x=2, y=3)
     function = ir.record(lambda a: np.transpose(np.transpose(a) * 2), ir.TensorType("f64", (7, 5)))
@@ -155,6 +158,7 @@ def test_parts_that_are_cut_unevenly_are_moved_block_by_block():
     assert_simulated(simulate(executable, "dgx-h100", priced_dtype="bfloat16"), trace)
 
 
+@pytest.mark.takes_seconds
 def test_random_numbers_are_those_of_the_whole():
     mesh = Mesh(dp=3)
     function = ir.record(

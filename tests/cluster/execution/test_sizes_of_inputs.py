@@ -62,6 +62,7 @@ def placed(text: str, step: ir.Function = STEP) -> tuple[Any, Any]:
     return strategy(step), mesh
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("text", EACH)
 def test_all_ways_take_the_rows_alike(text: str) -> None:
@@ -118,6 +119,7 @@ def test_rows_that_are_a_part_of_a_dim_are_taken(text: str) -> None:
         np.testing.assert_allclose(cluster.run(step, given).result[0], np.mean((given["x"] @ given["p.w"]) ** 2), rtol=1e-12)
 
 
+@pytest.mark.takes_seconds
 def test_two_symbols_have_two_numbers() -> None:
     tokens = ir.symbol("T")
     function = ir.record(lambda x: x.sum(), TensorType("f64", (tokens, ir.symbol("N"))), name="two")

@@ -68,6 +68,7 @@ def test_sums_over_groups_of_replicas_and_partitions(more, rows, expected):
         tuple(sorted(group)) for group in expected}
 
 
+@pytest.mark.takes_seconds
 def test_the_order_inside_a_group_is_that_of_the_text():
     rows = [[1, 0], [2, 3]]
     how = f"all_gather_dim = 0 : i64, {groups(rows)}, {CHANNEL}, use_global_device_ids"
@@ -79,6 +80,7 @@ def test_the_order_inside_a_group_is_that_of_the_text():
     assert {event.group for event in simulate(program, "dgx-a100").filter(kind="collective")} == {(1, 0), (2, 3)}
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("rows", [[[0, 3], [2, 1]], [[3, 1, 2, 0]]], ids=str)
 @pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "collective_broadcast"])

@@ -294,6 +294,7 @@ def test_works_that_a_failing_copy_had_taken_are_done_here(count: int, works: in
         os.close(each)
 
 
+@pytest.mark.takes_seconds
 def test_figures_that_a_copy_computed_are_those_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = models.TransformerSpec(layers=2, width=12, heads=2, vocabulary=24, sequence=6)
     asked: dict[str, Any] = {"hardware": "dgx-h100", "devices": 4, "batch": 8, "schedule": "1f1b", "recompute": "none"}
@@ -323,6 +324,7 @@ def test_figures_that_a_copy_computed_are_those_of_this_process(monkeypatch: pyt
         os.close(each)
 
 
+@pytest.mark.takes_seconds
 def test_ctrl_c_leaves_the_figures_that_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = models.TransformerSpec(layers=2, width=12, heads=2, vocabulary=24, sequence=6)
     monkeypatch.setattr(module, "copies", lambda: 0)

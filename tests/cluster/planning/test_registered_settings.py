@@ -54,6 +54,7 @@ def test_it_is_explained_and_scaled_down_it_runs(setting):
     assert verified(only.best.scaled_down(), only.task.hardware, backend="thread").differences == ()
 
 
+@pytest.mark.takes_seconds
 def test_it_is_refused_where_it_is_not_useful_and_for_other_values():
     register_setting(NARROW)
     try:

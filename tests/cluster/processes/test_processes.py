@@ -126,6 +126,7 @@ def test_a_function_of_this_module_runs_with_its_arguments(seen):
     assert seen["computed"] == 31.0
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.sampled(2)
 def test_the_process_is_a_named_daemon_without_standard_input_that_ignores_interrupts(seen):
     assert seen["process"] == ("asked", True, True, b"", Path(os.devnull).stat().st_rdev)
@@ -367,11 +368,13 @@ def test_too_many_descriptors_are_refused():
         ForkServer().start_process([0] * (MOST_DESCRIPTORS + 1))
 
 
+@pytest.mark.takes_seconds
 def test_an_unknown_start_method_is_refused():
     with pytest.raises(ValueError, match=r"one of 'forkserver', 'spawn', 'fork', got 'thread'"):
         start_process(int, name="x", start_method="thread")
 
 
+@pytest.mark.takes_seconds
 def test_the_start_method_follows_the_platform(monkeypatch):
     for platform, expected in (("linux", "forkserver"), ("darwin", "spawn")):
         monkeypatch.setattr(sys, "platform", platform)

@@ -162,6 +162,7 @@ def test_groups_entered_in_different_orders(backend):
         assert set(error.ranks) == {0, 1, 2, 3}
 
 
+@pytest.mark.takes_seconds
 def test_a_circle_is_found_while_a_third_device_computes_for_ever(cluster_of):
     def kernel(device):
         if device.rank < 2:

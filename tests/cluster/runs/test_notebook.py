@@ -94,6 +94,7 @@ def test_of_many_devices_the_first_have_rows():
     gc.collect()
 
 
+@pytest.mark.takes_seconds
 def test_errors_name_the_cell_and_its_line_and_hide_the_library(in_a_shell):
     differ, wait, divide, stop = in_a_shell(SHOWN).split("=====\n")[2:6]
     line = "    return device.all_reduce(x)  # here"
@@ -106,6 +107,7 @@ def test_errors_name_the_cell_and_its_line_and_hide_the_library(in_a_shell):
         assert "ipython-input" not in told and f"{ROOT}" not in told and "----> " in told, told
 
 
+@pytest.mark.takes_seconds
 def test_a_cluster_lives_across_cells(in_a_shell):
     cells = in_a_shell(SHOWN).split("=====\n")[1:]
     assert cells[0] == cells[5] == cells[6] == ""

@@ -239,6 +239,7 @@ def test_a_kernel_may_print_where_the_host_has_no_stdout(cluster, monkeypatch):
 # -- an interrupt comes while a block is freed -------------------------------------------------------------------------
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.sampled(2)
 @pytest.mark.slow_for("process-queue")
 def test_an_interrupt_is_not_lost_in_the_callback_of_a_block(cluster, capfd):

@@ -134,6 +134,7 @@ def test_devices_of_cp_share_the_tokens_of_a_prompt():
     assert steps[4].flops(rank=0) - head == pytest.approx((steps[1].flops() - head) / 4, rel=0.02)
 
 
+@pytest.mark.takes_seconds
 def test_a_device_holds_the_bytes_of_the_cache_that_the_pages_have():
     spec, mesh = SERVED["llama3"], Mesh(tp=2)
     placement = Placement(spec, mesh, usual_strategy(mesh))

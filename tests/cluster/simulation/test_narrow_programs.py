@@ -46,6 +46,7 @@ def assert_same_measures(found, wanted):
         np.testing.assert_allclose(measures(found)[rank][2], times, rtol=1e-9, atol=1e-15)
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.sampled(4, 2)
 @pytest.mark.parametrize(("dtype", "options"), [
     ("bf16", {"backend": "thread"}), ("bf16", {}), ("f8e4m3fn", {"backend": "thread"}),
@@ -85,6 +86,7 @@ def gradient_of(dtype):
     return Executable(ir.gradient(recorded(dtype), keep_outputs=True), Mesh(dp=2, tp=2))
 
 
+@pytest.mark.takes_seconds
 def test_a_program_of_bfloat16_is_priced_as_one_of_float16_that_is_priced_as_bfloat16():
     for hardware in ("dgx-h100", "dgx-a100"):
         plain, stood_for = simulate(gradient_of("bf16"), hardware), simulate(
@@ -93,6 +95,7 @@ def test_a_program_of_bfloat16_is_priced_as_one_of_float16_that_is_priced_as_bfl
         assert plain.peaks() == stood_for.peaks()
 
 
+@pytest.mark.takes_seconds
 def test_float8_has_its_own_rate_and_bytes():
     def times(dtype):
         trace = simulate(Executable(ir.record(lambda x, y: x @ y, *[ir.TensorType(dtype, (8192, 8192))] * 2),
@@ -107,6 +110,7 @@ def test_float8_has_its_own_rate_and_bytes():
         simulate(Executable(ir.record(lambda x: x @ x, ir.TensorType("f8e5m2", (8, 8))), Mesh(one=1)), "dgx-a100")
 
 
+@pytest.mark.takes_seconds
 def test_integers_and_bools_keep_their_size_under_a_priced_dtype():
     for dtype in ("i64", "i8", "i1"):
         type = ir.TensorType(dtype, (1 << 20,))

@@ -98,6 +98,7 @@ def test_what_a_stage_does_is_priced_once_however_many_microbatches_there_are():
     assert counts[64] < 8 * counts[8]
 
 
+@pytest.mark.takes_seconds
 def test_equal_devices_are_told_op_by_op_if_that_is_asked_for():
     step = PipelinedStep(program_of(2, 3, inside=Mesh(tp=2)), Mesh(pp=2, dp=2, tp=2), 12)
     alone = {**ON, "link_sharing": False}       # a piece cannot share its links with messages
@@ -122,6 +123,7 @@ def test_a_pipelined_program_is_simulated_on_a_mesh_with_a_batch():
     assert told(simulate(program, mesh=mesh, numbers={"B": 12}, **ON)) == told(simulate(program, mesh=mesh, batch=12, **ON))
 
 
+@pytest.mark.takes_seconds
 def test_what_says_the_sizes_of_a_pipelined_program_twice_or_not_at_all_is_refused():
     program, mesh = program_of(2, 3, inside=Mesh(tp=2)), Mesh(pp=2, tp=2)
     for wrong in ({}, {"batch": 12}):
@@ -138,6 +140,7 @@ def test_what_says_the_sizes_of_a_pipelined_program_twice_or_not_at_all_is_refus
         simulate(step, mesh=Mesh(pp=2), **ON)
 
 
+@pytest.mark.takes_seconds
 def test_a_straggler_is_nobodys_equal_and_every_op_is_told():
     from parallelism.hardware import Hardware
 
@@ -148,6 +151,7 @@ def test_a_straggler_is_nobodys_equal_and_every_op_is_told():
     assert folded.ranks == (0, 1, 2, 3) and told(folded) == told(whole)
 
 
+@pytest.mark.takes_seconds
 def test_equal_devices_are_found_where_only_the_priced_dtype_has_a_rate():
     step = PipelinedStep(program_of(2, 2), Mesh(pp=2, dp=2), 4)
     folded = simulate(step, "tpu-v5p:1x1x4", priced_dtype="bfloat16", fold=True, link_sharing=False)

@@ -427,6 +427,7 @@ CASES = [*strategies()]
 IDS = [f"{model} {name} {'x'.join(map(str, mesh.shape.values()))}" for model, name, mesh, _, _ in CASES]
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.sampled(200)
 @pytest.mark.parametrize(("model", "name", "mesh", "layouts", "stage"), CASES, ids=IDS)
 def test_a_strategy_is_one_program_three_ways(cluster_of, model, name, mesh, layouts, stage):
@@ -434,6 +435,7 @@ def test_a_strategy_is_one_program_three_ways(cluster_of, model, name, mesh, lay
     assert_three_ways(cluster, *program_of(model, layouts, stage))
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.parametrize("name", ["mlp tp 2", pytest.param("gpt dp x tp 2x2", marks=pytest.mark.slow),
                                   pytest.param("mixture experts 3", marks=pytest.mark.slow),
                                   pytest.param("mlp zero 2 3", marks=pytest.mark.slow)])

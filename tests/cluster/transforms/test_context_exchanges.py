@@ -30,6 +30,7 @@ def check(cluster_of, text, sequence, groups, backend="thread", rows=2, **more):
     return assert_trains(cluster_of(mesh, backend, compute="modelled", **ON), step, alone, rows)
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.sampled(24)
 @pytest.mark.parametrize("devices", range(1, 9))
 @pytest.mark.parametrize("word", ["cp", "ring", "ulysses"])

@@ -34,6 +34,7 @@ CASES = [
 ]
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.sampled(48)
 @pytest.mark.parametrize(("model", "rows", "text", "rule", "backend"), in_turn(CASES),
                          ids=[f"{model}-{text}" for model, _, text, _ in CASES])

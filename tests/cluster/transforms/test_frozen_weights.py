@@ -20,6 +20,7 @@ CASES = [
 ]
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.sampled(17, 2)
 @pytest.mark.parametrize(("model", "rows", "text"), CASES, ids=[f"{m}-{t}" for m, _, t in CASES])
 def test_adapters_are_trained_as_on_one_device_and_the_rest_stays(cluster_of, model, rows, text):
@@ -77,6 +78,7 @@ def partly(rows, names):
     return train_step(ir.record(loss, types, batch, batch, name="partly"), SGD(0.1, 0.9), parameters=names)
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(("names", "rows", "text"), [
     (["p.w2"], 4, "dp=2 zero=3"), (["p.w0", "p.b1"], 6, "tp=2"), (["p.b1"], 5, "pp=3 1f1b:3"),
@@ -88,6 +90,7 @@ def test_any_weights_may_be_frozen(cluster_of, names, rows, text):
     assert_trains(cluster_of(mesh, "thread", compute="modelled", **ON), step, alone, rows, steps=3)
 
 
+@pytest.mark.takes_seconds
 def test_gradients_of_frozen_weights_are_not_summed(cluster_of):
     """Of an adapted product data parallelism sums the gradients of the adapters: 2 (n - 1) / n of their bytes."""
     alone = model_step("lora of all", 4, SGD(0.1))

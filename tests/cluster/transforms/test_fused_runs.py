@@ -27,6 +27,7 @@ CASES = [("mlp", 6, "dp=2 overlap=1KB"),
          ("gpt", 7, "pp=2 1f1b:3 dp=2 zero=1"), ("mlp", 8, "pp=2 interleaved_1f1b:4x2")]
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.slow_for("mlp-pp=2")
 @pytest.mark.sampled(9)
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ CASES = [
 ]
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.slow_for("gpt-pp=2")
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(

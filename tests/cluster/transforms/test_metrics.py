@@ -96,6 +96,7 @@ def test_gradients_without_an_update_come_with_the_loss_alone():
         PipelinedProgram(partition(function, 1), Pipeline(stages=1, microbatches=2), Mesh(tp=1))
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("text", ["pp=2 1f1b:2 dp=2", "pp=1 1f1b:3"])
 def test_a_loss_and_its_metrics_share_the_denominator(cluster_of, text):

@@ -47,6 +47,7 @@ CASES = [(5, "tp=2"), (6, "tp=2 sp dp=2 zero=3"), (5, "pp=2 1f1b:2 tp=2"), (7, "
          (5, "tp=2 recompute=block.*")]
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.sampled(12, 2)
 @pytest.mark.parametrize("metrics", ["split", "all"])
 @pytest.mark.parametrize(("rows", "text", "backend"), in_turn(CASES))

@@ -68,6 +68,7 @@ def test_the_last_backward_of_a_stage_sums_over_replicas(cluster_of, model, rows
                for event in after)
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.parametrize(("model", "rows", "text"), [
     ("gpt", 2, "pp=1 1f1b:1 tp=2 sp"), pytest.param("gpt", 8, "pp=2 1f1b:2 tp=2 sp", marks=pytest.mark.slow),
     pytest.param("dropout", 4, "tp=2 sp cp=2", marks=pytest.mark.slow),

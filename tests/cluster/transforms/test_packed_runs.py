@@ -17,6 +17,7 @@ CASES = [
 ]
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.sampled(18)
 @pytest.mark.parametrize(("model", "rows", "text"), CASES, ids=[f"{m}-{t}" for m, _, t in CASES])
 def test_packed_sequences_train_as_on_one_device(cluster_of, model, rows, text):

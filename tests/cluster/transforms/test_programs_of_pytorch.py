@@ -28,6 +28,7 @@ def refused(name, text):
     return None
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.sampled(430, 40)
 @pytest.mark.parametrize(("rows", "text"), STRATEGIES)
 @pytest.mark.parametrize("name", PROGRAMS)

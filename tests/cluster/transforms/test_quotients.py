@@ -63,6 +63,7 @@ def masked(divided):
                                 f64("f64", (B,)), name="masked"), SGD(0.1))
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.parametrize(("dp", "reduced"), [(1, 0), (2, 8)])
 def test_the_denominator_is_one_number_that_the_devices_of_the_last_stage_sum_before_the_first_forward(dp, reduced):
     step = Strategy.parse("pp 1f1b:2")(masked(lambda mask, h: np.sum(mask)))

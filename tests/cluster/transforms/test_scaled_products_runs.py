@@ -52,6 +52,7 @@ CASES = [
 ]
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.sampled(30)
 @pytest.mark.parametrize(("model", "rows", "text", "backend"), in_turn(CASES), ids=[f"{m}-{t}" for m, _, t in CASES])
 def test_a_step_in_float8_runs_as_it_is_simulated_and_near_the_step_alone(cluster_of, model, rows, text, backend):
@@ -244,6 +245,7 @@ def test_the_operation_of_a_step_in_float8_takes_the_state_of_its_first_step():
     assert operation_on(step, Mesh(dp=2)) is not None
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.parametrize("text", ["pp=2 1f1b:3 dp=2", "pp=1 1f1b:2 dp=2 zero=1"])
 def test_weights_that_are_only_named_like_scales_of_earlier_steps_have_sums_for_gradients(cluster_of, text):
     assert_model_trains(cluster_of, "named_like_scales", 12, text, SGD(0.1))

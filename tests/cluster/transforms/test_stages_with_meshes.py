@@ -155,8 +155,8 @@ STEP = model_step("mlp", B, SGD(0.1))
 
 
 @pytest.mark.parametrize(("build", "message"), [
-    (lambda: Pipeline(meshes=[Mesh(pp=2)]), r"those inside its stages, without 'pp'; got Mesh\(pp=2\)"),
-    (lambda: Pipeline(meshes=[4, 4]), "those inside its stages, without 'pp'; got 4"),
+    (lambda: Pipeline(meshes=[Mesh(pp=2)]), r"each stage, without the axis 'pp' of the pipeline; got Mesh\(pp=2\)"),
+    (lambda: Pipeline(meshes=[4, 4]), "the mesh inside each stage, without the axis 'pp' of the pipeline; got 4"),
     (lambda: simulate(Pipeline(meshes=[Mesh(dp=2), Mesh(dp=3)])(STEP), mesh=Mesh(dp=4), batch=8, **ON),
      r"pp 1f1b:1,meshes=dp=2\|dp=3 needs 5 devices, 2 \+ 3; Mesh\(dp=4\) has 4"),
     (lambda: simulate(Pipeline(begin=["layer.1", "layer.2"], meshes=[Mesh(dp=2), Mesh(dp=3)])(STEP),

@@ -20,6 +20,7 @@ CASES = [
 ]
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.sampled(12, 11)
 @pytest.mark.parametrize(
     ("model", "rows", "text", "backend"), in_turn(CASES, ("process", "thread")), ids=[f"{m}-{t}" for m, _, t in CASES])
@@ -38,6 +39,7 @@ def test_the_text_of_a_transformed_step_runs_as_the_step_does(cluster_of):
     assert_trained(results, interpreted(alone))
 
 
+@pytest.mark.takes_seconds
 def test_a_program_is_placed_on_a_mesh_once_and_runs_without_an_update_too(cluster_of):
     mesh = Mesh(dp=2)
     loss = Strategy.parse("dp")(models.mlp((3, 2), 4))

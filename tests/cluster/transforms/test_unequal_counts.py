@@ -85,6 +85,7 @@ def placed(text, clip, rows):
     return step, mesh or strategy.pipeline.of_all
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.sampled(60, 7)
 @pytest.mark.parametrize("clip", [0.05, 1e3])
 @pytest.mark.parametrize(("rows", "text", "backend"), in_turn(CASES))

@@ -42,6 +42,7 @@ CASES = [
 ]
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.sampled(8, 1)
 @pytest.mark.parametrize(("text", "rule", "clip", "backend"), in_turn(CASES))
 def test_unused_parameters_are_trained_as_on_one_device(cluster_of, text, rule, clip, backend):

@@ -79,6 +79,7 @@ def test_the_least_of_all_choices_often(problem):
     check_least(problem)
 
 
+@pytest.mark.takes_seconds
 def test_trying_everything_is_trying_every_choice():
     builder = ir.Builder()
     x, y = builder.input("x", ir.TensorType("f8", (3, 64))), builder.input("y", ir.TensorType("f8", (64, 3)))
@@ -111,6 +112,7 @@ def test_a_wide_perceptron_is_never_slower_than_columns_then_rows():
     assert found.seconds <= columns.seconds < whole.seconds
 
 
+@pytest.mark.takes_seconds
 def test_the_next_state_of_a_step_lies_as_the_state():
     step = train_step(models.mlp((64, 128, 32), 16), SGD(0.1, momentum=0.9))
     solution = auto_shard(step, Mesh(x=2), "dgx-h100")
@@ -132,6 +134,7 @@ def test_blocks_are_laid_out_alike():
     assert problem.seconds(choice.sharding_of, choice.layout_of) == choice.seconds
 
 
+@pytest.mark.takes_seconds
 def test_given_layouts_stay():
     given = annotate(models.mlp((64, 128, 32), 16), {"p.w0": "[x, None]", "p.w1": "[None, x]"})
     solution = auto_shard(given, Mesh(x=2), "dgx-h100")
@@ -140,6 +143,7 @@ def test_given_layouts_stay():
     assert {op.inputs[0].name for op in solution.function.ops if op.kind == "reshard"}
 
 
+@pytest.mark.takes_seconds
 def test_what_cannot_be_laid_out():
     with pytest.raises(ValueError, match=r"nothing says what B is; .* and the program's specialize"):
         auto_shard(models.mlp((4, 8), ir.symbol("B")), Mesh(x=2), "dgx-h100")

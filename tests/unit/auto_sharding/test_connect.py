@@ -30,6 +30,7 @@ PAIRS = [
 ]
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("hardware", ["dgx-h100", "tpu-v4:2x2x2"])
 @pytest.mark.parametrize(("source", "target"), PAIRS)
@@ -45,6 +46,7 @@ def test_the_price_is_that_of_the_simulator(source, target, hardware):
     assert (found.seconds == 0) == (source == target)
 
 
+@pytest.mark.takes_seconds
 def test_it_says_what_moves():
     found = connect(TensorSharding.parse("[x, None, None] partial=y"), TensorSharding.parse("[x, y, None]"), TYPE, MESH,
                     "dgx-h100")
@@ -72,6 +74,7 @@ def test_changes_that_are_priced_together_cost_the_same(mesh, shape, count):
         Prices(mesh, hardware).moves(pairs, exactly=True), rel=1e-12, abs=0)
 
 
+@pytest.mark.takes_seconds
 def test_changes_that_are_not_alike_on_all_devices_are_priced_apart_and_as_alone(monkeypatch):
     mesh, type = Mesh(x=2, y=2), TensorType("f4", (8, 12))
     gathered = TensorSharding("x", None), TensorSharding(None, None), type

@@ -70,6 +70,7 @@ def test_the_least_of_all_choices_that_fit_often():
     assert sum(check_all(seed, 2 + seed % 2) for seed in range(100, 180)) >= 30
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(20, 23))
 def test_what_is_counted_is_what_the_program_holds(seed):
@@ -85,6 +86,7 @@ def test_what_is_counted_is_what_the_program_holds(seed):
         assert peak_bytes(function, mesh) == counted
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("optimizer", [SGD(0.1, momentum=0.9), Adam()])
 def test_a_step_holds_no_more_than_it_may(optimizer):
@@ -161,6 +163,7 @@ def test_weights_that_do_not_fit_lie_split_and_are_gathered_once_or_twice():
         check_what_is_counted(solution)
 
 
+@pytest.mark.takes_seconds
 def test_the_error_names_what_is_held():
     step = train_step(models.mlp((64, 64), 16), Adam())
     with pytest.raises(NoLayoutFits) as caught:

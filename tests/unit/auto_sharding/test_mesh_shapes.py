@@ -41,6 +41,7 @@ def test_a_plan_of_layouts_is_the_best_of_its_meshes():
     assert sum(each.nbytes for each in several.best.collectives) == received
 
 
+@pytest.mark.takes_seconds
 def test_a_memory_that_nothing_fits():
     plans = find_plan(LOSS, hardware="dgx-h100", devices=2, batch=32, memory="20kB", strategies="auto")
     assert not plans and "nothing fits" in str(plans)
@@ -61,6 +62,7 @@ def test_what_cannot_be_planned(given, error):
         auto_plans(train_step(LOSS, ADAM_W).specialize(B=8), "dgx-h100", devices=2, meshes=[Mesh(x=3)])
 
 
+@pytest.mark.takes_seconds
 def test_a_search_for_layouts_has_a_time_limit_for_each_mesh(monkeypatch):
     """Programs of many square matrices have so many equal choices that the best is not proved for minutes."""
     limits = []

@@ -20,6 +20,7 @@ from parallelism.layouts import annotate
 WIDE = models.mlp((4096, 16384, 4096), 64, "f4")
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.slow_for("p.w0", "p.b0")
 @pytest.mark.parametrize("name", ["p.w0", "p.w1", "p.b0"])
 def test_a_layout_costs_what_the_program_takes_with_it_given(name):
@@ -35,6 +36,7 @@ def test_a_layout_costs_what_the_program_takes_with_it_given(name):
         assert each.more_seconds == pytest.approx(each.more_op_seconds + each.more_move_seconds, abs=1e-12)
 
 
+@pytest.mark.takes_seconds
 def test_the_weights_of_a_wide_perceptron_cost_more_elsewhere():
     found = auto_shard(WIDE, Mesh(y=4), "dgx-h100").why("p.w0")
     assert found.layout == TensorSharding("y", None)     # x is split likewise, and the sum is of few rows
@@ -50,6 +52,7 @@ def test_the_weights_of_a_wide_perceptron_cost_more_elsewhere():
     assert "; other layouts that change: 1)" in text
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", [2, 0, 3, 1])
 def test_the_least_with_a_value_held_is_that_of_trying(seed):
@@ -65,6 +68,7 @@ def test_the_least_with_a_value_held_is_that_of_trying(seed):
             assert choice.seconds + more == pytest.approx(least, rel=1e-9, abs=1e-15)
 
 
+@pytest.mark.takes_seconds
 def test_a_given_layout_has_no_other():
     given = annotate(WIDE, {"p.w0": "[y, None]"})
     found = auto_shard(given, Mesh(y=4), "dgx-h100").why("p.w0")
@@ -72,6 +76,7 @@ def test_a_given_layout_has_no_other():
     assert str(found).endswith("there is no other layout to choose")
 
 
+@pytest.mark.takes_seconds
 def test_a_layout_that_no_choice_has():
     builder = ir.Builder()
     x = builder.input("x", ir.TensorType("f8", (4, 8)))
@@ -86,11 +91,13 @@ def test_a_layout_that_no_choice_has():
     assert "no choice of layouts has it" in str(found)
 
 
+@pytest.mark.takes_seconds
 def test_a_value_that_is_not_there():
     with pytest.raises(KeyError, match="has no value %q"):
         auto_shard(WIDE, Mesh(y=4), "dgx-h100").why("q")
 
 
+@pytest.mark.takes_seconds
 def test_a_choice_that_ran_out_of_time_is_told():
     found = auto_shard(WIDE, Mesh(y=4), "dgx-h100").why("p.w0").alternatives[0]
     assert "at most" in str(replace(found, is_proved=False))

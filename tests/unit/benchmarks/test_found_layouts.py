@@ -29,6 +29,7 @@ def is_of_today(row: dict[str, float], name: str, what: str) -> None:
     assert row["peak_bytes"] == ROWS[name][what]["peak_bytes"], what
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.sampled(6, 5)
 @pytest.mark.parametrize("name", CASES)
 def test_the_strategies_take_today_what_was_kept(name: str) -> None:

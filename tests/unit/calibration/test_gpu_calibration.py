@@ -140,6 +140,7 @@ def test_the_file_is_a_stack_whose_every_number_says_that_it_was_measured_on_wha
     assert read.sources["memory_efficiency"].startswith("ours, measured: on NVIDIA H100")
 
 
+@pytest.mark.takes_seconds
 def test_tables_hold_every_row_and_are_read_as_they_were_written(measured):
     found, path = measured
     told = Tables.load(path.with_suffix(".json"))
@@ -151,6 +152,7 @@ def test_tables_hold_every_row_and_are_read_as_they_were_written(measured):
     json.loads(path.with_suffix(".json").read_text(), parse_constant=pytest.fail)
 
 
+@pytest.mark.takes_seconds
 def test_a_stack_file_stands_behind_a_preset_as_a_stack_does(measured):
     _, path = measured
     assert sized_hardware(f"dgx-h100+{path}", 20).devices == 24

@@ -59,6 +59,7 @@ def test_what_the_reader_has_to_say_is_told(capsys: pytest.CaptureFixture[str], 
     assert status == 0 and "its text_config is read" in err and "num_nextn_predict_layers=2 is left out" in err
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("content", "told"), [
     ('{"model_type": "mamba"}', "the architecture 'mamba' is not known"),

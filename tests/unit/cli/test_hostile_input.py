@@ -324,6 +324,7 @@ def files(tmp_path, monkeypatch):
     Path("directory").mkdir()
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.sampled(12)
 @pytest.mark.parametrize(("main", "name"), COMMANDS, ids=[name for _, name in COMMANDS])
 @within_a_test
@@ -374,6 +375,7 @@ broken = st.one_of(
     st.tuples(st.sampled_from(("--auto", "--sequence-parallel", "--group-query-attention", "--fp16", "--json"))))
 
 
+@pytest.mark.takes_seconds
 @within_a_test
 @given(model=st.sampled_from(("gpt", "gpt", "gpt2-xl", "good.mlir", "empty", "nowhere", "")),
        given=st.lists(broken, min_size=1, max_size=4))
@@ -403,6 +405,7 @@ def test_a_head_that_costs_more_than_any_number_of_layers_is_balanced_at_once(fi
     assert (status, out) == (2, "") and re.fullmatch(r"program plan: .+\n", said)
 
 
+@pytest.mark.takes_seconds
 def test_a_plan_beyond_what_is_searched_is_refused(files):
     """Nothing of it depends on how large the numbers are: neither a loop over them, nor arithmetic of 64 bits."""
     for words, error in ((["--devices", "2097152"], "devices must be at most 1,048,576"),
@@ -415,6 +418,7 @@ def test_a_plan_beyond_what_is_searched_is_refused(files):
         assert said.startswith(f"program plan: {error}")
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(("words", "error"), [
     (["--vocab-size", f"{10**18 - 11}"], "a model may have at most 72,057,594,037,927,936 parameters, got 16,"),

@@ -182,6 +182,7 @@ def test_of_flags_that_are_given_again_and_again_the_last_counts(tmp_path: Path)
     assert (found.num_layers, found.bf16) == (3, True)
 
 
+@pytest.mark.takes_seconds
 def test_a_hostile_file_is_one_line_of_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "flags.sh"
     for number in range(10):

@@ -52,6 +52,7 @@ def test_its_json_has_the_plans_that_a_search_in_python_finds(capsys: pytest.Cap
     assert found["verdict"] == plans.verdict and [row["hardware"] for row in found["alone"]] == ["slow", "fast"]
 
 
+@pytest.mark.takes_seconds
 def test_its_text_has_80_columns(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
     status, out, err = said(capsys, "plan", *SMALL, *words)
     assert (status, err) == (0, "") and max(map(len, out.splitlines())) <= 80
@@ -60,6 +61,7 @@ def test_its_text_has_80_columns(capsys: pytest.CaptureFixture[str], words: list
         assert told in " ".join(out.split()) or told in out, told
 
 
+@pytest.mark.takes_seconds
 def test_where_nothing_fits_the_exit_status_is_1(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
     status, out, err = said(capsys, "plan", *SMALL, *words, "--memory", "1kB")
     assert status == 1 and "no plan fits over both parts." in out and err.count("\n") == 1

@@ -20,6 +20,7 @@ def loss(tmp_path):
     return str(path)
 
 
+@pytest.mark.takes_seconds
 def test_as_text_and_as_a_page(loss, tmp_path, capsys):
     page = tmp_path / "found.html"
     assert main(["plan", loss, *WORDS, "--html", str(page)]) == 0
@@ -32,6 +33,7 @@ def test_as_text_and_as_a_page(loss, tmp_path, capsys):
     assert "@mlp.step: " in written and "gradient" in written and "http" not in written
 
 
+@pytest.mark.takes_seconds
 def test_as_json(loss, capsys):
     assert main(["plan", loss, *WORDS, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -41,6 +43,7 @@ def test_as_json(loss, capsys):
     assert all({"kind", "axes", "calls", "bytes"} == each.keys() for each in found["collectives"])
 
 
+@pytest.mark.takes_seconds
 def test_nothing_fits(loss, capsys):
     assert main(["plan", loss, *WORDS, "--memory", "4kB", "--json"]) == 1
     out, err = capsys.readouterr()

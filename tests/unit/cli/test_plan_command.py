@@ -127,6 +127,7 @@ def test_every_figure_of_a_plan_can_be_had_by_its_command(file: Path, capsys: py
         assert plan["microbatch"] == 2
 
 
+@pytest.mark.takes_seconds
 def test_the_text_has_80_columns_and_what_was_asked(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, err = said(capsys, "plan", "--load", str(file), "--again")
     lines = out.splitlines()
@@ -144,6 +145,7 @@ def test_the_text_has_80_columns_and_what_was_asked(file: Path, capsys: pytest.C
     assert "Why the first" not in fewer and len(fewer.splitlines()) < len(lines)
 
 
+@pytest.mark.takes_seconds
 def test_the_lines_of_the_table_are_printed_and_those_of_the_front_if_asked_for(
     file: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -167,6 +169,7 @@ def test_the_lines_of_the_table_are_printed_and_those_of_the_front_if_asked_for(
     assert in_front.isdisjoint(out.splitlines()) and in_front <= {*every.splitlines()}
 
 
+@pytest.mark.takes_seconds
 def test_no_word_of_a_plan_is_cut(capsys: pytest.CaptureFixture[str], file: Path, tmp_path: Path) -> None:
     split = "pp=16 dp=64 cp=2 tp=8 sp zero=1 overlap interleaved_1f1bx10 recompute=selective order=dp-pp-cp-tp mb=128"
     document, other, reason = json.loads(file.read_text()), tmp_path / "other.json", "a reason " * 20 + "with its end"
@@ -177,6 +180,7 @@ def test_no_word_of_a_plan_is_cut(capsys: pytest.CaptureFixture[str], file: Path
     assert " ".join(out.split()).count(split) == 3 and reason in " ".join(out.split())  # table, front, why the first
 
 
+@pytest.mark.takes_seconds
 def test_plans_that_are_the_same_program_are_one_row(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["plan", *SMALL, *ON, "--fix", "zero=1,2", "--fix", "pp=1,2", "--fix", "tp=1", "--fix", "order=pp dp cp tp"]
     status, out, err = said(capsys, *words, "--why-not", "zero=2")
@@ -541,6 +545,7 @@ def test_slices_that_cannot_be(
     assert (got, out) == (status, "") and told in " ".join(err.split()) and len(err.splitlines()) == 1
 
 
+@pytest.mark.takes_seconds
 def test_json_has_what_was_asked_beside_the_plans(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(said(capsys, "plan", "--load", str(file), "--json", "--again")[1])
     first, second = found["why_not"]
@@ -575,6 +580,7 @@ def test_a_setting_that_is_given_twice_is_refused(capsys: pytest.CaptureFixture[
     assert (status, out) == (2, "") and told in err and err.count("\n") == 1
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("command", ["plan", "simulate"])
 @pytest.mark.parametrize(("name", "near"), [
@@ -590,6 +596,7 @@ def test_a_model_that_there_is_not_is_told_with_those_that_there_are(
         assert f"there is neither a model nor a file {name!r}" in err and near in err and err.count("\n") == 1
 
 
+@pytest.mark.takes_seconds
 def test_a_file_that_is_missing_is_told_as_such(capsys: pytest.CaptureFixture[str]) -> None:
     for more in ((), ("--global-batch-size", "64"), ("--hardware", "dgx-h100", "--devices", "8")):
         status, _, err = said(capsys, "plan", "nowhere.mlir", *more)
@@ -616,6 +623,7 @@ def test_the_optimizer_of_a_transformer_counts(capsys: pytest.CaptureFixture[str
     assert status == 0 and "without effect on a simulated step: --sgd-momentum" in err
 
 
+@pytest.mark.takes_seconds
 def test_the_optimizer_of_a_program_has_its_own_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows, = ir.symbols("B")
     loss = ir.record(lambda p, x: ((x @ p["w"]) ** 2).sum(), {"w": ir.TensorType("f32", (6, 4))},
@@ -641,6 +649,7 @@ def test_a_preset_without_a_number_says_how_many_devices_it_is(capsys: pytest.Ca
         assert said(capsys, *words, *more)[2] == ""
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.sampled(4, 3)
 @pytest.mark.parametrize(("words", "context", "told"), [
     ((), 1.07e9, "80.0 GB each, with a reserve of 1.07 GB a process, 300 MB a communicator, 8 % of what tensors hold"),
@@ -656,6 +665,7 @@ def test_the_reserve_is_told(
     assert reserve.get("context_bytes", 0) == context
 
 
+@pytest.mark.takes_seconds
 def test_weights_of_a_program_in_a_file_are_frozen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "loss.mlir"
     path.write_text(str(models.mlp((64, 32, 16), ir.symbol("B"), dtype="float32")))

@@ -116,6 +116,7 @@ def test_where_nothing_meets_the_days_the_nearest_is_told(capsys: pytest.Capture
     assert "no plan fits" in out and "the best plans" not in out
 
 
+@pytest.mark.takes_seconds
 def test_an_interrupt_tells_what_there_is(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,6 +223,7 @@ WRONG = {
 }
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.sampled(24)
 @pytest.mark.parametrize("flag", WRONG)
 def test_wrong_words_of_a_sweep_are_one_line(flag: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -118,6 +118,7 @@ def test_a_file_with_the_name_of_a_model_is_a_file(
     assert len(Trace.load("t.json")) > 0
 
 
+@pytest.mark.takes_seconds
 def test_a_model_that_does_not_fit_the_memory_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = said(capsys, "gpt", *MODEL, *ON, "--micro-batch-size", "40000000")
     assert status == 0 and "It does not fit: " in out and "dgx-a100 has 80.0 GB" in out
@@ -165,6 +166,7 @@ def test_the_collector_of_cycles_is_as_before_after_a_command(capsys: pytest.Cap
     assert gc.get_threshold() == before
 
 
+@pytest.mark.takes_seconds
 def test_adapters_are_told_and_hold_little(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, err = said(capsys, "gpt", *MODEL, *SPLIT, *ON, "--lora-rank", "4")
     assert (status, err) == (0, "")

@@ -28,6 +28,7 @@ class Counting:
         return float(op.flops)
 
 
+@pytest.mark.takes_seconds
 def test_each_distinct_op_is_measured_once_and_found_in_the_file_the_next_time(tmp_path):
     mesh, count = Mesh(dp=2, tp=2), Counting()
     program = feed_forward(8, 4, 6, mesh)
@@ -42,6 +43,7 @@ def test_each_distinct_op_is_measured_once_and_found_in_the_file_the_next_time(t
     assert again.asked == []
 
 
+@pytest.mark.takes_seconds
 def test_what_was_measured_is_what_compute_takes_on_any_hardware():
     program = feed_forward(8, 4, 6, Mesh(dp=2, tp=2))
     executable = Executable(program, seconds=Counting())

@@ -506,6 +506,7 @@ def test_in_a_notebook_names_are_escaped():
     assert "&lt;/script&gt;&lt;b&gt;" in told._repr_html_()
 
 
+@pytest.mark.takes_seconds
 def test_the_command_lists_the_presets_shows_one_and_names_the_nearest(capsys, tmp_path):
     assert main(["hardware"]) == 0
     presets, stacks = capsys.readouterr().out.split("\n\n")

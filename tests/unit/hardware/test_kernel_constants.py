@@ -101,6 +101,7 @@ def test_the_names_and_shapes_are_those_of_traces():
     assert None not in shapes["matmul"] and shapes["layer_norm"] == {None}
 
 
+@pytest.mark.takes_seconds
 def test_a_step_on_such_a_hardware_takes_what_its_kernels_take():
     step = train_step(SPEC.function(batch=5), AdamW())
     free = replace(PLAIN, kernels={"attention": Kernel(0, 0, rates=(AttentionRate(16, True, 1e-3),))})

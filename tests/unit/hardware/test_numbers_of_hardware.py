@@ -82,6 +82,7 @@ def test_a_number_that_gives_no_time_is_refused_by_its_name(place: Place) -> Non
         assert len(str(refused.value)) < 300
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.sampled(34)
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: ".".join(map(str, place)))
 def test_a_number_that_is_taken_gives_finite_times(place: Place) -> None:

@@ -146,6 +146,7 @@ def test_a_text_with_words_exchanged_gives_a_program_or_one_short_error(count):
     assert read < count and 0 < longest < 1000
 
 
+@pytest.mark.takes_seconds
 def test_a_name_that_is_no_text_is_one_error():
     text = 'module attributes {a.b = {"na\\D0me" = 1 : i32}} { func.func @main() { return } }'
     with pytest.raises(InteropError, match="a string of the module is not UTF-8"):

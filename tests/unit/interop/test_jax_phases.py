@@ -24,6 +24,7 @@ def kinds(program, region):
     return [op.kind for op in program.ops if op.region == region]
 
 
+@pytest.mark.takes_seconds
 def test_a_differentiated_function_has_a_forward_and_a_backward():
     program = from_jax(jax.value_and_grad(loss), W, X)
     assert "einsum" in kinds(program, "forward") and "tanh" in kinds(program, "forward")
@@ -51,6 +52,7 @@ def test_a_simulation_tells_the_phases_and_an_update_apart():
     assert {event.phase for event in trace.events if event.name == "tanh"} == {"F", "R"}
 
 
+@pytest.mark.takes_seconds
 def test_the_text_of_jax_has_them_too_and_a_forward_alone_has_none():
     lowered = jax.jit(jax.grad(loss)).lower(np.zeros((6, 5), np.float32), np.zeros((7, 6), np.float32))
     assert "einsum" in kinds(from_stablehlo(lowered.as_text(debug_info=True)), "backward")

@@ -163,6 +163,7 @@ def test_a_large_constant_node_is_checked_without_its_numbers_and_not_copied():
         from_onnx(twice)
 
 
+@pytest.mark.takes_seconds
 def test_size_on_the_command_line_gives_a_model_what_it_needs_to_be_read(tmp_path, capsys):
     made = model([node("Pad", ("x", "p"), mode="reflect")], {"x": ("batch", 6)}, tensors={"p": np.array([1, 0, 0, 0])})
     path = tmp_path / "pad.onnx"

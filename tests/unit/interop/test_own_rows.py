@@ -178,6 +178,7 @@ def dropped_outside(jax, x, chosen):
     return (x.at[jax.numpy.arange(x.shape[0]), chosen + 3].set(2.0, mode="drop") ** 2).sum()
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.parametrize(("function", "of_x", "of_chosen"), [
     (chosen_log_probability, (5,), ()), (last_part, (5, 3), ()), (several_parts, (5, 3), (2,)), (last_dim, (4, 5), (4,)),
     (set_elements, (5,), ()), (added_to_elements, (5,), (2,)), (dropped_outside, (5,), ()),
@@ -224,6 +225,7 @@ def of_own_rows(torch):
     return Model()
 
 
+@pytest.mark.takes_seconds
 def test_a_module_of_pytorch_looks_up_in_own_rows():
     torch = pytest.importorskip("torch")
     pytest.importorskip("onnxscript")

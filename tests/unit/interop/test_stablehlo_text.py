@@ -93,6 +93,7 @@ def of_sub_axes(first='"x":(1)2', second='"x":(2)2', size=4):
     }}"""
 
 
+@pytest.mark.takes_seconds
 def test_an_axis_that_is_taken_apart_is_several_axes():
     program = from_stablehlo(of_sub_axes())
     assert mesh_of(of_sub_axes()).shape == {"x_0_": 2, "x_1_": 2, "y": 2, "x_0": 1}

@@ -27,6 +27,7 @@ def stopped(w, x):
     return jnp.mean((h - target["to"]) ** 2) + target["count"]
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.parametrize("rows", [2, ir.symbol("B")])
 def test_no_gradient_passes_where_jax_stops_it(rows):
     program = from_jax(stopped, T("f32", W.shape), T("f32", (rows, 3)))

@@ -35,6 +35,7 @@ def of_running_statistics(model, x):
     model.train(mode)
 
 
+@pytest.mark.takes_seconds
 def test_a_batch_norm_in_training_is_told_and_stays_in_training():
     model = Normalized(torch.nn.BatchNorm1d(3))
     with pytest.warns(EvaluationWarning, match=r"^norm: the program normalizes by running statistics.*module\.eval\(\) says"):
@@ -42,6 +43,7 @@ def test_a_batch_norm_in_training_is_told_and_stays_in_training():
     assert model.norm.training
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.parametrize("norm", [torch.nn.BatchNorm1d(3).eval(), torch.nn.LayerNorm(3), torch.nn.Dropout(0.5)], ids=str)
 def test_what_does_not_normalize_by_the_batch_now_is_not_told(norm):
     model = torch.nn.Sequential(norm)
@@ -49,6 +51,7 @@ def test_what_does_not_normalize_by_the_batch_now_is_not_told(norm):
         from_torch(model, torch.randn(5, 3))
 
 
+@pytest.mark.takes_seconds
 def test_three_norms_are_named_and_the_others_counted():
     model = torch.nn.Sequential(*(torch.nn.BatchNorm2d(2) for _ in range(5)))
     with pytest.warns(EvaluationWarning, match=r"^0, 1, 2 and 2 more: "):

@@ -153,6 +153,7 @@ def test_a_pipeline_has_no_module_but_each_function_of_a_stage_has_one():
     assert_allclose(made[0], expected, rtol=1e-5)
 
 
+@pytest.mark.takes_seconds
 def test_commands_take_files_of_all_formats(tmp_path, capsys):
     ours = tmp_path / "a.mlir"
     ours.write_text(str(network()))
@@ -170,6 +171,7 @@ def test_nothing_of_it_is_imported_with_the_package():
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.takes_seconds
 def test_a_program_with_a_symbol_is_converted_with_its_size(tmp_path):
     source, target = tmp_path / "doubled.mlir", tmp_path / "doubled.stablehlo"
     source.write_text(str(ir.record(lambda x: x + x, ir.TensorType("f32", (ir.symbol("B"), 3)))))

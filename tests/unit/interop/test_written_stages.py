@@ -150,6 +150,7 @@ def test_functions_are_put_together_and_taken_apart():
         alone(whole, "left")
 
 
+@pytest.mark.takes_seconds
 def test_the_command_writes_a_folder(tmp_path, capsys):
     source, target = tmp_path / "loss.mlir", tmp_path / "stages"
     source.write_text(str(models.mlp((3, 4, 2), B)))

@@ -104,6 +104,7 @@ func @f(%p: tensor<3xf32>, %q: tensor<3xf32>, %r: tensor<3xf32>) -> (tensor<3xf3
     assert Given().freed_inputs("B", (0, 3), function) == {"q", "r"}
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("schedule", "inside", "layouts"), [
     ("1f1b", None, {}), ("zero_bubble_h1", None, {}),

@@ -198,6 +198,7 @@ def test_it_refuses_settings_that_such_plans_cannot_have(fixed, words):
         find_mixed(SPEC, hardware=both(), **ASKED, **fixed)
 
 
+@pytest.mark.takes_seconds
 def test_where_no_combination_can_be_the_reasons_are_told():
     plans = find_mixed(SPEC, hardware=both(), simulations=1, pp=3, **ASKED)
     assert plans.found == () and plans.best is None and plans.json(1)["plans"] == []
@@ -210,6 +211,7 @@ def test_it_refuses_a_program():
         find_mixed(SPEC.function(ir.symbol("B")), hardware=both(), batch=8)
 
 
+@pytest.mark.takes_seconds
 def test_a_step_lasts_at_least_as_long_as_its_messages_hold_the_link_between_sites():
     plans = find_mixed(SPEC, hardware=both(rate=2e5), simulations=1, pp=2, tp=2, sp=True, zero=0, microbatch=1,
                        recompute="none", batch=32)

@@ -71,6 +71,7 @@ def test_experts_are_what_numpy_makes_of_each_token(form):
     assert_allclose(found, experts_of(spec, given, x), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.takes_seconds
 def test_latent_experts_are_narrow_and_send_less():
     spec, wide = (routed(experts=models.Experts(count=4, chosen=2, width=7, latent=each)) for each in (5, None))
     assert spec.weights["0.expert_up"] == (4, 5, 7) and spec.weights["0.expert_down"] == (4, 7, 5)

@@ -76,6 +76,7 @@ def test_the_loss_is_the_mean_of_documents_by_themselves(more: dict[str, Any]) -
     np.testing.assert_allclose(found, wanted, rtol=1e-12)
 
 
+@pytest.mark.takes_seconds
 def test_attention_costs_what_the_lengths_cost() -> None:
     spec, rows = replace(SPEC, documents=(5, 3, 4)), 4
     squares, halves = 25 + 9 + 16, 15 + 6 + 10

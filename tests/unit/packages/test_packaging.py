@@ -14,7 +14,7 @@ from inspect import cleandoc
 from pathlib import Path
 
 import pytest
-from density import long_functions
+from density import long_functions, nested_expressions
 
 import parallelism
 import pipeline_parallelism
@@ -70,9 +70,38 @@ def test_modules_are_short():
     assert statistics.median(lengths) <= 150
 
 
+@pytest.mark.takes_seconds
 def test_functions_are_short():
     files = [file for package in PACKAGES for file in modules(package)]
     assert {file: found for file in files if (found := long_functions(file, 60))} == {}
+
+
+@pytest.mark.takes_seconds
+def test_expressions_are_not_nested():
+    files = [file for package in PACKAGES for file in modules(package)]
+    assert {file: found for file in files if (found := nested_expressions(file))} == {}
+
+
+@pytest.mark.parametrize(("text", "expected"), [
+    ("x = [[f(i, j) for j in columns] for i in rows]", []),
+    ("x = tuple(tuple(f(i, j) for j in columns) for i in rows)", []),
+    ("x = [1 if n in axes else n for n in shape]", []),
+    ("x = {n: 1 if n in axes else n for n in shape}", []),
+    ("def f():\n  return [n for n in shape if n] if shape else []", []),
+    ("x = a if b else c if d else e", ["1: a condition inside a condition"]),
+    ("x = a if b else f(c if d else e)", ["1: a condition inside a condition"]),
+    ("x = [[j for j in row if j] for row in rows]", ["1: a comprehension inside a comprehension"]),
+    ("x = [sum(j for j in row) for row in rows]", ["1: a comprehension inside a comprehension"]),
+    ("x = [row for row in rows if any(j for j in row)]", ["1: a comprehension inside a comprehension"]),
+    ("x = [j for j in [i for i in rows]]", ["1: a comprehension inside a comprehension"]),
+    ("x = [f(a if b else c) for a in rows]", ["1: a condition inside a comprehension"]),
+    ("x = [a for a in (rows if rows else columns)]", ["1: a condition inside a comprehension"]),
+    ("x = [\n  (a,\n   1 if a else 2)\n  for a in rows]", ["3: a condition inside a comprehension"]),
+])
+def test_what_is_nested_is_found(tmp_path, text, expected):
+    file = tmp_path / "module.py"
+    file.write_text(text)
+    assert nested_expressions(file) == expected
 
 
 @pytest.mark.parametrize(("old", "new"), MOVED.items())

@@ -58,6 +58,7 @@ def described(columns: Columns) -> list[tuple[Any, ...]]:
     return sorted(zip(*words, *numbers, strict=True), key=str)
 
 
+@pytest.mark.takes_seconds
 def test_a_small_assembled_step_is_the_program_of_the_whole_model() -> None:
     settings = {"pp": 2, "dp": 2, "tp": 1, "microbatch": 4, "zero": 1}
     assert_as_whole(task_of(replace(DENSE, layers=4), "dgx-h100:1", 4, batch=16), PLAIN | settings)

@@ -37,6 +37,7 @@ def test_the_plans_are_those_of_the_space(plans: Plans) -> None:
     assert [plan.seconds for plan in plans[1:]] == [plan.seconds for plan in plans][1:]
 
 
+@pytest.mark.takes_seconds
 def test_a_plan_is_what_the_simulation_says(plans: Plans) -> None:
     for plan in plans:
         trace = simulate(plan.step, plans.task.hardware, mesh=plan.mesh, batch=4, fold=True, link_sharing=False)
@@ -48,12 +49,14 @@ def test_a_plan_is_what_the_simulation_says(plans: Plans) -> None:
         assert plan.microbatches == 2 // plan.settings["dp"]
 
 
+@pytest.mark.takes_seconds
 def test_a_best_plan_that_is_called_says_what_to_write(plans: Plans) -> None:
     best: Any = plans.best
     with pytest.raises(TypeError, match=r"^plans\.best is no method: write plans\.best, without \(\)"):
         best()
 
 
+@pytest.mark.takes_seconds
 def test_the_first_plan_is_the_best_by_the_full_simulation(plans: Plans) -> None:
     full = [plan.simulate().makespan_seconds for plan in plans]
     assert plans.best.seconds == min(full) == full[0]
@@ -120,6 +123,7 @@ def test_why_not_what_was_not_searched(plans: Plans) -> None:
         "the best plan with schedule=gpipe pp=2 zero=0 (pp=2 gpipe mb=2) takes ")
 
 
+@pytest.mark.takes_seconds
 def test_why_not_what_the_program_refuses() -> None:
     vector = ir.TensorType("f4", (8,))
     program = ir.record(lambda p, x: np.mean((x * p["a"] + p["b"]) ** 2), {"a": vector, "b": vector},
@@ -130,6 +134,7 @@ def test_why_not_what_the_program_refuses() -> None:
     assert best.why_not(tp=2).endswith(" (1)")
 
 
+@pytest.mark.takes_seconds
 def test_why_the_first_and_why_not_another(plans: Plans) -> None:
     first, second, *_ = plans
     less = second.figures.seconds - first.seconds
@@ -181,6 +186,7 @@ def test_equal_plans_take_as_long() -> None:
     assert why_not("tp=2", other, first).startswith("the best plan with tp=2 (tp=2 mb=2) takes as long: ")
 
 
+@pytest.mark.takes_seconds
 def test_overlap_is_a_setting() -> None:
     late, early = sorted(find_plan(SPEC, hardware="dgx-h100", devices=2, batch=4, dp=2, zero=0, overlap=[0, 1], **FEW),
                          key=lambda plan: bool(plan.settings["overlap"]))
@@ -273,6 +279,7 @@ def test_a_plan_in_float32_says_so_and_what_the_hardware_has_for_narrower_produc
     assert "Tflop/s" not in str(slower)
 
 
+@pytest.mark.takes_seconds
 def test_nothing_fits() -> None:
     plans = find_plan(SPEC, hardware="dgx-h100", devices=1, batch=2, memory="10kB", **FEW)
     assert len(plans) == 0
@@ -395,12 +402,14 @@ def test_state_is_planned_in_the_dtypes_that_are_said() -> None:
 MODEL = models.mlp((6, 8, 3), ir.symbol("B"))
 
 
+@pytest.mark.takes_seconds
 def test_the_program_of_a_loss_is_planned() -> None:
     plans = find_plan(MODEL, hardware=Hardware.preset("dgx-h100:1").placed(range(2)), batch=4, microbatch=2, zero=0,
                       dp=2, pp=1, recompute="none")
     assert [str(plan) for plan in plans] == ["dp=2 pp=1 1f1b:1"]
 
 
+@pytest.mark.takes_seconds
 def test_what_a_program_does_not_allow_is_refused_with_its_reason() -> None:
     rows = ir.symbol("B")
     program = ir.record(lambda p, x, y: np.mean((x @ p["w"] - y) ** 2), {"w": ir.TensorType("f32", (16, 24))},
@@ -423,6 +432,7 @@ def dealt(p, x, y):
     return np.mean((apply("combine", made, chosen, **how) - y) ** 2)
 
 
+@pytest.mark.takes_seconds
 def test_the_experts_of_a_program_are_split_where_their_number_allows_it() -> None:
     shapes = {"router": (16, 4), "up": (4, 16, 24), "down": (4, 24, 16)}
     tokens = ir.TensorType("f32", (ir.symbol("B"), 6, 16))

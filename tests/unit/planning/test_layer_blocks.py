@@ -67,6 +67,7 @@ def test_stages_begin_where_blocks_do() -> None:
     assert "there are more stages than blocks" in choices(model, 4, 8, {}).refused
 
 
+@pytest.mark.takes_seconds
 def test_rows_of_layers_that_take_turns_are_their_simulations() -> None:
     assert check(MODELS["smollm"][1], 2, {"pp": [1, 2], "recompute": ["none"], "schedule": ["1f1b"]}, 3) == {1, 2}
 

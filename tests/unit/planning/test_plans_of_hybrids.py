@@ -41,6 +41,7 @@ def test_the_most_promising_plans_have_the_best_among_them(monkeypatch):
     assert few.refused[reason].count == len(every) - len(few)
 
 
+@pytest.mark.takes_seconds
 def test_a_sequence_is_split_by_no_plan():
     plans = plans_of(replace(HYBRID, layers=3), cp=[1, 2], tp=1, pp=1, ep=1, zero=0, recompute="none", microbatch=1)
     assert "cp does not split the sequences of linear attention" in plans.refused

@@ -67,6 +67,7 @@ def unlike(p, x):
         return np.mean((np.maximum(h @ p["b"], 0.0) @ p["a"]) ** 2)     # the stages share a weight
 
 
+@pytest.mark.takes_seconds
 def test_plans_that_are_simulated_one_after_another_are_as_each_alone(monkeypatch):
     task = Task(TrainedModel.of(recorded(unlike), ADAM_W), 12, sized_hardware("dgx-h100", 4), 4)
     fixed = {"pp": 2, "tp": [1, 2], "zero": [0, 1], "microbatch": [1, 2, 3], "schedule": "1f1b"}
@@ -88,6 +89,7 @@ def recorded(function):
     return ir.record(function, types, ir.TensorType("f4", (B, 4)), name=function.__name__)
 
 
+@pytest.mark.takes_seconds
 def test_a_program_that_cannot_be_cut_is_refused_before_any_search(monkeypatch, tmp_path, capsys):
     def perplexity(p, x):
         with ir.region("block.0"):

@@ -134,6 +134,7 @@ def test_the_page_times_schedules_as_python_does(tables: dict[str, Any]) -> None
         assert tuple(times["kept"]) == timeline.peak_live(), (name, key, costs)
 
 
+@pytest.mark.takes_seconds
 @needs_node
 def test_the_page_moves_what_python_moves(tables: dict[str, Any]) -> None:
     """Between layouts: the bytes of each rank in all steps together, and what lies on each rank before and after."""
@@ -158,6 +159,7 @@ def test_the_page_moves_what_python_moves(tables: dict[str, Any]) -> None:
     assert in_node(cases, "[moved(c[0]), c[1].map(held), c[2].map(held)]") == expected
 
 
+@pytest.mark.takes_seconds
 @needs_node
 def test_the_page_has_the_products_of_the_cost_model(tables: dict[str, Any]) -> None:
     draw, cases = random.Random(5), []
@@ -224,6 +226,7 @@ def test_the_page_finds_the_plans_with_the_wanted_settings() -> None:
     assert in_node(cases, found, tables) == expected
 
 
+@pytest.mark.takes_seconds
 def test_the_command_writes_a_page_without_network(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "lesson.html"
     assert main(["playground", "--html", str(page)]) == 0

@@ -42,6 +42,7 @@ def test_compare_prints_what_got_slower(capsys, trace, tmp_path):
     assert (status, err) == (0, "") and out.startswith("slower: makespan 2 s -> 3 s (+1 s, 50.0% slower)\n")
 
 
+@pytest.mark.takes_seconds
 def test_a_forged_file_whose_numbers_overflow_is_reported_without_a_traceback(capsys, tmp_path):
     most = 1.7e308
     forged = [Event(0, kind, "x", most, most, nbytes=most, flops=most) for kind in ("compute", "memory")] * 2
@@ -53,6 +54,7 @@ def test_a_forged_file_whose_numbers_overflow_is_reported_without_a_traceback(ca
     assert told == (0, "cannot be compared: makespan inf s -> inf s\n", "")
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.parametrize("field", ["start_seconds", "nbytes", "flops", "wall_duration_seconds"])
 def test_an_integer_that_is_no_float_is_read_as_the_nearest(capsys, tmp_path, field):
     names = ("start_seconds", "duration_seconds", "nbytes", "flops", "wall_duration_seconds")
@@ -66,6 +68,7 @@ def test_an_integer_that_is_no_float_is_read_as_the_nearest(capsys, tmp_path, fi
     assert run(capsys, "compare", tmp_path / "f.json", tmp_path / "f.json")[::2] == (0, "")
 
 
+@pytest.mark.takes_seconds
 def test_the_roof_is_that_of_the_hardware_that_is_asked_for(capsys, trace, tmp_path):
     Trace([Event(0, "compute", "x", 0, 1.0, flops=8.0, nbytes=4.0)]).save(tmp_path / "r.json")
     words = "report", tmp_path / "r.json", "--html", tmp_path / "r.html"

@@ -229,6 +229,7 @@ def test_a_wrong_model_is_refused_in_one_line(word, tmp_path, monkeypatch):
         main(["serve", word, "--devices", "2"])
 
 
+@pytest.mark.takes_seconds
 def test_numbers_of_numpy_are_numbers():
     def integers(**figures):
         return {name: np.int64(figure) for name, figure in figures.items()}
@@ -246,6 +247,7 @@ def test_numbers_of_numpy_are_numbers():
     assert plans.best.mesh.shape["tp"] == plans.best.microbatch == 2
 
 
+@pytest.mark.takes_seconds
 def test_rows_of_requests_that_arrive_by_themselves_have_the_figures_of_each_alone():
     """They share the prices of what is alike in their runs."""
     given = {"spec": models.transformer("gpt2"), "devices": 1, "rate": 30.0, "tp": 1}

@@ -140,6 +140,7 @@ def test_the_pick_with_pools_is_that_of_all_pairs_one_by_one():
     assert plans.best in rows
 
 
+@pytest.mark.takes_seconds
 def test_the_command_of_a_plan_with_a_pool_gives_its_figures_again(capsys):
     words = ["serve", "llama3.1-8b", "--devices", "2", "--input-tokens", "600", "--output-tokens", "40",
              "--disaggregate", "--pp", "1", "--batch", "8"]
@@ -157,6 +158,7 @@ def test_the_command_of_a_plan_with_a_pool_gives_its_figures_again(capsys):
     assert "  1xone" in text and max(map(len, text.splitlines())) <= 80
 
 
+@pytest.mark.takes_seconds
 def test_a_page_has_the_front_and_the_requests(tmp_path, capsys):
     words = ["serve", "llama3.1-8b", "--devices", "2", "--input-tokens", "600", "--output-tokens", "40", "--tp", "1",
              "--pp", "1"]

@@ -51,6 +51,7 @@ def settings(placement, **more):
                              "replicas": placement.replicas} | more)
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.sampled(18)
 @pytest.mark.parametrize("hardware", [PLAIN, MEASURED])
 @pytest.mark.parametrize(("name", "axes"), [
@@ -80,6 +81,7 @@ def test_a_step_is_priced_as_it_is_simulated_and_holds_what_it_holds(name, axes,
     assert max(cache) == max(trace.peak_bytes(rank, "cache") for rank in ranks)
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["llama3", "deepseek-v3", "gemma3"])
 def test_activations_are_those_of_a_simulation(name):

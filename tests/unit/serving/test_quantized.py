@@ -81,6 +81,7 @@ def test_two_integers_of_4_bits_of_a_column_lie_in_a_byte():
         assert_array_equal(QuantizedWeights("int4").dequantized({"0.w": weight[:rows]})["0.w"], weight[:rows])
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.parametrize(("dtype", "share"), [pytest.param("int8", 1.0, marks=pytest.mark.slow), ("int4", 0.5)])
 def test_a_device_holds_the_bytes_of_narrow_weights_and_scales(dtype, share):
     settings = EngineSettings(batch=2, chunk=4, page_tokens=4, pages={"full": 3})

@@ -163,6 +163,7 @@ def test_decode_waits_for_the_states_of_all_requests():
     assert longer > many
 
 
+@pytest.mark.takes_seconds
 def test_products_are_read_in_8_bits_and_convolutions_are_not():
     given = {"input_tokens": 8, "output_tokens": 4, "batch": 4, "tp": 1, "pp": 1}
     plain, narrow = (find_serving(HYBRID, "dgx-h100", 1, precision=each, **given).best for each in ("bf16", "fp8"))

@@ -121,6 +121,7 @@ def test_devices_differ_on_the_stages_only_whose_shards_differ() -> None:
     assert folded.peaks() == {rank: whole.peaks()[rank] for rank in folded.ranks}
 
 
+@pytest.mark.takes_seconds
 def test_replicas_whose_sums_differ_by_an_element_are_one_class() -> None:
     """The gradients of a stage cannot be cut in 3 equal pieces, so the first replica receives more in their all_reduce.
     It does not take longer for that."""

@@ -79,6 +79,7 @@ def check(spec: models.TransformerSpec, microbatches: int, hardware: str = "dgx-
     assert_as_whole(step, step.task.hardware, step.task.run(step.settings))
 
 
+@pytest.mark.takes_seconds
 def test_many_microbatches_of_a_pipeline_of_unequal_stages_are_told_from_few() -> None:
     check(SPEC, 60)
 
@@ -122,6 +123,7 @@ def test_many_microbatches_of_a_layered_step_are_told_from_few(flags: dict[str, 
     assert_as_whole(step, hardware, run)
 
 
+@pytest.mark.takes_seconds
 def test_figures_of_many_microbatches_make_the_trace_of_all_when_it_is_asked_for() -> None:
     step = step_of(SPEC, 48, {"pp": 2}, "dgx-h100:1")
     run = step.task.run(step.settings)

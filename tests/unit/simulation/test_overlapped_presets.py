@@ -90,6 +90,7 @@ def test_parts_of_actions_that_overlap_are_those_op_by_op(text):
         assert totals.keys() == parts.by_operation[rank].keys()
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("meshes", [(), (Mesh(dp=2), Mesh(dp=1))], ids=["one mesh", "a mesh for each stage"])
 def test_asynchronous_operations_of_repeated_actions_have_numbers_of_their_own(meshes):
@@ -109,6 +110,7 @@ def test_asynchronous_operations_of_repeated_actions_have_numbers_of_their_own(m
         assert len({*begun}) == len(begun)
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("text", ["dp=2 cp=2 tp=2 overlap=1B,ahead:0", "pp=2 1f1b:2 dp=2 cp=2 overlap=1B"])
 def test_folded_is_whole_where_collectives_over_crossing_groups_begin_at_one_moment(text):

@@ -48,6 +48,7 @@ def step_of(
         PipelinedProgram(cut, Pipeline(stages, microbatches, schedule, chunks), inside), mesh, rows)
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.sampled(12, 1)
 @pytest.mark.parametrize(("mesh", "rows", "microbatches", "options", "link_sharing"), [
     (Mesh(pp=2), 7, 3, {}, True),      # microbatches of 3 and 2 rows
@@ -82,6 +83,7 @@ def test_equal_to_the_parts_of_all_events(
         assert sum(total.flops for total in expected[rank].values()) == trace.flops(rank)
 
 
+@pytest.mark.takes_seconds
 def test_computes_between_two_collectives_are_one_event_where_collectives_share_links_with_messages(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -111,6 +113,7 @@ def test_computes_between_two_collectives_are_one_event_where_collectives_share_
     assert {event.microbatch for event in runs.events if event.name == "ops"} == {0, 1, 2}
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.parametrize("recompute", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_collectives_inside_of_nodes_are_in_runs_between_those_that_share_links_with_messages(recompute: bool) -> None:
     """Nodes of two devices: ``tp`` is inside of them, while ``x`` and the messages of stages are between them."""
@@ -137,6 +140,7 @@ def test_collectives_inside_of_nodes_are_in_runs_between_those_that_share_links_
             assert told.seconds == pytest.approx(total.seconds, rel=1e-9)
 
 
+@pytest.mark.takes_seconds
 def test_a_run_of_computes_ends_where_their_phase_changes() -> None:
     step = step_of(Mesh(pp=2, dp=2, tp=2), 12, 3, recompute=True)
     runs, ops = (split(simulate(step, fold=True, op_by_op=op_by_op, **ON)) for op_by_op in (False, True))
@@ -144,6 +148,7 @@ def test_a_run_of_computes_ends_where_their_phase_changes() -> None:
         assert one == pytest.approx(ops[rank], rel=1e-9, abs=1e-15) and one.recompute > 0
 
 
+@pytest.mark.takes_seconds
 def test_what_is_computed_again_is_one_part_in_pieces_and_op_by_op() -> None:
     step = step_of(Mesh(pp=2, dp=2), 9, 3, recompute=True)
     pieces, ops = (split(simulate(step, fold=True, op_by_op=op_by_op, **ON)) for op_by_op in (False, True))
@@ -151,6 +156,7 @@ def test_what_is_computed_again_is_one_part_in_pieces_and_op_by_op() -> None:
         assert one == pytest.approx(ops[rank], rel=1e-9, abs=1e-15) and one.recompute > 0
 
 
+@pytest.mark.takes_seconds
 def test_the_collectives_of_repeated_actions_are_counted() -> None:
     step = step_of(Mesh(pp=2, dp=2, tp=2), 12, 3)
     parts = step_parts(step, link_sharing=False, **ON)
@@ -165,6 +171,7 @@ def test_the_collectives_of_repeated_actions_are_counted() -> None:
     assert parts.split[0].communication >= inside.seconds > 0
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.parametrize("microbatches", [4, pytest.param(16, marks=pytest.mark.slow)])
 def test_ops_are_priced_once_however_many_microbatches_there_are(
     microbatches: int, monkeypatch: pytest.MonkeyPatch

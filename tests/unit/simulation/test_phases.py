@@ -22,6 +22,7 @@ def on_one(program):
     return simulate(program, "dgx-h100:1", mesh=Mesh(dp=1))
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.parametrize("loss", [PLAIN, LAYERS], ids=["without regions", "with regions"])
 def test_compute_of_a_step_is_that_of_the_loss_of_its_gradient_and_of_the_update(loss):
     trace = on_one(train_step(loss, Adam()))
@@ -34,6 +35,7 @@ def test_compute_of_a_step_is_that_of_the_loss_of_its_gradient_and_of_the_update
     assert sum(parts) == pytest.approx(trace.makespan_seconds)
 
 
+@pytest.mark.takes_seconds
 def test_what_is_computed_again_is_neither_forward_nor_backward():
     step = train_step(LAYERS, Adam())
     again = split(on_one(Strategy(Recompute("layer.0"))(step)))[0]
@@ -42,6 +44,7 @@ def test_what_is_computed_again_is_neither_forward_nor_backward():
     assert (again.forward, again.backward, again.other) == pytest.approx((once.forward, once.backward, once.other), rel=1e-12)
 
 
+@pytest.mark.takes_seconds
 def test_the_phases_of_a_run_on_devices_of_a_mesh_are_those_of_its_parts():
     step = Strategy.parse("dp tp")(train_step(LAYERS, Adam()))
     parts = split(simulate(step, "dgx-h100:4", mesh=Mesh(dp=2, tp=2), fold=True))

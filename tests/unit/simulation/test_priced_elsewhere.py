@@ -173,6 +173,7 @@ def test_a_plan_takes_elsewhere_what_its_step_takes_there():
 STEP = train_step(models.mlp((512, 2048, 512), 4096, dtype="float32"), Adam())
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("damage", [
     lambda hardware, rank: hardware.slow(rank=rank, factor=2.0),
@@ -189,6 +190,7 @@ def test_a_folded_trace_hears_of_any_device(damage, rank):
     assert hurt.on(whole) == folded
 
 
+@pytest.mark.takes_seconds
 def test_the_trace_of_the_parts_of_a_step_is_simulated_elsewhere():
     step, mesh = Strategy.parse("dp pp 1f1b:2")(train_step(models.mlp((64, 128, 64), B), Adam())), Mesh(pp=2, dp=2)
     here, there = (step_parts(step, name, mesh=mesh, batch=8) for name in ("dgx-h100", "dgx-a100"))
@@ -211,6 +213,7 @@ INSTEAD = (r"\. Write simulate\(program, hardware, mesh=...\) for that hardware,
 LOST = "^a folded trace that was loaded, filtered or copied cannot be priced on "
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.sampled(4, 3)
 @pytest.mark.parametrize("part", [
     lambda trace, path: saved(trace, path), lambda trace, path: pickle.loads(pickle.dumps(trace)),     # noqa: S301
@@ -227,6 +230,7 @@ def test_what_stands_for_several_ops_and_has_lost_them_is_refused(part, tmp_path
     assert trace.on("dgx-a100") == pieces("dgx-a100")
 
 
+@pytest.mark.takes_seconds
 def test_a_part_of_a_folded_trace_is_refused(tmp_path):
     folded = simulate(Strategy.parse("dp")(STEP), "dgx-h100", mesh=Mesh(dp=4), fold=True)
     assert folded.priced.folded and not folded.priced.pieces
@@ -235,6 +239,7 @@ def test_a_part_of_a_folded_trace_is_refused(tmp_path):
         saved(folded, tmp_path / "folded.json").on("dgx-a100")
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.sampled(3, 2)
 @pytest.mark.parametrize(("here", "there", "words"), [
     ("dgx-h100", "dgx-a100+megatron-a100", "fuses other chains of elementwise ops"),
@@ -257,6 +262,7 @@ def test_a_file_of_ops_that_depend_on_the_software_is_refused_where_this_differs
     assert_same(saved(placed, tmp_path / "trace.json").on(there), simulate(Executable(step, Mesh(dp=2)), there))
 
 
+@pytest.mark.takes_seconds
 def test_the_ranks_of_a_filtered_trace_must_not_need_others():
     mesh = Mesh(dp=4)
     executable = Executable(Strategy.parse("dp")(STEP), mesh)
@@ -270,6 +276,7 @@ def test_the_ranks_of_a_filtered_trace_must_not_need_others():
     assert alone.totals[1].compute_seconds == pytest.approx(there.totals[1].compute_seconds, rel=1e-9)
 
 
+@pytest.mark.takes_seconds
 def test_a_recorded_program_is_priced_by_its_ops():
     loss = models.mlp((4, 8, 4), 2)
     executable = Executable(loss, Mesh(dp=2))
@@ -278,6 +285,7 @@ def test_a_recorded_program_is_priced_by_its_ops():
     assert told(recorded.on("dgx-a100")) == told(simulate(executable, "dgx-h100").on("dgx-a100"))
 
 
+@pytest.mark.takes_seconds
 def test_what_cannot_be_folded_there_is_refused_or_simulated_whole(monkeypatch):
     """As by `simulate` with these arguments: on a torus, equal devices share links."""
     step = Strategy.parse("pp dp 1f1b:2")(train_step(models.mlp((64, 128, 64), B, dtype="float32"), Adam()))

@@ -41,6 +41,7 @@ def test_hardware_says_whether_a_channel_may_be_of_several_devices(name: str, sh
     assert not are_shared(None)
 
 
+@pytest.mark.takes_seconds
 def test_a_message_stands_for_those_that_equal_devices_send_over_the_same_port(monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     monkeypatch.setattr(simulator, "SharedChannels", lambda *given: found.append(
@@ -63,6 +64,7 @@ def test_a_message_stands_for_those_that_equal_devices_send_over_the_same_port(m
     assert folded.makespan_seconds > 1.5 * alone.makespan_seconds
 
 
+@pytest.mark.takes_seconds
 def test_devices_without_equals_are_simulated_as_all_are() -> None:
     hardware, given = slowed("h100-pcie-node:1", 1e-2), placed("pp=2 dp=2 tp=2 1f1b:4", SHORT)
     folded, whole = (simulate(hardware=hardware, fold=fold, op_by_op=True, **given) for fold in (True, False))
@@ -70,6 +72,7 @@ def test_devices_without_equals_are_simulated_as_all_are() -> None:
     assert folded.makespan_seconds == whole.makespan_seconds
 
 
+@pytest.mark.takes_seconds
 def test_too_many_transfers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_channels, "MOST_TRANSFERS", 7)
     given = placed("pp=2 dp=8 1f1b:2", SHORT)

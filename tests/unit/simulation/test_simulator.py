@@ -32,6 +32,7 @@ def told(trace, rank=None):
     ]
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("mesh", [Mesh(dp=1, tp=1), Mesh(dp=2, tp=3)], ids=repr)
@@ -57,6 +58,7 @@ def test_memory_is_counted_in_categories_by_the_names_of_values():
     assert trace.peak_bytes(0) == ir.peak_bytes(hand.program(0))
 
 
+@pytest.mark.takes_seconds
 def test_a_simulated_trace_can_be_priced_elsewhere():
     executable = Executable(feed_forward(6, 4, 8, Mesh(dp=2, tp=2)))
     there = simulate(executable, "pcie-v100")
@@ -64,6 +66,7 @@ def test_a_simulated_trace_can_be_priced_elsewhere():
     assert told(simulate(executable, "dgx-a100").on("pcie-v100")) == told(there)
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("make", [
     lambda dtype: models.gpt(12, 8, 2, 2, 4, 3, dtype=dtype),
@@ -114,6 +117,7 @@ def test_devices_are_equal_as_far_as_the_hardware_lets_them_be(name, count):
     assert len(equal_devices(executable, HARDWARE[name]).first) == count
 
 
+@pytest.mark.takes_seconds
 def test_collectives_of_groups_that_lie_alike_go_over_the_ports_of_their_own_members():
     executable = Executable(feed_forward(6144, 1024, 4096, Mesh(dp=3, tp=2)))
     hardware = Hardware.preset("dgx-h100").slow(rank=0, factor=1.001)   # the groups are at their collectives together
@@ -161,6 +165,7 @@ def test_a_hundred_thousand_devices_cost_what_one_does(monkeypatch):
     assert {len(e.group) for e in trace.filter(kind="collective")} == {8, 512}
 
 
+@pytest.mark.takes_seconds
 def test_the_events_of_many_ops_are_as_many_times_more():
     mesh = Mesh(dp=2, tp=2)
     count = {layers: len(simulate(alone(mesh, chain(mesh, layers)), "dgx-h100")) for layers in (2, 4, 8)}
@@ -197,6 +202,7 @@ def passing_on(mesh, rows=4):
     return ByHand.of(function, mesh, (TensorSharding.replicated(2),), (TensorSharding.replicated(2),), program)
 
 
+@pytest.mark.takes_seconds
 def test_messages_between_programs_are_simulated_as_recorded():
     mesh = Mesh(devices=3)
     hand = passing_on(mesh)
@@ -241,6 +247,7 @@ def test_what_cannot_be_run_or_simulated_is_told(make, error, message):
         make()
 
 
+@pytest.mark.takes_seconds
 def test_groups_along_different_axes_may_be_met_in_the_same_devices():
     mesh = Mesh(dp=2, tp=2)     # ranks 0 and 3 are equal, and 1 and 2: both axes join the one kind with the other
     group = {axis: {"axes": (axis,), "group": 2, "op": "sum"} for axis in mesh.axes}
@@ -263,6 +270,7 @@ def test_groups_along_different_axes_may_be_met_in_the_same_devices():
     assert told(folded) == [event for rank in (0, 1) for event in told(all_of_them, rank)]
 
 
+@pytest.mark.takes_seconds
 def test_a_function_is_laid_out_on_the_mesh_that_is_given():
     function, mesh = models.mlp((3, 2), 5), Mesh(dp=2)
     assert told(simulate(function, "dgx-h100", mesh=mesh)) == told(simulate(Executable(function, mesh), "dgx-h100"))

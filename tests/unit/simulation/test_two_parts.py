@@ -31,6 +31,7 @@ def test_two_parts_of_one_kind_are_that_kind():
         simulate(step.step, SLOW.resized(4), **step.placed))
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("hardware", [both(), both(FAST, SLOW), both(rate=1e8, lanes=4)])
 @pytest.mark.parametrize("sharing", [True, False])
@@ -64,6 +65,7 @@ def test_each_rank_computes_as_fast_as_its_part():
     assert seconds["4 of slow and 4 of fast"] == pytest.approx(seconds["slow"][:4] + seconds["fast"][4:], rel=1e-12)
 
 
+@pytest.mark.takes_seconds
 def test_replicas_in_both_parts_sum_their_gradients_in_three_steps():
     step = run("dp pp 1f1b:2", transformer(layers=2), pp=1, dp=8)
     full = simulate(step.step, both(), **step.placed)
@@ -73,6 +75,7 @@ def test_replicas_in_both_parts_sum_their_gradients_in_three_steps():
     assert folded.makespan_seconds == pytest.approx(full.makespan_seconds, rel=1e-9) and len(folded.ranks) == 2
 
 
+@pytest.mark.takes_seconds
 def test_a_program_is_refused_where_the_parts_run_it_in_two_ways():
     step = run()
     with pytest.raises(ValueError, match=r"a program runs with other ops on slow and fused; .* as slow\+plain"):

@@ -125,6 +125,7 @@ def test_a_model_without_numbered_regions_is_one_block():
     assert plans.best.simulate().makespan_seconds == plans.best.seconds
 
 
+@pytest.mark.takes_seconds
 def test_an_axis_that_splits_nothing_is_left_out():
     def loss(p, x):
         return np.mean((x * p["scale"] + p["shift"]) ** 2)

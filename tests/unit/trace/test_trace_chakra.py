@@ -131,6 +131,7 @@ def test_what_is_asynchronous_holds_up_its_group_alone_until_it_is_waited_for(tm
     assert messages(ranks, 5) == messages(ranks, 6) == [(0, 1, 0, 8)]
 
 
+@pytest.mark.takes_seconds
 def test_a_collective_that_chakra_lacks_is_its_messages(tmp_path):
     moved = ir.parse("""func @f(%x: tensor<8x6xf64> [a, None]) -> (tensor<8x6xf64> [b, None]) {
       %1 = "reshard"(%x) {layout = "[b, None]"} : (tensor<8x6xf64>) -> tensor<8x6xf64> [b, None]

@@ -51,6 +51,7 @@ def numbered(works: Sequence[int | None]) -> list[int | None]:
     return [None if work is None else numbers.setdefault(work, len(numbers)) for work in works]
 
 
+@pytest.mark.takes_seconds
 def test_a_step_with_sharded_parameters_is_that_of_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(few_layers, "WORTH", 5)
     run = run_of("fsdp=2 overlap=1B pp=1 1f1b:1", replace(SPEC, layers=5, norm_places="after", positions="none"))
@@ -114,6 +115,7 @@ def test_steps_with_few_stages_tell_that_with_all(
 WINDOWS = replace(GATED, window=4, full_attention_every=3)
 
 
+@pytest.mark.takes_seconds
 def test_few_positions_of_a_pipeline_tell_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(few_layers, "WORTH", 5)
     run = in_stages([1, 1, 1, 2], replace(SPEC, positions="none"), "dp=2 overlap=3KB")

@@ -142,6 +142,7 @@ def test_hidden_scores_count_for_the_model_and_not_for_what_is_computed() -> Non
     assert seconds[1] < seconds[2] < seconds[0]
 
 
+@pytest.mark.takes_seconds
 def test_a_program_counts_all_scores_of_its_attention_as_well() -> None:
     from parallelism import ir
 

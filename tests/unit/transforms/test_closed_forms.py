@@ -150,6 +150,7 @@ def test_all_strategies_together_move_the_sum_of_what_each_moves():
     assert both["all_reduce", "dp", "gradient"] + both["all_reduce", "dp", "update"] == split
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.sampled(8, 1)
 @pytest.mark.parametrize("n", [2, 4])
 @pytest.mark.parametrize(("stage", "weights", "gradients", "state"), [

@@ -138,6 +138,7 @@ def test_rows_of_experts_over_several_axes_go_over_those_of_sequences_by_themsel
     assert [layouts[f"p.0.expert_{name}"] for name in ("up", "gate", "down")] == [f"[({over}), None, None]"] * 3
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize(("text", "axes"), [("ep=2", ("ep",)), ("ep:ep+tp=2 tp=2 sp", ("ep",)), ("ep=4 tp=2 sp", ("ep",))])
 def test_rows_that_are_sent_once_are_named_so_where_they_go_to_all_experts_and_nothing_else_changes(text, axes):

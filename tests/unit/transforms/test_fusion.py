@@ -39,6 +39,7 @@ def chains_of(function):
     return [chain for chain in found if len(chain) > 1]
 
 
+@pytest.mark.takes_seconds
 def test_a_chain_costs_what_it_reads_and_writes_and_has_one_launch():
     function = recorded(lambda x, b: np.exp(x + b) * x, X, NEXT_TO)
     alone, (fused,) = computes(function), computes(Fused()(function))
@@ -48,6 +49,7 @@ def test_a_chain_costs_what_it_reads_and_writes_and_has_one_launch():
     assert chains_of(function) == [["add", "exp", "multiply"]]
 
 
+@pytest.mark.takes_seconds
 def test_a_row_reduction_is_in_a_chain_and_another_reduction_is_not():
     rows = recorded(lambda x: np.sum(np.exp(x), axis=1), X)
     assert computes(Fused()(rows)) == [("exp+sum", 2 * 15, (15 + 5) * FLOAT)]
@@ -57,6 +59,7 @@ def test_a_row_reduction_is_in_a_chain_and_another_reduction_is_not():
     assert chains_of(softmax) == [["max", "subtract", "exp"]]
 
 
+@pytest.mark.takes_seconds
 def test_a_value_with_two_users_is_written_and_ends_the_chain():
     def body(x):
         y = np.exp(x)
@@ -67,6 +70,7 @@ def test_a_value_with_two_users_is_written_and_ends_the_chain():
     assert not any("exp" in chain for chain in chains_of(recorded(body, X)))
 
 
+@pytest.mark.takes_seconds
 def test_a_value_that_is_returned_is_written_once_and_not_read_again():
     def body(x):
         y = np.exp(x)
@@ -98,6 +102,7 @@ def test_a_chain_waits_for_its_last_op_and_for_what_that_needs():
     np.testing.assert_array_equal(found[0], wanted[0])
 
 
+@pytest.mark.takes_seconds
 def test_the_values_inside_take_no_memory():
     large = ir.TensorType("float64", (64, 32))
     function = recorded(lambda x: np.sum(np.exp(np.sin(np.exp(x))), axis=1), large)
@@ -105,6 +110,7 @@ def test_the_values_inside_take_no_memory():
     assert peaks == [64 * 32 * FLOAT * 3, (64 * 32 + 64) * FLOAT]
 
 
+@pytest.mark.takes_seconds
 def test_a_product_takes_up_the_sum_in_a_buffer():
     text = """func @f(%x: tensor<5x3xf16>, %w: tensor<3x4xf16>, %sum: tensor<5x4xf32>) -> (tensor<5x4xf32>) {
   %0 = "matmul"(%x, %w) : (tensor<5x3xf16>, tensor<3x4xf16>) -> tensor<5x4xf16>
@@ -173,6 +179,7 @@ def test_a_hardware_runs_programs_fused_whose_software_does_so():
     assert there.peak_bytes(0) <= plain.peak_bytes(0)
 
 
+@pytest.mark.takes_seconds
 def test_a_product_adds_its_bias_where_a_software_has_such_kernels():
     def body(x, w, bias):
         first = x @ w + bias

@@ -220,6 +220,7 @@ def test_memory_of_what_is_under_way():
         assert sum(nbytes for _, nbytes in waits[sums[-1].number].freed) == freed, text
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.sampled(15, 9)
 @pytest.mark.parametrize("text", ["dp=2", "dp=2 tp=2", "dp=3 tp=2 sp", "pp=2 1f1b:3 dp=2", "dp=2 fused"])
 @pytest.mark.parametrize("rule", [Adam(0.1), SGD(0.1), SGD(0.1, 0.5)])
@@ -311,6 +312,7 @@ def test_a_message_that_is_stacked_starts_no_collective_before_it_is_there():
     assert trace.count("reduce_scatter") + trace.count("all_reduce") > 0
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.sampled(24, 2)
 @pytest.mark.parametrize("text", [
     "dp=4 zero=3 overlap", "dp=2 tp=2 zero=2 overlap=1KB", "dp=2 overlap=300B", "dp=3 zero=1 overlap=1B",
@@ -359,6 +361,7 @@ def test_sums_of_gradients_go_on_behind_the_last_backward_of_a_stage(text):
         assert len(sums) > 4 and len(waits) == len(sums) and max(acts) < min(waits)
 
 
+@pytest.mark.takes_seconds
 def test_sums_of_a_microbatch_are_added_up_when_the_next_one_starts():
     step = Strategy.parse("dp zero=3 overlap=1B pp 1f1b:2")(train_step(models.mlp((6, 8, 5, 3), B), SGD(0.1)))
     trace = simulate(step, "dgx-h100", mesh=Mesh(pp=1, dp=2), batch=8, op_by_op=True)

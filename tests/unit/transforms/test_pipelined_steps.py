@@ -77,6 +77,7 @@ def measured(text, rows=32, loss=None, rule=None):
     return program, trace, received
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble_h1"])
 def test_a_stage_of_a_float32_step_holds_sixteen_bytes_a_parameter_and_one_gradient(schedule):
@@ -92,6 +93,7 @@ def test_a_stage_of_a_float32_step_holds_sixteen_bytes_a_parameter_and_one_gradi
             "optimizer": 8 * sum(counts) + 8, "outputs": 0}
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("microbatches", [1, 4])
 def test_zero_in_a_pipeline_moves_and_holds_the_same_for_any_number_of_microbatches(microbatches):
@@ -141,6 +143,7 @@ def test_gradients_are_summed_over_replicas_and_over_context_at_once(text, zero)
                        and event.name == "all_reduce" and event.payload_bytes > 8 for event in others)
 
 
+@pytest.mark.takes_seconds
 def test_without_zero_each_gradient_is_summed_once():
     program, _, received = measured("pp=2 dp=2 gpipe:3", 12, rule=SGD(0.1))
     for rank in range(4):
@@ -150,6 +153,7 @@ def test_without_zero_each_gradient_is_summed_once():
         assert received[rank, "all_reduce"] == whole        # 2 P (n - 1) / n with n = 2
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("text", "axis", "loss"), [("tp=2 sp", "tp", 3), ("cp=2", "cp", 1)])
 def test_gradients_that_devices_of_a_stage_have_terms_of_are_summed_once(text, axis, loss):
@@ -169,6 +173,7 @@ def test_gradients_that_devices_of_a_stage_have_terms_of_are_summed_once(text, a
     assert counted[0] == counted[1] and len(counted[0]) > 7
 
 
+@pytest.mark.takes_seconds
 def test_equal_devices_stand_for_each_other_and_uneven_state_tells_replicas_apart():
     for text, classes in (("pp=2 dp=4 zero=1 1f1b:2", 2), ("pp=2 dp=3 zero=1 1f1b:2", 6)):
         strategy, mesh = Strategy.parse_on_mesh(text)
@@ -180,6 +185,7 @@ def test_equal_devices_stand_for_each_other_and_uneven_state_tells_replicas_apar
             rank: whole.peak_bytes(rank) for rank in folded.ranks}
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("microbatches", [1, 3])
 def test_zero_3_in_a_pipeline_gathers_parameters_twice_for_each_microbatch(microbatches):
@@ -216,6 +222,7 @@ def test_replicas_lie_on_the_axes_of_rows_that_split_no_parameter():
         assert {event.axes for event in trace if event.kind == "collective"} == groups
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize(("text", "over"), [
     ("dp=2", 1), pytest.param("dp=2 zero=2", 2, marks=pytest.mark.slow), ("dp=2 zero=3", 2)])
@@ -307,6 +314,7 @@ def test_a_region_keeps_in_a_pipeline_what_it_keeps_in_one_program(text, units, 
         count * (whole - units * s * b * h) for count in blocks]
 
 
+@pytest.mark.takes_seconds
 def test_a_stage_may_keep_its_inputs_alone():
     step = Pipeline(microbatches=2, recompute=True)(train_step(transformer(layers=2).function(B), SGD(0.1)))
     kept, all_kept = (

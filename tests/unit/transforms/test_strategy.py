@@ -260,6 +260,7 @@ def test_tensor_parallelism_of_a_region_says_nothing_of_others():
     assert TensorParallel()(step).inputs[2].layout is not None      # two of four are split: no warning is raised
 
 
+@pytest.mark.takes_seconds
 def test_a_command_tells_weights_that_stay_whole_in_one_line(tmp_path, capsys):
     step = stacked(lambda x, w: ir.apply("softmax", x @ w, axis=1), 7, (4, 4))
     (tmp_path / "step.mlir").write_text(str(step))

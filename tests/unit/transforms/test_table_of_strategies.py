@@ -66,6 +66,7 @@ def test_the_table_has_all_that_splits_a_step():
     assert words >= {"dp", "tp", "sp", "cp", "zero", "precision", "recompute", "overlap"}
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("microbatches", [2, 4])
 def test_a_stage_in_the_middle_receives_two_activations(microbatches):

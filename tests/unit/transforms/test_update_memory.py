@@ -99,6 +99,7 @@ def test_a_pipeline_holds_what_a_step_holds_without_one(rule, rows, text):
     assert found[1] == pytest.approx(found[0], rel=0.002), found
 
 
+@pytest.mark.takes_seconds
 def test_with_several_microbatches_the_sums_are_there_from_the_start():
     strategy, mesh = Strategy.parse_on_mesh("pp=1 dp=1 1f1b:2")
     step = strategy(model_step("mlp", B, SGD(0.1)))
@@ -147,12 +148,14 @@ def test_an_update_has_one_wide_gradient_at_a_time(clip, scale):
     assert most == 1 and len(wide) == 6 * (1 if clip is None else 2)
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.sampled(4 * (MANY // 6 or 1))
 @pytest.mark.parametrize("seed", range(MANY))
 def test_a_pipeline_takes_the_memory_that_the_step_takes_without_one(seed):
     check(seed)
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("text", [
     "pp=2 1f1b:3", "pp=2 zero_bubble_h1:4 recompute=block.*", "pp=2 zero_bubble_h1:4 dp=2 zero=1"])

@@ -101,6 +101,7 @@ def test_a_strategy_that_splits_nothing_is_refused_with_the_reasons():
         Strategy.parse("tp").report(train_step(loss, SGD(0.1)))
 
 
+@pytest.mark.takes_seconds
 @pytest.mark.sampled(3, 2)
 @pytest.mark.parametrize("words", [
     ["run", "--strategy", "tp=2", "--backend", "thread"], ["show", "--strategy", "tp=2"],

@@ -109,6 +109,7 @@ def test_where_the_order_counts_or_nothing_is_gained_tokens_stay_in_order(build,
     assert not [op for op in step.ops if op.kind == "token_order" or "order" in dict(op.attributes)]
 
 
+@pytest.mark.takes_seconds
 def test_stages_deal_tokens_over_equally_many_devices():
     strategy = Strategy.parse("pp 1f1b:2,meshes=cp=2|cp=4 ring")
     step = strategy(train_step(spec_of(layers=2).function(B), SGD(0.5)))

@@ -39,9 +39,10 @@ def preset_of(gpu: str) -> str | None:
     >>> preset_of("NVIDIA H100 80GB HBM3"), preset_of("NVIDIA GeForce RTX 4090")
     ('dgx-h100', None)
     """
-    return next(
-        (preset for words, preset in KNOWN if all(word.lower() in gpu.lower() for word in words)), None
-    )
+    for words, preset in KNOWN:
+        if all(word.lower() in gpu.lower() for word in words):
+            return preset
+    return None
 
 
 def base_of(tables: Tables) -> tuple[str, bool, Hardware]:

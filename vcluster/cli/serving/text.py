@@ -85,7 +85,10 @@ def _asked(name: str, plans: ServingPlans) -> list[str]:
 def _table(plans: tuple[ServingPlan, ...]) -> list[str]:
     """A row for each plan.  Axes that no plan splits, and what none has, have no column; beside pools of prefill there is no
     room for the tokens of the cache."""
-    layout = [name for name in ("pp", "ep") if any(getattr(plan, name) > 1 for plan in plans)]
+    layout = []
+    for name in ("pp", "ep"):
+        if any(getattr(plan, name) > 1 for plan in plans):
+            layout.append(name)
     names = ["tp", *layout, "replicas", "batch"]
     priced = plans[0].price is not None
     pooled = any(plan.prefill is not None for plan in plans)

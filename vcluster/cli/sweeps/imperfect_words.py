@@ -28,7 +28,8 @@ def _part(text: str, wanted: str, whole_text: str) -> float:
 
 
 def _slow_links(text: str) -> SlowLinks:
-    """A type for argparse: ``10%:0.5``, or with the name of a level in front."""
+    """A type for argparse: ``10%:0.5`` are a tenth of the ports with half of their bandwidth.  A level may be named in
+    front, as ``nvlink:10%:0.5``."""
     wanted = "needs a part of the ports and of their bandwidth, as 10%:0.5 or nvlink:10%:0.5"
     *level, share, factor = text.split(":") if text.count(":") in (1, 2) else ("", "", "")
     if level == [""]:
@@ -37,7 +38,7 @@ def _slow_links(text: str) -> SlowLinks:
 
 
 def _slow_devices(text: str) -> SlowDevices:
-    """A type for argparse: ``1:0.8``."""
+    """A type for argparse: ``1:0.8`` is one device with 0.8 of its speed."""
     wanted = "needs a number of devices and their part of the speed, as 1:0.8"
     count, _, speed = text.partition(":")
     if not (count.isascii() and count.isdecimal() and 0 < len(count) < 9 and int(count)):
@@ -46,7 +47,7 @@ def _slow_devices(text: str) -> SlowDevices:
 
 
 def _jitter(text: str) -> float:
-    """A type for argparse: ``3%``."""
+    """A type for argparse: ``3%``, a part of the compute of a step, as a number."""
     return float(_percent(text, "needs a part of the compute of a step, as 3%", text))
 
 

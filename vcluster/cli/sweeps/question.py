@@ -180,7 +180,9 @@ def model_and_batch(
 
 def dtype_of(flags: MegatronFlags) -> str:
     """The dtype of products that flags give a model by its name."""
-    return "float32" if flags.fp32 else "float16" if flags.fp16 else "bfloat16"
+    if flags.fp32:
+        return "float32"
+    return "float16" if flags.fp16 else "bfloat16"
 
 
 def in_precision(

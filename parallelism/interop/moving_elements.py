@@ -159,12 +159,17 @@ def part(x: Any, axis: int, begin: Any, end: Any, step: int = 1) -> Any:
 
 def concatenated(parts: Sequence[Any], axis: int) -> Any:
     """The arrays joined along a dim."""
-    if any(each.dtype == object for each in parts) and all(known(each) is not None for each in parts):
-        return np.concatenate([np.asarray(known(each), object) for each in parts], axis)
+    if any(each.dtype == object for each in parts):
+        numbers = [known(each) for each in parts]
+        if all(each is not None for each in numbers):
+            return np.concatenate([np.asarray(each, object) for each in numbers], axis)
     parts = [each for each in parts if each.shape[axis] != 0] or list(parts[:1])
-    if len(parts) > 1 and (same := _same_along(parts, axis)):
-        found = whole(concatenated([spread(each.array, _with(each.shape, same)) for each in parts], axis))
-        return spread(found, _with(found.shape, {d: parts[0].shape[d] for d in same}))
+    same = _same_along(parts, axis) if len(parts) > 1 else {}
+    if same:
+        narrow = [spread(each.array, _with(each.shape, same)) for each in parts]
+        found = whole(concatenated(narrow, axis))
+        extents = {d: parts[0].shape[d] for d in same}
+        return spread(found, _with(found.shape, extents))
     while len(parts) > 1:
         group, rest = parts[:24], parts[24:]
         parts = [emit("concatenate", *map(whole, group), axis=axis), *rest]
@@ -175,8 +180,12 @@ def _same_along(parts: Sequence[Any], axis: int) -> dict[int, int]:
     """The other dims along which each part is broadcast later, with extent 1: the same copies may be joined before."""
     if not all(isinstance(each, Spread) for each in parts):
         return {}
-    dims = [d for d in range(parts[0].ndim) if d != axis and parts[0].shape[d] != 1]
-    return {d: 1 for d in dims if {each.array.shape[d] for each in parts} == {1}}
+    found = {}
+    for d in range(parts[0].ndim):
+        extents = {each.array.shape[d] for each in parts}
+        if d != axis and parts[0].shape[d] != 1 and extents == {1}:
+            found[d] = 1
+    return found
 
 
 def _with(shape: Sequence[Extent], extents: Mapping[int, Extent]) -> list[Extent]:

@@ -1,0 +1,78 @@
+"""The sizes for which a module of PyTorch is one program: where it asks for a size, ``torch.export`` tells the bounds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_FIX = re.compile(r"^\s*(\w+) = (.+?)\s*$", re.MULTILINE)
+_RANGE = re.compile(r"Dim\('\w+'(?:, min=(\d+))?(?:, max=(\d+))?\)")
+_FIXES = "Suggested fixes:"
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The least and the largest value of a symbol for which a program holds; None where there is no such bound."""
+
+    least: int | None
+    most: int | None
+
+    def __contains__(self, number: int) -> bool:
+        return (self.least or 0) <= number and (self.most is None or number <= self.most)
+
+    def __str__(self) -> str:
+        if self.least is None:
+            return f"at most {self.most}"
+        return f"at least {self.least}" if self.most is None else f"{self.least} to {self.most}"
+
+
+def within_bounds(
+    torch: Any,
+    extents: Mapping[str, int],
+    own: Mapping[str, int],
+    export: Callable[[Mapping[str, Any], Mapping[str, int]], Any],
+) -> tuple[Any, dict[str, Bounds]]:
+    """What ``export`` makes of dims and numbers of elements, by symbol, and the bounds of those that the module bounds.
+
+    A module asks for a size as ``if x.shape[0] >= 64: x = x.contiguous()`` does.  The program is then that of one answer,
+    and is exported once more for the sizes with this answer: that of the numbers that the user's examples have, ``own``,
+    where these differ from ``extents``, the numbers for an export without questions.
+    """
+    dims = {name: torch.export.Dim(name) for name in extents}
+    bounds = dict[str, Bounds]()
+    for last in (False, False, True):
+        try:
+            return export(dims, extents), bounds
+        except Exception as error:  # the exporter raises many types
+            found = _bounds_in(str(error))
+            if last or not found:
+                raise
+        elsewhere = {name: own[name] for name, of in found.items() if name in own and own[name] not in of}
+        if elsewhere:
+            extents = {**extents, **elsewhere}
+            continue
+        bounds |= found
+        dims |= {name: torch.export.Dim(name, min=of.least, max=of.most) for name, of in found.items()}
+    raise AssertionError("the last export returns or raises")
+
+
+def _bounds_in(told: str) -> dict[str, Bounds]:
+    """The bounds that an error of ``torch.export`` suggests; empty if it suggests anything else, too."""
+    fixes = suggested(told)
+    bounds = {name: found for name, words in fixes.items() if (found := _bounds(words)) is not None}
+    return bounds if len(bounds) == len(fixes) else {}
+
+
+def suggested(told: str) -> dict[str, str]:
+    """What an error of ``torch.export`` says that symbols should be, by their names; empty if it says nothing."""
+    return dict(_FIX.findall(told.partition(_FIXES)[2]))
+
+
+def _bounds(words: str) -> Bounds | None:
+    """The bounds in words as ``Dim('B', max=63)``; None for other words, as a number or ``2*_B``."""
+    found = _RANGE.fullmatch(words)
+    if not found or found[1] is found[2] is None:
+        return None
+    return Bounds(*(None if each is None else int(each) for each in found.groups()))
