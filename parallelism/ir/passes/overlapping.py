@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import NamedTuple, Protocol
 
 from parallelism.ir.core import Function, Op
@@ -175,7 +175,8 @@ class _Ordering:
         for axes, each in scatters.items():
             behind = UNDER_WAY if self._gathered_axes.isdisjoint(axes) else LAYERS_UNDER_WAY
             for (_, call), (later, _) in zip(each, each[behind:], strict=False):
-                found |= {late: later for number in call for late in self._after(number) if late in self.late}
+                after = chain.from_iterable(map(self._after, call))
+                found |= dict.fromkeys(self.late.intersection(after), later)
         return found
 
     # -- sums of gradients ---------------------------------------------------------------------------------------------
