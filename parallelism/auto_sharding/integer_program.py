@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -202,17 +203,18 @@ def _held(memory: Memory, added: Sequence[_Added], moment: int, limit_bytes: int
             terms[variable] = terms.get(variable, 0) + count * nbytes
 
     for value, lifetimes, each in zip(memory.problem.values, memory.lifetimes, added, strict=True):
+        nbytes = partial(memory.bytes_of, value)
         for at, variable in enumerate(each.layouts):
-            add(variable, int(lifetimes.owned[moment]), memory.bytes_of(value, value.layouts[at]))
+            add(variable, int(lifetimes.owned[moment]), nbytes(value.layouts[at]))
         for (made, at), variable in each.first.items():
             if value.made[made] != value.layouts[at]:
-                add(variable, int(lifetimes.viewed[moment]), memory.bytes_of(value, value.layouts[at]))
-                add(variable, int(lifetimes.made[moment]), memory.bytes_of(value, value.made[made]))
+                add(variable, int(lifetimes.viewed[moment]), nbytes(value.layouts[at]))
+                add(variable, int(lifetimes.made[moment]), nbytes(value.made[made]))
         for (phase, _, needed), variable in each.copies.items():
-            add(variable, int(lifetimes.spans[phase][moment]), memory.bytes_of(value, value.needed[needed]))
+            add(variable, int(lifetimes.spans[phase][moment]), nbytes(value.needed[needed]))
         for (_, needed), variable in each.kept.items():
-            add(variable, int(lifetimes.between[moment]), memory.bytes_of(value, value.needed[needed]))
-    return [(variable, nbytes / max(limit_bytes, 1)) for variable, nbytes in terms.items()]
+            add(variable, int(lifetimes.between[moment]), nbytes(value.needed[needed]))
+    return [(variable, held / max(limit_bytes, 1)) for variable, held in terms.items()]
 
 
 def _no_layout(

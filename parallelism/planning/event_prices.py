@@ -133,7 +133,7 @@ class EventPrices:
     def _different_groups(
         self, along: Along, axes: Sequence[str], layout: MeshOnHardware
     ) -> tuple[tuple[int, ...], ...]:
-        """A group of each price along these axes."""
+        """One group for each price that groups along these axes have."""
         if along not in self._groups:
             groups = members(layout.mesh, tuple(axes))
             _, first = np.unique(groups[:, 0] % self._period, return_index=True)

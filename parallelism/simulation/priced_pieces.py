@@ -202,7 +202,7 @@ def folded_roles(events: Columns, axes: Ints, equal: EqualDevices) -> Roles:
             peer=representative if between.any() else None,
         )
     )
-    sizes = np.array([0 if ranks is None else len(ranks) for ranks in group.values])[group.index]
+    sizes = np.array([len(ranks or ()) for ranks in group.values])[group.index]
     alone = (roles.roles == POINT) & (roles.sizes == 1) & (sizes > 1)
     return roles._replace(roles=np.where(alone, COLLECTIVE, roles.roles).astype(np.uint8))
 

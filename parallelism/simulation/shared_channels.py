@@ -183,6 +183,7 @@ class SharedChannels:
         channel = np.array([levels.setdefault(each[:2], len(levels)) for each in self._channels], np.int64)
         (by, rank, does), (crossing, at) = self._ends.T, self._crossed.T
         part = codes(np.round(self._parts, DIGITS))
+        # Sets are divided by the sets of what their members touch, until no set is divided any more (color refinement).
         while True:
             before = [len(np.unique(each)) for each in (device, transfer, channel)]
             between = bags(combined(device[rank], does), by, len(transfer))

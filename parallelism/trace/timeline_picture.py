@@ -12,6 +12,7 @@ from math import isfinite
 
 import numpy as np
 
+from parallelism.arrays import Floats, Ints
 from parallelism.display.chart import ticks
 from parallelism.display.drawing import kept
 from parallelism.display.markup import Markup, note
@@ -131,26 +132,33 @@ def _bars(
     for first, last, parts in ((start, since, np.full(len(part), _WAIT)), (since, end, part)):
         here = drawn & (last > first)
         for at in np.flatnonzero(here & (last - first >= least)).tolist():
-            told = f"{names[at]}, {seconds(float(last[at] - first[at]))}" + " waiting" * int(
-                parts[at] == _WAIT
-            )
-            bars[int(rank[at])].append(
-                (float(first[at]) - begin, float(last[at]) - begin, int(parts[at]), told)
-            )
+            waiting = " waiting" if parts[at] == _WAIT else ""
+            told = f"{names[at]}, {seconds(float(last[at] - first[at]))}{waiting}"
+            bar = float(first[at]) - begin, float(last[at]) - begin, int(parts[at]), told
+            bars[int(rank[at])].append(bar)
         short = np.flatnonzero(here & (last - first < least))
-        places = ((first[short] - begin) / least).astype(np.int64)
-        keys, inverse, counts = np.unique(
-            np.stack([rank[short], parts[short], places]), axis=1, return_inverse=True, return_counts=True
-        )
-        lows = np.full(len(counts), np.inf)
-        highs = np.full(len(counts), -np.inf)
-        np.minimum.at(lows, inverse.ravel(), first[short] - begin)
-        np.maximum.at(highs, inverse.ravel(), last[short] - begin)
-        for (own_rank, which, _), low, high, count in zip(
-            keys.T.tolist(), lows.tolist(), highs.tolist(), counts.tolist(), strict=True
+        for own_rank, bar in _short(
+            rank[short], parts[short], first[short] - begin, last[short] - begin, least
         ):
-            bars[own_rank].append((low, high, which, plural(count, "short event")))
+            bars[own_rank].append(bar)
     return bars
+
+
+def _short(
+    ranks: Ints, parts: Ints, starts: Floats, ends: Floats, least: float
+) -> Iterator[tuple[int, _Bar]]:
+    """Events that are too short to be seen: those of a rank and part that begin in the same ``least`` seconds are one bar.
+    It comes with its rank."""
+    places = (starts / least).astype(np.int64)
+    keys, inverse, counts = np.unique(
+        np.stack([ranks, parts, places]), axis=1, return_inverse=True, return_counts=True
+    )
+    lows, highs = np.full(len(counts), np.inf), np.full(len(counts), -np.inf)
+    np.minimum.at(lows, inverse.ravel(), starts)
+    np.maximum.at(highs, inverse.ravel(), ends)
+    joined = zip(keys.T.tolist(), lows.tolist(), highs.tolist(), counts.tolist(), strict=True)
+    for (rank, part, _), low, high, count in joined:
+        yield rank, (low, high, part, plural(count, "short event"))
 
 
 def _row(bars: Sequence[_Bar], y: int, span: float) -> Iterator[str]:

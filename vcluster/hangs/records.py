@@ -294,8 +294,9 @@ def _group(file: str, dump: FileDump, entry: FileEntry) -> Group:
     config = dump.pg_config.get(str(entry.pg_id))
     if config is None or (entry.process_group is not None and config.name != name):
         config = next((each for each in dump.pg_config.values() if each.name == name), None)
-    ranks = _ranks(file, config.ranks) if config is not None else ()
-    return Group(name, description or (config.desc if config is not None else ""), ranks)
+    if config is None:
+        return Group(name, description, ())
+    return Group(name, description or config.desc, _ranks(file, config.ranks))
 
 
 def _ranks(file: str, ranks: str | list[int]) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """Random inputs of a program: weights of the usual sizes, indices that are in range.
 
-A program does not say what its inputs stand for.  So it is looked at what they do: which operand of a product they are,
-and which extent an integer indexes.  They are followed through ops that only move or convert elements.
+A program does not say what its inputs stand for, so this is read from what the program does with them: which operand of a
+product an input is, and which extent an integer indexes.  Inputs are followed through ops that only move or convert elements.
 """
 
 from __future__ import annotations

@@ -13,7 +13,13 @@ from parallelism.interop.moving_elements import number, part, reshaped, transpos
 from parallelism.interop.onnx_models.elementwise import ew
 from parallelism.interop.onnx_models.graph import GraphNode
 from parallelism.interop.onnx_models.products import matmul
-from parallelism.interop.onnx_models.reading import MEANINGS, Meaning, Reader, meaning as meaning_of_all
+from parallelism.interop.onnx_models.reading import (
+    MEANINGS,
+    Meaning,
+    Reader,
+    meaning as meaning_of_all,
+    with_optional,
+)
 
 DOMAIN = "com.microsoft"
 
@@ -30,9 +36,9 @@ def standard(reader: Reader, node: GraphNode, x: list[Any], kind: str = "", **at
     return MEANINGS[kind](reader, plain, x)
 
 
-def given(x: list[Any], at: int) -> Any:
-    """An input; None if it is left out."""
-    return x[at] if len(x) > at else None
+def _plus(result: Any, added: Any) -> Any:
+    """The sum; the ``result`` if the input that is added is left out."""
+    return result if added is None else ew("add", result, added)
 
 
 # -- what is the same, or a few operators in one -----------------------------------------------------------------------
@@ -45,19 +51,21 @@ def _same(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
 
 @meaning("Gelu", "BiasGelu")
 def _gelu(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
-    a = x[0] if given(x, 1) is None else ew("add", x[0], x[1])
-    return standard(reader, node, [a], "Gelu", approximate="none")
+    a, bias = with_optional(x, 2)
+    return standard(reader, node, [_plus(a, bias)], "Gelu", approximate="none")
 
 
 @meaning("FastGelu")
 def _fast_gelu(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
-    a = x[0] if given(x, 1) is None else ew("add", x[0], x[1])
-    return standard(reader, node, [a], "Gelu", approximate="tanh")
+    a, bias = with_optional(x, 2)
+    return standard(reader, node, [_plus(a, bias)], "Gelu", approximate="tanh")
 
 
 @meaning("QuickGelu")
 def _quick_gelu(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
-    return ew("multiply", x[0], ew("sigmoid", ew("multiply", x[0], number(node.get("alpha", 1.702), x[0]))))
+    (a,) = x
+    scaled = ew("multiply", a, number(node.get("alpha", 1.702), a))
+    return ew("multiply", a, ew("sigmoid", scaled))
 
 
 @meaning("FusedMatMul", "TransposeMatMul")
@@ -76,18 +84,16 @@ def _fused_matmul(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
 
 @meaning("FusedConv", "FusedGemm")
 def _with_activation(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
-    kind, most = ("Conv", 3) if node.kind == "FusedConv" else ("Gemm", 3)
-    result = standard(reader, node, x[:most], kind)
-    if (added := given(x, 3)) is not None:
-        result = ew("add", result, added)
+    *inputs, added = with_optional(x, 4)
+    kind = "Conv" if node.kind == "FusedConv" else "Gemm"
+    result = _plus(standard(reader, node, inputs, kind), added)
     name = node.get("activation", "")
     if not name:
         return result
-    numbers = list(node.get("activation_params", ())) or [
-        node.get(f"activation_{each}")
-        for each in ("alpha", "beta")
-        if node.get(f"activation_{each}") is not None
-    ]
+    numbers = list(node.get("activation_params", ()))
+    if not numbers:
+        alpha_and_beta = node.get("activation_alpha"), node.get("activation_beta")
+        numbers = [each for each in alpha_and_beta if each is not None]
     if name == "Clip":
         return standard(reader, node, [result, *(number(n, result) for n in numbers)], "Clip")
     if name not in ("Relu", "Sigmoid", "Tanh", "LeakyRelu", "HardSigmoid"):
@@ -107,12 +113,15 @@ def _simplified(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
 def _skip_norm(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     """The norm of a sum; the fourth output is the sum."""
     is_simple = node.kind.startswith("SkipSimplified")
-    total = ew("add", x[0], x[1])
-    if (bias := given(x, 3 if is_simple else 4)) is not None:
-        total = ew("add", total, bias)
+    if is_simple:
+        a, b, scale, bias = with_optional(x, 4)
+        shift = None
+    else:
+        a, b, scale, shift, bias = with_optional(x, 5)
+    total = _plus(ew("add", a, b), bias)
     if any(name for name in node.outputs[1:3]):
         raise node.unsupported("the mean and the deviation of a norm are not supported here")
-    normed = [total, x[2], *([] if is_simple or given(x, 3) is None else [x[3]])]
+    normed = [total, scale] if shift is None else [total, scale, shift]
     one = replace(node, outputs=node.outputs[:1])
     kind = "RMSNormalization" if is_simple else "LayerNormalization"
     result = standard(reader, one, normed, kind, axis=-1, epsilon=node.get("epsilon", 1e-12))
@@ -125,31 +134,32 @@ def _skip_norm(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
 @meaning("MatMulNBits")
 def _matmul_n_bits(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     """Weights of 4 or 8 bits in blocks along the rows, each with a scale and a zero; those of 4 bits lie in pairs."""
+    a, packed, scales, zeros, order, bias = with_optional(x, 6)
     bits, block, rows, columns = (node.get(name) for name in ("bits", "block_size", "K", "N"))
-    if bits not in (4, 8) or given(x, 4) is not None:
+    if bits not in (4, 8) or order is not None:
         raise node.unsupported("only weights of 4 and 8 bits, without an order of their own, are supported")
-    count = -(-rows // block)
-    numbers = reshaped(_unpacked(x[1], bits), (columns, count, block))
-    dtype = x[0].dtype
-    if (zeros := given(x, 3)) is None:
-        centred = ew("subtract", convert(numbers, dtype), number(2 ** (bits - 1), x[0]))
+    dtype, count = a.dtype, -(-rows // block)
+    of_blocks = columns, count, 1
+    numbers = reshaped(_unpacked(packed, bits), (columns, count, block))
+    if zeros is None:
+        shifted = ew("subtract", convert(numbers, dtype), number(2 ** (bits - 1), a))
     elif zeros.dtype == dtype:
-        centred = ew("subtract", convert(numbers, dtype), reshaped(zeros, (columns, count, 1)))
+        shifted = ew("subtract", convert(numbers, dtype), reshaped(zeros, of_blocks))
     else:
-        flat = _unpacked(reshaped(zeros, (columns, (count * bits + 7) // 8)), bits)
-        own = reshaped(part(flat, 1, 0, count), (columns, count, 1))
-        centred = ew("subtract", convert(numbers, dtype), convert(own, dtype))
-    scaled = ew("multiply", centred, convert(reshaped(x[2], (columns, count, 1)), dtype))
+        nbytes = (count * bits + 7) // 8
+        unpacked = _unpacked(reshaped(zeros, (columns, nbytes)), bits)
+        own = reshaped(part(unpacked, 1, 0, count), of_blocks)
+        shifted = ew("subtract", convert(numbers, dtype), convert(own, dtype))
+    scaled = ew("multiply", shifted, convert(reshaped(scales, of_blocks), dtype))
     weights = part(reshaped(scaled, (columns, count * block)), 1, 0, rows)
-    result = matmul(x[0], transposed(weights, (1, 0)))
-    return result if given(x, 5) is None else ew("add", result, x[5])
+    return _plus(matmul(a, transposed(weights, (1, 0))), bias)
 
 
 @meaning("GatherBlockQuantized")
 def _gathered_blocks(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     """Rows of a table of 4 or 8 bits, whose numbers have a scale and a zero for each block along the last dim."""
     bits, block = node.get("bits", 4), node.get("block_size", 128)
-    table, indices, scales, zeros = x[0], x[1], x[2], given(x, 3)
+    table, indices, scales, zeros = with_optional(x, 4)
     ndim = len(table.shape)
     last = node.get("quantize_axis", 1) % ndim == ndim - 1
     if node.get("gather_axis", 0) % ndim != 0 or not last or bits not in (4, 8):
@@ -201,21 +211,23 @@ def _unpacked(packed: Any, bits: int) -> Any:
 
 
 def centred(a: Any, zero: Any) -> Any:
+    """Whole numbers minus their zero point, in 32 bits."""
     wide = convert(a, np.dtype(np.int32))
     return wide if zero is None else ew("subtract", wide, convert(zero, np.dtype(np.int32)))
 
 
 @meaning("MatMulIntegerToFloat")
 def _to_float(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
-    product = matmul(centred(x[0], given(x, 4)), centred(x[1], given(x, 5)))
-    result = ew("multiply", convert(product, x[2].dtype), ew("multiply", x[2], x[3]))
-    return result if given(x, 6) is None else ew("add", result, x[6])
+    a, b, a_scale, b_scale, a_zero, b_zero, bias = with_optional(x, 7)
+    product = matmul(centred(a, a_zero), centred(b, b_zero))
+    result = ew("multiply", convert(product, a_scale.dtype), ew("multiply", a_scale, b_scale))
+    return _plus(result, bias)
 
 
 @meaning("DynamicQuantizeMatMul")
 def _dynamic(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
-    result = dynamic_product(x[0], centred(x[1], given(x, 3)), x[2])
-    return result if given(x, 4) is None else ew("add", result, x[4])
+    a, weights, scale, zero, bias = with_optional(x, 5)
+    return _plus(dynamic_product(a, centred(weights, zero), scale), bias)
 
 
 def dynamic_product(a: Any, weights: Any, scale: Any) -> Any:
@@ -285,14 +297,15 @@ def _quantized_pool(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
 @meaning("QGemm")
 def _quantized_gemm(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     """The product of quantized matrices; the bias has the scale of the product."""
-    a, b = centred(x[0], given(x, 2)), centred(x[3], given(x, 5))
-    a = transposed(a, (1, 0)) if node.get("transA", 0) else a
-    b = transposed(b, (1, 0)) if node.get("transB", 0) else b
-    product = matmul(a, b)
-    if (bias := given(x, 6)) is not None:
-        product = ew("add", product, bias)
-    scale = ew("multiply", ew("multiply", x[1], x[4]), number(node.get("alpha", 1.0), x[1]))
-    result = ew("multiply", convert(product, x[1].dtype), scale)
-    if given(x, 7) is None:
+    a, a_scale, a_zero, b, b_scale, b_zero, bias, y_scale, y_zero = with_optional(x, 9)
+    a, b = centred(a, a_zero), centred(b, b_zero)
+    if node.get("transA", 0):
+        a = transposed(a, (1, 0))
+    if node.get("transB", 0):
+        b = transposed(b, (1, 0))
+    product = _plus(matmul(a, b), bias)
+    scale = ew("multiply", ew("multiply", a_scale, b_scale), number(node.get("alpha", 1.0), a_scale))
+    result = ew("multiply", convert(product, a_scale.dtype), scale)
+    if y_scale is None:
         return result
-    return standard(reader, node, [result, x[7], given(x, 8)], "QuantizeLinear")
+    return standard(reader, node, [result, y_scale, y_zero], "QuantizeLinear")

@@ -276,6 +276,14 @@ def _placed(past: Any, new: Any, first: Any, columns: Any) -> Any:
     return np.where(is_new[:, :, None, None], fresh, kept).astype(new.dtype)
 
 
+def _shares(scores: Any, of_sinks: Any) -> Any:
+    """The softmax of scores, ``(batch, heads, rows, columns)``, with a further score of each head that no column has."""
+    if of_sinks is None:
+        return apply("softmax", scores, axis=3)
+    sink = np.broadcast_to(of_sinks.astype(scores.dtype)[:, None, None], (*scores.shape[:3], 1))
+    return apply("softmax", np.concatenate([scores, sink], axis=3), axis=3)[..., :-1]
+
+
 def _attended_by_groups(node: GraphNode, q: Any, k: Any, v: Any, seen: Any, added: Any, sinks: Any) -> Any:
     """Causal attention, ``(batch, rows, heads, width)``.
 
@@ -293,21 +301,19 @@ def _attended_by_groups(node: GraphNode, q: Any, k: Any, v: Any, seen: Any, adde
     batch, rows, _, width = q.shape
     wide = np.result_type(q.dtype, np.float32)
     grouped = q.reshape((batch, rows, groups, heads // groups, width)).astype(wide)
-    scores = np.einsum("bqgrd,bkgd->bgrqk", grouped, k.astype(wide)) * (scale or float(1 / np.sqrt(width)))
+    scores = np.einsum("bqgrd,bkgd->bgrqk", grouped, k.astype(wide))
+    scores = scores * (scale or float(1 / np.sqrt(width)))
     scores = scores.reshape((batch, heads, rows, k.shape[1]))
     if cap is not None:
         scores = np.tanh(scores * (1 / cap)) * cap
     if added is not None:
         scores = scores + traced(added).astype(wide)
     distance = _distance(seen, rows, k.shape[1])
-    hidden = (distance < 0) | (distance >= window) if window >= 0 else distance < 0
+    hidden = distance < 0
+    if window >= 0:
+        hidden = hidden | (distance >= window)
     scores = np.where(hidden, float(np.finfo(np.float32).min), scores)
-    if scores_of_sinks is not None:
-        sink = np.broadcast_to(scores_of_sinks.astype(wide)[:, None, None], (batch, heads, rows, 1))
-        shares = apply("softmax", np.concatenate([scores, sink], axis=3), axis=3)[..., :-1]
-    else:
-        shares = apply("softmax", scores, axis=3)
-    shares = shares.reshape((batch, groups, heads // groups, rows, k.shape[1]))
+    shares = _shares(scores, scores_of_sinks).reshape((batch, groups, heads // groups, rows, k.shape[1]))
     mixed = np.einsum("bgrqk,bkgd->bqgrd", shares, v.astype(wide)).astype(q.dtype)
     return mixed.reshape((batch, rows, heads, v.shape[3]))
 

@@ -59,8 +59,12 @@ def _pad(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
 
 @older("Clip", before=11)
 def _clip(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
-    bounds = [node.get(name) for name in ("min", "max")]
-    return _today(reader, node, [x[0], *(None if n is None else np.asarray(n, x[0].dtype) for n in bounds)])
+    (a,) = x
+    bounds = []
+    for name in ("min", "max"):
+        bound = node.get(name)
+        bounds.append(None if bound is None else np.asarray(bound, a.dtype))
+    return _today(reader, node, [a, *bounds])
 
 
 @older("TopK", before=10)

@@ -203,21 +203,22 @@ def _cumsum(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     axis = int(reader.ints(node, x[1], "the axis")[0]) % len(x[0].shape)
     a = flipped(x[0], axis) if node.get("reverse", 0) else x[0]
     n, ndim = a.shape[axis], len(a.shape)
-    one = 0 if node.kind == "CumSum" else 1
+    is_sum = node.kind == "CumSum"
 
     def one_dim(pads: int) -> list[int]:
         return [pads if d == axis else 0 for d in range(ndim)]
 
     if node.get("exclusive", 0):
-        a = padded(a, number(one, a), one_dim(1), one_dim(-1), [0] * ndim)
-    if node.kind == "CumSum":
+        neutral = number(0 if is_sum else 1, a)
+        a = padded(a, neutral, one_dim(1), one_dim(-1), [0] * ndim)
+    if is_sum:
         own = a.array if isinstance(a, Spread) and a.array.shape[axis] == n else whole(a)
         a = spread(convert(emit("cumsum", own, axis=axis), a.dtype), a.shape)
     else:
+        # The product of the n elements up to each one: before the first there are ones.
         wide = padded(a, number(1, a), one_dim(n - 1), [0] * ndim, [0] * ndim)
-        a = convert(
-            emit("prod", whole(grid(wide, [axis], [n], [1], [1])), axes=(ndim,), keepdims=False), a.dtype
-        )
+        windows = grid(wide, [axis], [n], [1], [1])
+        a = convert(emit("prod", whole(windows), axes=(ndim,), keepdims=False), a.dtype)
     return flipped(a, axis) if node.get("reverse", 0) else a
 
 

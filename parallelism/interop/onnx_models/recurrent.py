@@ -129,16 +129,18 @@ def _gru(
     def gate(x: Any, k: int, axis: int) -> Any:
         return None if x is None else part(x, axis, k * hidden, (k + 1) * hidden)
 
-    z, r = (
-        ew(acts[0], ew("add", gate(left, k, 1), _affine(h, gate(recurrence, k, 0), gate(after, k, 0))))
-        for k in (0, 1)
-    )
+    def of_state(state: Any, k: int) -> Any:
+        return _affine(state, gate(recurrence, k, 0), gate(after, k, 0))
+
+    of_gate, of_new = acts[:2]
+    update, reset = (ew(of_gate, ew("add", gate(left, k, 1), of_state(h, k))) for k in (0, 1))
     if node.get("linear_before_reset", 0):
-        new = ew("multiply", r, _affine(h, gate(recurrence, 2, 0), gate(after, 2, 0)))
+        from_state = ew("multiply", reset, of_state(h, 2))
     else:
-        new = _affine(ew("multiply", r, h), gate(recurrence, 2, 0), gate(after, 2, 0))
-    g = ew(acts[1], ew("add", gate(left, 2, 1), new))
-    return ew("add", ew("multiply", ew("subtract", number(1, z), z), g), ew("multiply", z, h))
+        from_state = of_state(ew("multiply", reset, h), 2)
+    new = ew(of_new, ew("add", gate(left, 2, 1), from_state))
+    taken = ew("multiply", ew("subtract", number(1, update), update), new)
+    return ew("add", taken, ew("multiply", update, h))
 
 
 def _of_step(x: list[Any], d: int, bias: Any, products: Products | None) -> Callable[[int], Any]:

@@ -83,6 +83,14 @@ def reduce_plain(x: Any, axes: Sequence[int], op: str) -> Any:
     return convert(emit(kind, whole(x), axes=tuple(axes), keepdims=False), x.dtype)
 
 
+def reduced_from(start: Any, x: Any, axes: Sequence[int], op: str) -> Any:
+    """A reduction of the IR that begins with a number; one that changes nothing is left out."""
+    result = reduce_plain(x, axes, op)
+    value = same_everywhere(start)
+    changes_nothing = value is not None and bool(value == identity(op, x.dtype))
+    return result if changes_nothing else combined(op, start, result)
+
+
 def combined(op: str, a: Any, b: Any) -> Any:
     """Two arrays combined by a reduction."""
     if a.dtype == bool:
@@ -112,10 +120,7 @@ def reduced(
     if any(arrays[0].shape[axis] == 0 for axis in axes):
         return [broadcast_dims(start, shape, ()) for start in starts]
     if len(arrays) == 1 and (op := reducer(body, arrays[0].dtype)) is not None:
-        result = reduce_plain(arrays[0], axes, op)
-        start = same_everywhere(starts[0])
-        neutral = start is not None and bool(start == identity(op, arrays[0].dtype))
-        return [result if neutral else combined(op, starts[0], result)]
+        return [reduced_from(starts[0], arrays[0], axes, op)]
     order = [*axes, *(d for d in range(arrays[0].ndim) if d not in axes)]
     count = prod(arrays[0].shape[axis] for axis in axes)
     parts = [reshaped(transposed(x, order), (count, *shape)) for x in arrays]

@@ -20,7 +20,12 @@ from parallelism.interop.moving_elements import (
 )
 from parallelism.interop.stablehlo.module import Node
 from parallelism.interop.stablehlo.reading import Reader, meaning
-from parallelism.interop.stablehlo.reductions import combined, identity, reduce_plain, reducer, tree
+from parallelism.interop.stablehlo.reductions import (
+    identity,
+    reduced_from,
+    reducer,
+    tree,
+)
 from parallelism.interop.stablehlo.shapes import numbers
 from parallelism.interop.windows import convolution, grid
 
@@ -70,9 +75,9 @@ def _reduce_window(reader: Reader, node: Node, operands: list[Any]) -> Any:
     arrays = operands[: len(operands) // 2]
     starts = operands[len(operands) // 2 :]
     ndim, sizes = arrays[0].ndim, numbers(node, "window_dimensions")
-    strides, dilations, gaps = (
-        _listed(node, name, ndim) for name in ("window_strides", "window_dilations", "base_dilations")
-    )
+    strides = _listed(node, "window_strides", ndim)
+    dilations = _listed(node, "window_dilations", ndim)
+    gaps = _listed(node, "base_dilations", ndim)
     low, high = _padding(node, ndim)
     plain = len(arrays) == 1 and {*strides, *dilations, *gaps} == {1}
     if plain and (sums := _running_sum(node, arrays[0], starts[0], sizes, low, high)) is not None:
@@ -91,13 +96,11 @@ def _reduce_window(reader: Reader, node: Node, operands: list[Any]) -> Any:
     if 0 in node.type().shape:
         return [broadcast_dims(start, node.type().shape, ()) for start in starts]
     if len(arrays) == 1 and (op := reducer(node.body, arrays[0].dtype)) is not None:
-        result = reduce_plain(parts[0], [ndim], op)
-        start = same_everywhere(starts[0])
-        neutral = start is not None and bool(start == identity(op, arrays[0].dtype))
-        return result if neutral else combined(op, starts[0], result)
+        return reduced_from(starts[0], parts[0], [ndim], op)
     lines = [transposed(x, [ndim, *range(ndim)]) for x in parts]
     results = [reshaped(x, x.shape[1:]) for x in tree(reader, node.body, lines)]
-    return reader.applied(node.body, [*(broadcast_dims(s, results[0].shape, ()) for s in starts), *results])
+    first = [broadcast_dims(start, results[0].shape, ()) for start in starts]
+    return reader.applied(node.body, [*first, *results])
 
 
 def _running_sum(node: Node, x: Any, start: Any, sizes: Any, low: Any, high: Any) -> Any:

@@ -31,8 +31,8 @@ def _rule(x: TensorType, axes: tuple[int, ...], keepdims: bool, name: str, op: s
     if name in ("max", "min"):
         _check_some(x, axes)
     names = letters(x.ndim)
-    kept = "".join("1" if d in axes else name for d, name in enumerate(names) if keepdims or d not in axes)
-    return rule(f"{names}->{kept}", [x.shape], op=op)
+    kept = reduced_shape(names, axes, keepdims=keepdims)
+    return rule(f"{names}->{''.join(map(str, kept))}", [x.shape], op=op)
 
 
 def _check_some(x: TensorType, axes: Sequence[int]) -> None:

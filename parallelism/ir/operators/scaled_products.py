@@ -164,7 +164,8 @@ def _quantized_shapes(
     if tensor_grains is not None:
         if len(tensor_grains) != ndim:
             raise ValueError(f"tensor_grains have a number for each of {ndim} dims, got {tensor_grains}")
-        found.append(_kept_shape(shape, [1 if grain == APART else grain for grain in tensor_grains]))
+        whole_grains = [1 if grain == APART else grain for grain in tensor_grains]
+        found.append(_kept_shape(shape, whole_grains))
     return found
 
 

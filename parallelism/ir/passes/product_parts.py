@@ -130,17 +130,18 @@ class _Parting:
 
     def _part(self, fused: FusedProduct, cut: Op, begin: int, end: int) -> Value:
         """What a cut takes from ``begin`` to ``end``, computed by itself."""
-        made: dict[Value, Value] = {}
-        place = fused.product.inputs.index(fused.operand)
-        (letter,) = fused.product.rule.outputs[0][_dim_of(fused, cut)]
-        dim = fused.product.rule.inputs[place].index((letter,))
-        made[fused.operand] = self._slice(fused.product, fused.operand, dim, begin, end)
-        behind = fused.product.outputs[0].type.ndim - _dim_of(fused, cut)
-        for op in (fused.product, *_way(fused, cut)):
-            if op is not fused.product:
-                for value in op.inputs:
-                    if value not in made and value.type.ndim >= behind and value.type.shape[-behind] != 1:
-                        made[value] = self._slice(op, value, value.type.ndim - behind, begin, end)
+        product, operand = fused.product, fused.operand
+        dim_of_result = _dim_of(fused, cut)
+        (letter,) = product.rule.outputs[0][dim_of_result]
+        dim = product.rule.inputs[product.inputs.index(operand)].index((letter,))
+        made = {operand: self._slice(product, operand, dim, begin, end)}
+        # Ops behind the product are elementwise: the dim has as many dims behind it in all their operands.
+        from_end = product.outputs[0].type.ndim - dim_of_result
+        for op in (product, *_way(fused, cut)):
+            others = op.inputs if op is not product else ()
+            for value in others:
+                if value not in made and value.type.ndim >= from_end and value.type.shape[-from_end] != 1:
+                    made[value] = self._slice(op, value, value.type.ndim - from_end, begin, end)
             inputs = [made.get(value, self.new.get(value, value)) for value in op.inputs]
             with self.builder.region(op.region, op.line):
                 (made[op.outputs[0]],) = self.builder.emit(op.kind, inputs, dict(op.attributes))

@@ -53,7 +53,7 @@ class Form:
 
 
 class _Numbers:
-    """Numbers for what occurs in functions, in the order in which it first does."""
+    """Numbers what occurs in functions, in the order in which each thing first occurs."""
 
     def __init__(self) -> None:
         self.names: dict[str, int] = {}

@@ -182,7 +182,8 @@ def _picks_in_rows(x: Any, arrays: Sequence[Any]) -> bool:
 
 def _counts(k: Any, axis: int, shape: Sequence[Extent]) -> bool:
     """Whether an index array is 0, 1, 2, ... along a dim of this shape, and has the extent 1 in the dims behind it."""
-    if tuple(k.shape) != (*[1] * (k.ndim - len(shape) + axis), shape[axis], *[1] * (len(shape) - axis - 1)):
+    before, behind = k.ndim - len(shape) + axis, len(shape) - axis - 1
+    if tuple(k.shape) != (*[1] * before, shape[axis], *[1] * behind):
         return False
     if isinstance(k, np.ndarray):
         return bool((k.reshape(-1) == np.arange(k.size)).all())
