@@ -52,9 +52,9 @@ def changed(at, shape):
         (HEAD, [np.zeros((2, 3, 5)), np.zeros((7, 4)), TOKENS], "got x of shape (2, 3, 5) and table of (7, 4)"),
         (HEAD, [np.zeros((2, 2, 4)), np.zeros((7, 4)), TOKENS], "got x of shape (2, 2, 4) and targets of (2, 3)"),
         (HEAD, [np.zeros((2, 0, 4)), np.zeros((7, 4)), TOKENS[:, :0]], "the mean over no tokens"),
-        (LayerNorm(T("x", None)), [np.zeros((2, 4)), np.zeros(3), np.zeros(4)], "weight is of the shape of the last "
+        (LayerNorm(T("x", None)), [np.zeros((2, 4)), np.zeros(3), np.zeros(4)], "weight must have the shape of the last "
          "dim of x, (4,), got (3,)"),
-        (LayerNorm(T("x", None)), [np.zeros((2, 4)), np.zeros(4), np.zeros(5)], "bias is of the shape of the last"),
+        (LayerNorm(T("x", None)), [np.zeros((2, 4)), np.zeros(4), np.zeros(5)], "bias must have the shape of the last"),
         (RMSNorm(T("x", None)), [np.zeros((2, 0)), np.zeros(0)], "an element at least; got shape (2, 0)"),
         (Dropout(T("x", None), 0.5), [np.zeros(4)], "x of shape (4,) and TensorSharding('x', None)"),
         (Dropout(T("x"), 0.5), [np.zeros(4), -1], "the step of Dropout is an integer from 0 to 2**64 - 1, got -1"),
