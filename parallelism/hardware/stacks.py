@@ -176,12 +176,12 @@ def with_usual_stack(name: str, *, serving: bool = False, experts: bool = False)
 def _usual_stacks(work: str | bool, experts: bool) -> dict[str, str]:
     """By preset, its default stack for a work: training, True, or serving; of those compared with ``experts``, if these."""
     tables = {name: read_stack(name) for name in stack_names()}
-    return {
-        str(table["hardware"]): name
-        for name, table in tables.items()
-        if table.get("default") == work
-        and (not experts or any(each.get("experts") for each in table.get("validation", ())))
-    }
+    found = {}
+    for name, table in tables.items():
+        has_experts = any(each.get("experts") for each in table.get("validation", ()))
+        if table.get("default") == work and (has_experts or not experts):
+            found[str(table["hardware"])] = name
+    return found
 
 
 def stack_file(name: str) -> str:
