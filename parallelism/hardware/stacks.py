@@ -158,21 +158,30 @@ def split_name(name: str) -> tuple[str, str]:
     return preset, stack
 
 
-def with_usual_stack(name: str, *, serving: bool = False) -> str:
+def with_usual_stack(name: str, *, serving: bool = False, experts: bool = False) -> str:
     """The name of a preset with the stack that training of Transformers has there, or ``serving``; others as they are.
+
+    Of models with ``experts``, if runs of such models were compared with it.
 
     >>> with_usual_stack("dgx-a100:2"), with_usual_stack("dgx-a100+plain"), with_usual_stack("tpu-v4")
     ('dgx-a100:2+megatron-a100', 'dgx-a100+plain', 'tpu-v4')
+    >>> with_usual_stack("dgx-h100", experts=True), with_usual_stack("dgx-a100", experts=True)
+    ('dgx-h100+megatron-core-h100', 'dgx-a100')
     """
-    usual = _usual_stacks(SERVING if serving else True).get(name.partition(":")[0])
+    usual = _usual_stacks(SERVING if serving else True, experts).get(name.partition(":")[0])
     return f"{name}+{usual}" if usual and "+" not in name else name
 
 
 @cache
-def _usual_stacks(work: str | bool) -> dict[str, str]:
-    """By preset, its default stack for a work: training, True, or serving."""
+def _usual_stacks(work: str | bool, experts: bool) -> dict[str, str]:
+    """By preset, its default stack for a work: training, True, or serving; of those compared with ``experts``, if these."""
     tables = {name: read_stack(name) for name in stack_names()}
-    return {str(table["hardware"]): name for name, table in tables.items() if table.get("default") == work}
+    found = {}
+    for name, table in tables.items():
+        has_experts = any(each.get("experts") for each in table.get("validation", ()))
+        if table.get("default") == work and (has_experts or not experts):
+            found[str(table["hardware"])] = name
+    return found
 
 
 def stack_file(name: str) -> str:

@@ -98,8 +98,8 @@ def run_plan(device: Device, plan: ReshardingPlan, x: Any, *, spent: bool = Fals
     expected = plan.held[device.rank]
     if array.shape != expected or array.dtype != plan.dtype:
         raise ValueError(
-            f"of {plan.dtype}{list(plan.shape)} as {plan.source!r} rank {device.rank} holds {plan.dtype}"
-            f"{list(expected)}, got {array.dtype}{list(array.shape)}"
+            f"rank {device.rank} must pass its shard {plan.dtype}{list(expected)} of {plan.dtype}{list(plan.shape)} as "
+            f"{plan.source!r}, got {array.dtype}{list(array.shape)}"
         )
     result = array
     for step in plan.steps:

@@ -24,6 +24,7 @@ from parallelism.training.state_sharding import FULLY_SHARDED
 from parallelism.training.training_run import TrainingRun
 from parallelism.transforms import MixedPrecision, Overlap, Zero
 from parallelism.transforms.strategy import Transform
+from parallelism.transforms.words import REPLICA
 
 FEW: tuple[int, ...] = (3, 4, 5)
 """Models of the first two numbers of layers are simulated, or, where these are too few, of the next two."""
@@ -87,22 +88,20 @@ def _sizes_of_stages(run: TrainingRun) -> Iterator[tuple[int, int]]:
 def _is_regular(run: TrainingRun, *, in_stages: bool) -> bool:
     """Whether layers may repeat the order of an update whose sums and gathers are in buckets.
 
-    They do not where a layer fills few buckets; there few layers are not tried.
+    They do not where a layer fills few buckets; there few layers are not tried.  Where parameters are shared out, a layer
+    is a call of its own.
     """
     given, model = run.strategy.transforms, run.model
     assert isinstance(model, TransformerSpec)
     overlap = next((each for each in given if isinstance(each, Overlap)), None)
     zero = next((each for each in given if isinstance(each, Zero)), None)
     precision = next((each for each in given if isinstance(each, MixedPrecision)), None)
-    if overlap is None:
+    is_shared_out = zero is not None and zero.stage == FULLY_SHARDED
+    if overlap is None or (is_shared_out and REPLICA not in run.mesh.axes):
         return True
     one, two = (replace(model, layers=layers).parameters for layers in (1, 2))
     parameters = (two - one) // run.mesh.shape.get("tp", 1)
-    if (
-        precision is not None
-        and precision.products is not None
-        and (zero is None or zero.stage < FULLY_SHARDED)
-    ):
+    if precision is not None and precision.products is not None and not is_shared_out:
         gathered = parameters * as_dtype(_STORED.get(precision.gathers, precision.gathers)).itemsize
         # Stages with biases that filled 1.8 buckets did not close them at the same places; those that filled 2.8 did.
         if gathered < overlap.bucket_bytes * (2 if in_stages and model.biases else 1):

@@ -68,7 +68,8 @@ def overlap_of(replicas: int, ahead: int = 1, *, shared_out: bool = False) -> Ov
 
     They are float32 (``ddp_config.bucket_size`` in megatron/core/distributed/distributed_data_parallel.py).  Devices along
     cp are replicas, too.  Parameters that are ``shared_out``, as by FSDP, are gathered so many blocks ``ahead``, and
-    gradients are summed in the buckets of `Overlap`, which a block fills: no sum waits for the block before.
+    gradients are summed block by block: each ``TransformerLayer`` is a unit (megatron/core/distributed/fsdp in version
+    0.16.1: mcore_fsdp_adapter.py, and `_get_parameter_groups`, which cuts a unit into no buckets).
     """
     if shared_out:
         return Overlap(ahead=ahead)

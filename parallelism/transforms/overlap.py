@@ -33,14 +33,15 @@ class Overlap:
       as soon as they have ``bucket_bytes`` together (MB and MiB both mean 2**20 bytes, as in PyTorch); the last bucket
       of the backward may have fewer.  Larger buckets are fewer calls that start later.
     - Gathers of parameters (`Zero` of stage 3) start ``ahead`` layers before the layer that reads them: 0 starts them
-      where it begins.  Those of a layer are one call, as far as their arrays can be cut evenly.  Each layer ahead holds
-      its gathered parameters.
+      where it begins.  Those of a layer are one call, and so are the sums of its gradients, whatever their bytes, as in
+      FSDP (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py: a unit has one array).  Each layer ahead holds its
+      gathered parameters.
     - Any other collective starts when the one before it is needed, if its input is ready then.
 
     A sum of gradients by all_reduce lies in the memory of its terms.  Of reduce_scatters in buckets at most two are
-    under way, because their inputs stay in memory.  Those of gradients that several microbatches were added up in are
-    not held back: these buffers are there anyway.  A gradient that is summed in each microbatch (`Zero` of stage 3) is
-    added to its buffer when so many later sums start as are under way.
+    under way, because their inputs stay in memory, and of those of a layer one, as in FSDP.  Those of gradients that
+    several microbatches were added up in are not held back: these buffers are there anyway.  A gradient that is summed in
+    each microbatch (`Zero` of stage 3) is added to its buffer when the next sum starts.
 
     With a `Pipeline` the sums over replicas start in the last backward of each stage, and go on behind it.
 

@@ -194,7 +194,7 @@ class Strategy:
         for word in words:
             if word.name in _SIZED and word.value is not None:
                 raise ValueError(
-                    f"the meshes of the stages have the sizes of the axes; leave out ={word.value} behind "
+                    f"the meshes of the stages give the sizes of the axes; leave out ={word.value} behind "
                     f"{word.name!r}"
                 )
         strategy = cls(*(_transform(word, sized=False)[0] for word in words))

@@ -83,7 +83,9 @@ class FeedForwardSharding(Sharding, ndims=(2, 2, 1, 2, 1, 2)):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.out.op != "sum":
-            raise ValueError(f"out of a FeedForwardSharding may wait for a sum, got {self.out!r}")
+            raise ValueError(
+                f"out of a FeedForwardSharding may have a pending sum, but no other pending reduction; got {self.out!r}"
+            )
 
     @classmethod
     def unsharded(cls) -> Self:

@@ -50,7 +50,9 @@ class Dropout(ShardedOperation):
         if not isinstance(sharding, TensorSharding):
             raise TypeError(f"Dropout takes a TensorSharding, got {sharding!r}")
         if sharding.op != "sum":
-            raise ValueError(f"the layout of Dropout may wait for a sum, got {sharding!r}")
+            raise ValueError(
+                f"the layout of Dropout may have a pending sum, but no other pending reduction; got {sharding!r}"
+            )
         if not 0 <= rate < 1:
             raise ValueError(f"the rate of Dropout must be at least 0 and below 1, got {rate!r}")
         super().__init__(sharding)

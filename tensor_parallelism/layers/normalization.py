@@ -126,7 +126,7 @@ class _Normalization(Layer[NormalizationSharding]):
             )
         for name, shape in zip(self.NAMES[1:], parameters, strict=True):
             if shape != x[-1:]:
-                raise ValueError(f"{name} is of the shape of the last dim of x, {x[-1:]}, got {shape}")
+                raise ValueError(f"{name} must have the shape of the last dim of x, {x[-1:]}, got {shape}")
         return {**shapes, "out": x}
 
     def _moves(self, shapes: dict[str, Shape], mesh: Mesh) -> Moving:

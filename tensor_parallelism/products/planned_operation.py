@@ -79,7 +79,9 @@ class Sharding:
             if waits is not None and layout.partial and name not in waits:
                 raise ValueError(f"{name} {subject} cannot be partial, got {layout!r}")
             if waits is not None and layout.op != "sum":
-                raise ValueError(f"{name} {subject} may wait for a sum, got {layout!r}")
+                raise ValueError(
+                    f"{name} {subject} may have a pending sum, but no other pending reduction; got {layout!r}"
+                )
 
 
 class PlannedOperation(ShardedOperation, Generic[Layouts, Planned]):

@@ -293,7 +293,7 @@ class TransformerBlock(PlannedOperation[TransformerBlockSharding, TransformerBlo
                     f"of shape {x} and {name} of {shape}"
                 )
             if name.startswith("norm") and shape != x[-1:]:
-                raise ValueError(f"{name} is of the shape of the last dim of x, {x[-1:]}, got {shape}")
+                raise ValueError(f"{name} must have the shape of the last dim of x, {x[-1:]}, got {shape}")
         return TransformerBlockPlan(
             mesh,
             shapes,

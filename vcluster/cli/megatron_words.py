@@ -170,7 +170,7 @@ def training_parser(
             "--hardware": {
                 "required": not optional,
                 "metavar": "NAME",
-                "help": "a preset (see `hardware`), or a file. A dense Transformer gets the stack of its training there, as "
+                "help": "a preset (see `hardware`), or a file. A Transformer gets the stack of its training there, as "
                 "dgx-h100+megatron-core-h100; dgx-h100+plain has none",
             },
             "--devices": {
@@ -330,12 +330,10 @@ def hardware_and_devices(arguments: argparse.Namespace) -> tuple[Hardware, int]:
 
 
 def searched_hardware(name: str, model: object) -> str:
-    """The hardware of a model; for a dense Transformer with the stack of its training there (`with_usual_stack`).
-
-    Runs of models with experts are told too inaccurately under any stack (``docs/accuracy.md``).
-    """
-    is_dense = isinstance(model, TransformerSpec) and model.experts is None
-    return with_usual_stack(name) if is_dense else name
+    """The hardware of a model; for a Transformer with the stack of its training there (`with_usual_stack`)."""
+    if not isinstance(model, TransformerSpec):
+        return name
+    return with_usual_stack(name, experts=model.experts is not None)
 
 
 def tell_all_devices(arguments: argparse.Namespace, devices: int) -> None:

@@ -162,7 +162,7 @@ register(
 
 def _integers(x: TensorType, dtype: np.dtype[Any]) -> np.dtype[Any]:
     if not is_floating(x.dtype) or not is_integer(dtype):
-        raise TypeError(f"floats become integers, and not {x.dtype} {dtype}")
+        raise TypeError(f"it makes integers of floats; got {x.dtype} to {dtype}")
     return dtype
 
 

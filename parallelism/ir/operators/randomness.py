@@ -172,7 +172,10 @@ register(
 
 def _bitcast_dtype(x: TensorType, dtype: np.dtype[Any]) -> np.dtype[Any]:
     if bits_of(x.dtype) != bits_of(dtype) or bool in (x.dtype, dtype):
-        raise TypeError(f"{x.dtype} and {dtype} must be numbers of equally many bits")
+        raise TypeError(
+            f"a bitcast is between numbers of the same width: {x.dtype} has {bits_of(x.dtype)} bits, {dtype} has "
+            f"{bits_of(dtype)}"
+        )
     return dtype
 
 

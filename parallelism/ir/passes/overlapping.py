@@ -11,14 +11,14 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import NamedTuple, Protocol
 
 from parallelism.ir.core import Function, Op
 from parallelism.ir.core.regions import inside
 from parallelism.ir.passes.delayed_products import with_delays
 from parallelism.ir.passes.gradients import UPDATE
-from parallelism.ir.passes.waiting import UNDER_WAY
+from parallelism.ir.passes.waiting import LAYERS_UNDER_WAY, UNDER_WAY
 
 ASYNCHRONOUS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute")
 """The kinds of collectives that can be waited for later."""
@@ -162,17 +162,21 @@ class _Ordering:
     def _slots_of_additions(self, slots: Mapping[int, Sequence[tuple[int, ...]]]) -> dict[int, int]:
         """By number of an op that adds a reduce_scattered gradient to a buffer: before which op it runs at the latest.
 
-        It runs when so many calls later as are under way at one time start: its term is there by then, and no more of
-        them wait in memory.
+        It runs when so many calls later over the same axes as are under way at one time start: its term is there by then,
+        and no more of them wait in memory.
         """
-        scatters: list[tuple[int, tuple[int, ...]]] = []
+        scatters: dict[Sequence[str], list[tuple[int, tuple[int, ...]]]] = defaultdict(list)
         for slot in sorted(slots):
-            sums = (call for call in sorted(slots[slot]) if call[0] in self.sums)
-            scatters += [(slot, call) for call in sums if self.ops[call[0]].kind == "reduce_scatter"]
+            for call in sorted(slots[slot]):
+                op = self.ops[call[0]]
+                if call[0] in self.sums and op.kind == "reduce_scatter":
+                    scatters[op["axes"]].append((slot, call))
         found: dict[int, int] = {}
-        for (_, call), (later, _) in zip(scatters, scatters[UNDER_WAY:], strict=False):
-            for number in call:
-                found |= {each: later for each in self._after(number) if each in self.late}
+        for axes, each in scatters.items():
+            behind = UNDER_WAY if self._gathered_axes.isdisjoint(axes) else LAYERS_UNDER_WAY
+            for (_, call), (later, _) in zip(each, each[behind:], strict=False):
+                after = chain.from_iterable(map(self._after, call))
+                found |= dict.fromkeys(self.late.intersection(after), later)
         return found
 
     # -- sums of gradients ---------------------------------------------------------------------------------------------
@@ -233,7 +237,11 @@ class _Ordering:
         return late
 
     def _buckets(self) -> list[tuple[int, tuple[int, ...]]]:
-        """The calls that sum gradients, with the number of the op before which each starts."""
+        """The calls that sum gradients, with the number of the op before which each starts.
+
+        The gradients of a layer whose parameters are gathered are one call, as these are (`_gathers`).  Others, and those
+        in no region, are cut by their bytes.
+        """
         ready = sorted((self._ready(number), number) for number in self.sums)
         calls: list[tuple[int, tuple[int, ...]]] = []
         open_: dict[object, tuple[int, list[int]]] = {}
@@ -245,15 +253,26 @@ class _Ordering:
         for slot, number in ready:
             op = self.ops[number]
             reduction = dict(op.attributes).get("op")
-            key = op.kind, op["axes"], op.inputs[0].type.dtype, reduction, self._chained(number)
+            layer = layer_of(op) if self._is_of_gathered(number) else None
+            key = op.kind, op["axes"], op.inputs[0].type.dtype, reduction, self._chained(number), layer
             _, members = open_.get(key, (0, []))
             open_[key] = slot, [*members, number]
             nbytes = sum(int(self.ops[each].inputs[0].type.nbytes) for each in open_[key][1])
-            if nbytes >= self.overlap.bucket_bytes:
+            if layer is None and nbytes >= self.overlap.bucket_bytes:
                 close(key)
         for unfilled in [*open_]:
             close(unfilled)
         return calls
+
+    def _is_of_gathered(self, number: int) -> bool:
+        """Whether a sum is of the gradient of a parameter that is gathered over the same axes, as it is there."""
+        return not self._chained(number) and not self._gathered_axes.isdisjoint(self.ops[number]["axes"])
+
+    @cached_property
+    def _gathered_axes(self) -> set[str]:
+        """The axes over which parameters are shared out, and gathered where they are read."""
+        gathers = (self.ops[number] for number in self.collectives if self._of_parameter(number))
+        return {axis for op in gathers if op.kind == "all_gather" for axis in op["axes"]}
 
     def _chained(self, number: int) -> bool:
         """Whether the sum is one of a sum before."""
@@ -281,7 +300,7 @@ class _Ordering:
         last: str | None = None
         for number in self.collectives:
             if self._of_parameter(number):
-                layer = _layer(self.ops[number])
+                layer = layer_of(self.ops[number])
                 if layer is None or layer != last:
                     layers.append([])
                 last = layer
@@ -392,7 +411,7 @@ class _Ordering:
         return first
 
 
-def _layer(op: Op) -> str | None:
+def layer_of(op: Op) -> str | None:
     """The layer that an op is in: its region up to the first number, ``gradient.block.3``; None if it is in none."""
     names = op.region.split(".") if op.region else []
     for place, path in zip(names, accumulate(names, "{}.{}".format), strict=True):

@@ -1,20 +1,25 @@
 """The steps of a program in which some collectives are waited for later: starts, waits, and the lifetimes of values.
 
 A device waits for a call before the first op that reads one of its outputs, and before an op that writes into the
-memory of its inputs.  Of the calls by reduce_scatter at most `UNDER_WAY` are under way at a time, because their inputs
-are larger than their outputs and stay in memory until then.
+memory of its inputs.  Of the calls by reduce_scatter over the same axes at most `UNDER_WAY` are under way at a time,
+because their inputs are larger than their outputs and stay in memory until then; where parameters are gathered over these
+axes, so that a call has all gradients of a layer, `LAYERS_UNDER_WAY`.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set as AbstractSet
 from typing import NamedTuple
 
 from parallelism.ir.core import Function, Op, Value
+from parallelism.ir.core.regions import inside
 from parallelism.ir.passes.donation import Donated, kept, owns_nothing
+from parallelism.ir.passes.gradients import UPDATE
 
 UNDER_WAY = 2
+LAYERS_UNDER_WAY = 1
+"""As in FSDP (``reduce_scatter_max_input_buffers`` in torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py)."""
 
 
 class Run(NamedTuple):
@@ -106,7 +111,7 @@ def _with_waits(
     at_once: bool,
 ) -> list[Step]:
     call_of = {number: which for which, call in enumerate(calls) for number in call}
-    waits = _Waits(owner, {*function.inputs})
+    waits = _Waits(owner, {*function.inputs}, _gathered_axes(function, calls, owner))
     for number, op in enumerate(function.ops):
         which = call_of.get(number)
         if which is None:
@@ -127,11 +132,23 @@ def _with_waits(
     return waits.steps
 
 
+def _gathered_axes(
+    function: Function, calls: Sequence[Sequence[int]], owner: Mapping[Value, Value]
+) -> set[str]:
+    """The axes over which the caller's arrays are gathered: parameters that are shared out."""
+    inputs = {*function.inputs}
+    started = (function.ops[number] for call in calls for number in call)
+    gathers = (op for op in started if op.kind == "all_gather" and not inside(op, UPDATE))
+    return {axis for op in gathers if owner[op.inputs[0]] in inputs for axis in op["axes"]}
+
+
 class _Waits:
     """The steps so far, and the calls that are under way after them."""
 
-    def __init__(self, owner: Mapping[Value, Value], inputs: Collection[Value]) -> None:
-        self.owner, self.inputs = owner, inputs
+    def __init__(
+        self, owner: Mapping[Value, Value], inputs: Collection[Value], gathered: AbstractSet[str]
+    ) -> None:
+        self.owner, self.inputs, self.gathered = owner, inputs, gathered
         self.steps: list[Step] = []
         self.under_way: dict[int, tuple[Op, ...]] = {}
         self.made: dict[Value, int] = {}
@@ -164,8 +181,14 @@ class _Waits:
         made = {self.owner[value] for op in ops for value in op.outputs}
         self.wait_for(inputs, made - {self.owner[value] for value in inputs})
         if self._is_held_back(ops):
-            scatters = [each for each, started in self.under_way.items() if self._is_held_back(started)]
-            for each in scatters[: len(scatters) - UNDER_WAY + 1]:
+            axes = ops[0]["axes"]
+            scatters = [
+                each
+                for each, started in self.under_way.items()
+                if self._is_held_back(started) and started[0]["axes"] == axes
+            ]
+            most = UNDER_WAY if self.gathered.isdisjoint(axes) else LAYERS_UNDER_WAY
+            for each in scatters[: max(0, len(scatters) - most + 1)]:
                 self.wait(each)
         self.under_way[which] = ops
         for op in ops:

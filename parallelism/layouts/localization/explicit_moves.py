@@ -9,6 +9,7 @@ from parallelism.ir.core.regions import inside
 from parallelism.ir.operators import layout_text
 from parallelism.ir.operators.context_attention import KINDS as CONTEXT
 from parallelism.ir.passes import MARK
+from parallelism.ir.passes.overlapping import layer_of
 from parallelism.layouts.localization.local_program import layout_of
 from parallelism.layouts.localization.sequences import steps_of
 from parallelism.layouts.propagation import Devices, finite_constants, op_placement
@@ -22,9 +23,10 @@ def placed(function: Function, devices: Devices) -> Function:
     """The function with a ``reshard`` op wherever a value is needed, or computed, in another layout than its own.
 
     The output of an op is resharded right after the op; an input right before the op.  Later ops that need the same
-    layout use the same copy.  If the copy takes more memory than the value, only ops that follow soon use it, and a
-    copy for the forward is not used by gradients: a gathered weight or activation is gathered again instead of being
-    kept in memory.
+    layout use the same copy.  If the copy takes more memory than the value, only ops that follow soon use it, or, of an
+    input, those of the same numbered layer; and a copy for the forward is not used by gradients: a gathered weight or
+    activation is gathered again instead of being kept in memory.  A layer gathers a weight once in its forward and once in
+    its backward, also where that computes the forward again.
     """
     return _Placed(function, devices).function()
 
@@ -34,10 +36,11 @@ class _Placed:
         self.whole = function
         self.devices = devices
         self.constants = finite_constants(function)
+        self.inputs = {value.name for value in function.inputs}
         self.names = {value.name for value in function.values}
         self.ops: list[Op] = []
-        self.copies: dict[tuple[str, TensorSharding], tuple[Value, int, bool]] = {}
-        """The copy of a value in a layout, the number of the op that used it last, whether that is a backward op."""
+        self.copies: dict[tuple[str, TensorSharding], tuple[Value, int, Op]] = {}
+        """The copy of a value in a layout, the number of the op that used it last, and that op."""
 
     def function(self) -> Function:
         for number, op in enumerate(self.whole.ops):
@@ -66,13 +69,13 @@ class _Placed:
         """The value in the layout that an op needs."""
         if layout == value.layout:
             return value
-        back = inside(op, MARK)
-        copy, last, was_back = self.copies.get((value.name, layout), (None, number, back))
-        fresh = number - last <= KEPT and back == was_back
+        copy, last, user = self.copies.get((value.name, layout), (None, number, op))
+        is_kept = number - last <= KEPT or (value.name in self.inputs and _are_of_one_layer(op, user))
+        fresh = is_kept and inside(op, MARK) == inside(user, MARK)
         if copy is None or not (fresh or self._pieces(layout) >= self._pieces(layout_of(value))):
             copy = Value(self._name(value), value.type, layout)
             self._reshard(value, copy, op)
-        self.copies[value.name, layout] = copy, number, back
+        self.copies[value.name, layout] = copy, number, op
         return copy
 
     def _pieces(self, layout: TensorSharding) -> int:
@@ -88,3 +91,9 @@ class _Placed:
             count += 1
         self.names.add(name)
         return name
+
+
+def _are_of_one_layer(one: Op, other: Op) -> bool:
+    """Whether two ops are in the same layer that has a number."""
+    layer = layer_of(one)
+    return layer is not None and layer.rpartition(".")[2].isdecimal() and layer == layer_of(other)

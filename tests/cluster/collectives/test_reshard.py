@@ -177,7 +177,7 @@ def test_shards_that_do_not_fit_are_refused_by_the_host(cluster_of, make, words)
 
 @pytest.mark.parametrize(("kernel", "words"), [
     (lambda device: device.reshard(np.ones((4, 2)), T("x", None), T(None, "x"), shape=(7, 2)),
-     r"of float64\[7, 2\] as TensorSharding\('x', None\) rank 3 holds float64\[3, 2\], got float64\[4, 2\]"),
+     r"rank 3 must pass its shard float64\[3, 2\] of float64\[7, 2\] as TensorSharding\('x', None\), got float64\[4, 2\]"),
     (lambda device: device.reshard(np.ones(3), T("x", None), T(None)), "has 2 dims, the tensor has 1"),
     (lambda device: device.reshard(np.ones(3), T("q"), T(None)), "names axis 'q', but the axes of Mesh"),
     (lambda device: device.reshard(np.ones(3 - (device.rank == 1)), T("y"), T(None)),

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from parallelism import Hardware
+from parallelism import Hardware, models
 from parallelism.hardware import (
     MARKS,
     HardwareFileError,
@@ -25,6 +25,7 @@ from parallelism.hardware import (
     with_usual_stack,
 )
 from vcluster.calibration.published_tables import Table
+from vcluster.cli.megatron_words import searched_hardware
 
 
 def test_the_stacks_are_these():
@@ -138,6 +139,17 @@ def test_a_transformer_gets_the_stack_of_its_training():
     assert with_usual_stack("dgx-h100:4") == "dgx-h100:4+megatron-core-h100"
     assert with_usual_stack("dgx-h100+pytorch-h100") == "dgx-h100+pytorch-h100"
     assert Hardware.preset("dgx-h100:2+plain") == Hardware.preset("dgx-h100:2")
+
+
+def test_a_model_with_experts_gets_a_stack_that_was_compared_with_such_models():
+    dense, mixture = (models.transformer(name) for name in ("llama3-8b", "mixtral-8x7b"))
+    for name in ("dgx-h100:2", "dgx-a100", "tpu-v4", "dgx-h100+plain"):
+        stacked = searched_hardware(name, mixture)
+        compared = Hardware.preset(stacked).validation
+        assert stacked == (searched_hardware(name, dense) if any(each.experts for each in compared) else name)
+    assert searched_hardware("dgx-h100", mixture) == "dgx-h100+megatron-core-h100"
+    assert searched_hardware("dgx-a100", mixture) == "dgx-a100" != searched_hardware("dgx-a100", dense)
+    assert searched_hardware("dgx-h100", "a program") == "dgx-h100"
 
 
 @pytest.mark.parametrize(("devices", "used", "racks"), [(72, 72, 1), (128, 64, 2), (256, 64, 4), (144, 72, 2), (100, 72, 2)])

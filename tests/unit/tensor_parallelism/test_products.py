@@ -75,7 +75,7 @@ def test_a_pair_of_layouts_has_one_policy(lhs, rhs, policy):
         (lambda: FeedForward(FeedForwardSharding.megatron("x"), activation="gleu"), ValueError,
          "activation is one of .*gelu.*, got 'gleu'"),
         (lambda: FeedForwardSharding(T(None, None, partial="x"), WHOLE, T(None), WHOLE, T(None),
-                                     T(None, None, partial="x", op="max")), ValueError, "may wait for a sum"),
+                                     T(None, None, partial="x", op="max")), ValueError, "may have a pending sum, but"),
         (lambda: FeedForwardSharding(WHOLE, T("x"), T(None), WHOLE, T(None), WHOLE), ValueError,
          "w1 of a FeedForwardSharding is of at least 2 dims"),
     ],

@@ -108,8 +108,8 @@ def test_what_is_no_block_is_refused_when_made(made, error, text):
         ({"w2": (48, 13), "b2": (13,)}, r"the last extent of w2 is that of x, .* w2 of \(48, 13\)"),
         ({"w1": (11, 48)}, "the last extent of x is the first of w1"),
         ({"b1": (12,)}, r"b1 is of shape \(48,\) beside weights of shape \(12, 48\), got \(12,\)"),
-        ({"norm1": (1,)}, r"norm1 is of the shape of the last dim of x, \(12,\), got \(1,\)"),
-        ({"norm2_bias": (48,)}, r"norm2_bias is of the shape of the last dim of x, \(12,\), got \(48,\)"),
+        ({"norm1": (1,)}, r"norm1 must have the shape of the last dim of x, \(12,\), got \(1,\)"),
+        ({"norm2_bias": (48,)}, r"norm2_bias must have the shape of the last dim of x, \(12,\), got \(48,\)"),
     ],
 )
 def test_shapes_that_do_not_fit_are_refused_on_the_host(changed, text):

@@ -67,13 +67,13 @@ def test_one_layer_or_two_tell_no_others(monkeypatch: pytest.MonkeyPatch, few: i
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("strategy", "spec"), [
-    pytest.param("precision=bf16 fsdp=4 recompute=block.* overlap=1B pp=1 1f1b:2", SPEC, id="fsdp"),
+    pytest.param("precision=bf16 fsdp=4 recompute=block.* pp=1 1f1b:2", SPEC, id="fsdp"),
     pytest.param("precision=bf16,products:f8 fsdp=4 recompute=block.*.attention.core overlap=1B pp=1 1f1b:3", GATED,
                  id="float8"),
     pytest.param("precision=bf16,products:f8,gathers:f8,history:4 dp=2 zero=1 overlap=1B pp=1 1f1b:2", GATED,
                  id="scales of earlier steps"),
     pytest.param("tp=2 pp=1 1f1b:2", GATED, id="tp"),
-    pytest.param("precision=bf16 fsdp=2 tp=2 sp overlap=2KB pp=1 1f1b:3", GATED, id="one call of sums of all layers"),
+    pytest.param("precision=bf16 fsdp=2 tp=2 sp overlap=2KB pp=1 1f1b:3", GATED, id="sp beside fsdp"),
     pytest.param("precision=bf16,bf16 hsdp=2x2 recompute=block.* overlap=1B pp=1 1f1b:1", GATED, id="hsdp"),
     pytest.param("dp=4 zero=1 overlap=1KB pp=1 1f1b:1", SPEC, id="buckets of the last backward"),
     pytest.param("precision=bf16 fsdp=5 overlap=1B pp=1 1f1b:1", SPEC, id="parts of unequal sizes"),
@@ -164,7 +164,7 @@ def test_the_figures_of_few_layers_are_those_of_all() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["fsdp=4 overlap=25MB pp=1 1f1b:2", "dp=4 overlap=40KB pp=1 1f1b:2"])
+@pytest.mark.parametrize("strategy", ["hsdp=2x2 overlap=25MB pp=1 1f1b:2", "dp=4 overlap=40KB pp=1 1f1b:2"])
 def test_a_bucket_of_several_layers_is_simulated_as_a_whole(strategy: str) -> None:
     assert layered_step(run_of(strategy), PLAIN) is None
 

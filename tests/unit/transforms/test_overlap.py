@@ -362,10 +362,40 @@ def test_sums_of_gradients_go_on_behind_the_last_backward_of_a_stage(text):
 
 
 @pytest.mark.takes_seconds
-def test_sums_of_a_microbatch_are_added_up_when_so_many_later_ones_start_as_are_under_way():
+def test_sums_of_a_microbatch_are_added_up_when_the_next_one_starts():
     step = Strategy.parse("dp zero=3 overlap=1B pp 1f1b:2")(train_step(models.mlp((6, 8, 5, 3), B), SGD(0.1)))
     trace = simulate(step, "dgx-h100", mesh=Mesh(pp=1, dp=2), batch=8, op_by_op=True)
     told = {("collective", "reduce_scatter"): "sum", ("compute", "accumulate"): "add"}
     found = [told[event.kind, event.name] for event in trace.filter(rank=0) if (event.kind, event.name) in told]
-    # A sum is added before the sum after the next one starts; the last two at the end of the backward.
-    assert found == 2 * (["sum"] + 5 * ["sum", "add"] + ["add"])
+    assert found == 2 * 3 * ["sum", "add", "add"]    # a layer is one call
+
+
+# -- units of FSDP -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("n", "layers", "again"), [(4, 3, False), (3, 2, True), (2, 1, True)])
+def test_fsdp_gathers_and_sums_a_block_as_one_array(n, layers, again):
+    """As ``fully_shard`` of each block does (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, `unshard` and
+    `post_backward`): one all_gather for the forward, one for the backward, which may compute the forward again, and one
+    reduce_scatter in the dtype of gradients, in each microbatch."""
+    width, microbatches = 12, 2
+    spec = models.TransformerSpec(layers=layers, width=width, heads=3, vocabulary=20, sequence=8, tied=False)
+    text = f"fsdp={n} precision=bf16{' recompute=block.*' * again} pp=1 1f1b:{microbatches}"
+    strategy, mesh = Strategy.parse_on_mesh(text)
+    trace = simulate(strategy(train_step(spec.function(B), Adam(0.1))), "dgx-h100", mesh=mesh, batch=2 * n, op_by_op=True)
+    calls = [event for event in trace.filter(rank=0) if event.kind == "collective" and event.payload_bytes > 4]
+    # Four matrices, their biases, and the weights and biases of two norms.
+    matrices, biases = 12 * width**2, (3 + 1 + 4 + 1) * width
+    block = matrices + biases + 4 * width
+    # The forward that is computed again needs all but the last bias; a backward needs matrices and the weights of norms.
+    backward = block - width if again else matrices + 2 * width
+
+    # The rows of the vocabulary are cut, and padded for that; all else divides.
+    embedding, positions = -(-20 // n) * n * width, 8 * width
+    gathers = [embedding + positions, *layers * [block], embedding + 2 * width, embedding + width, *layers * [backward]]
+    sums = [embedding + 2 * width, *layers * [block], embedding + positions]
+    gathered, summed = (
+        [event.payload_bytes for event in calls if event.name == kind] for kind in ("all_gather", "reduce_scatter"))
+    assert gathered == microbatches * [2 * each for each in gathers]
+    assert summed == microbatches * [4 * each for each in sums]
+    assert len(calls) == microbatches * (3 * layers + 5)

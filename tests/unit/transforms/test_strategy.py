@@ -102,7 +102,7 @@ def test_meshes_of_stages_are_the_sizes_in_a_text():
     assert strategy.pipeline.meshes == (Mesh(dp=2, tp=2), Mesh(dp=3), Mesh(tp=1))
     assert [strategy.pipeline.position(mesh, rank) for rank in range(8)] == [0, 0, 0, 0, 1, 1, 1, 2]
     for wrong, message in [
-        ("dp=2 pp", "the meshes of the stages have the sizes of the axes; leave out =2 behind 'dp'"),
+        ("dp=2 pp", "the meshes of the stages give the sizes of the axes; leave out =2 behind 'dp'"),
         ("dp pp=2", "leave out =2 behind 'pp'"),
         ("tp dp pp", "tp needs an axis 'tp', which no mesh of the stages has; their axes are dp"),
     ]:
