@@ -202,7 +202,7 @@ def test_a_module_of_a_block_that_is_called_again_behind_all_blocks_is_of_none()
 @pytest.mark.takes_seconds
 def test_plans_of_a_program_with_a_module_that_is_called_again_are_put_together_from_pieces():
     plans = find_plan(called_again(4), hardware="dgx-h100", devices=4, batch=16, zero=1, microbatch=2)
-    assert plans.timed - sum(plans.one_by_one.values()) > 2
+    assert plans.timed - sum(plans.one_by_one.values()) == 2    # dp=4, with and without recomputation
     elsewhere = "a weight of a block is read in another stage, too"
     assert elsewhere in plans.one_by_one and any(elsewhere in reason for reason in plans.refused)
     for plan in plans:
