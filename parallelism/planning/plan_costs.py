@@ -279,11 +279,8 @@ class PlanCosts:
 
     @memoized
     def held(self, row: int) -> int:
-        """The most bytes that a device of a plan holds between the actions and the update at least, without activations.
-        `Unpriceable` as from `prepare`.
-
-        It needs the end of the step alone: neither actions nor their order.
-        """
+        """The most bytes that a device of a plan holds between the actions and the update at least, without activations: by
+        the end of the step alone.  `Unpriceable` as from `prepare`."""
         if reason := self._why_simulated(row):
             raise Unpriceable(reason)
         return max(held + gradients for held, gradients, _ in self._held_by_devices(row))
@@ -293,6 +290,8 @@ class PlanCosts:
         s, shape = self.settings(row), self.shape(row)
         if (shape.is_v_shaped and not shape.is_even) or (s["pp"] == 1 and s["chunks"] > 1):
             return "several stages on a rank, which differ in their blocks or are the only ones"
+        if s["pp"] > 1 and self.task.model.reads_blocks_outside:
+            return "a weight of a block is read in another stage, too"
         if self.alike(shape.blocks_of(FIRST), FIRST) < 1:
             return "the first stage has no block that is like those of others"
         for setting in self.limited:

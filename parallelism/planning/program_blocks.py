@@ -17,6 +17,7 @@ from parallelism.ir import Function, Value
 from parallelism.ir.core import Op
 from parallelism.ir.passes import tables, with_tables_once
 
+CONSTANT = "constant"
 BLOCK = "block"
 """The region of blocks that are found by what they compute."""
 LEAST_OPS, MOST_OPS = 4, 20_000
@@ -94,6 +95,13 @@ class Blocks:
         assert found is not None
         return found
 
+    @property
+    def reads_outside(self) -> bool:
+        """Whether a weight of the first block is read outside of the blocks, too."""
+        inputs = set(self.function.inputs)
+        of_first = inputs.intersection(_inputs_of(self.blocks[0])).difference(_inputs_of(self.blocks[1]))
+        return not of_first.isdisjoint(_inputs_of([*self.before, *self.after]))
+
     def _weight_name(self, own: Value, number: int) -> str:
         parts = own.name.split(".")
         parts[self._weights[own]] = str(number)
@@ -140,6 +148,10 @@ def _number(op: Op, prefix: str) -> int | None:
     return int(found[1]) if found else None
 
 
+def _inputs_of(ops: Sequence[Op]) -> list[Value]:
+    return [value for op in ops for value in op.inputs]
+
+
 def _results(ops: Sequence[Op]) -> list[Value]:
     return [value for op in ops for value in op.outputs]
 
@@ -183,6 +195,34 @@ def _place_of_number(a: str, b: str) -> int | None:
 def _first_number(parts: Sequence[str]) -> int | None:
     """The place of the first part that is a number."""
     return next((i for i, part in enumerate(parts) if part.isdecimal()), None)
+
+
+def with_later_calls_outside(function: Function, prefix: str) -> Function:
+    """The function, in which ops of a block that stand behind ops of a later block are in no block.
+
+    A program has the regions of its modules, and a module inside of a block may be called again behind all blocks: the
+    DiT of diffusers embeds the time once more with the first block's weights.  What is in no block has constants of its
+    own, which a program from elsewhere may have made once, inside of a block.
+    """
+    latest, ops = -1, list[Op]()
+    constants, copies = dict[Value, Op](), dict[Value, Value]()
+    for op in function.ops:
+        number = _number(op, prefix)
+        if number is not None and number >= latest:
+            latest = number
+            if op.kind == CONSTANT:
+                constants[op.outputs[0]] = op
+            ops.append(op)
+            continue
+        inside = (op.region or "").removeprefix(f"{prefix}.{number}")
+        region = op.region if number is None else f"{prefix}{inside}"
+        for value in op.inputs:
+            if value in constants and value not in copies:
+                copies[value] = replace(value, name=f"{value.name}.again")
+                ops.append(replace(constants[value], outputs=(copies[value],), region=region))
+        own = tuple([copies.get(value, value) for value in op.inputs])
+        ops.append(replace(op, inputs=own, region=region))
+    return replace(function, ops=tuple(ops))
 
 
 # -- blocks that have no regions ---------------------------------------------------------------------------------------

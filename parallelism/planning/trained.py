@@ -18,7 +18,7 @@ from parallelism.ir.core import checked_dtype
 from parallelism.models import TransformerSpec, transformer
 from parallelism.models.expert_feed_forward import slots_of
 from parallelism.models.figures import attends, kind_of_layer, spec_like_layer, with_layers
-from parallelism.planning.program_blocks import Blocks, with_regions
+from parallelism.planning.program_blocks import Blocks, with_later_calls_outside, with_regions
 from parallelism.training.layer_blocks import EACH_LAYER, MOST_BLOCKS, MOST_OTHERS, LayerBlocks
 from parallelism.training.stage_layers import balanced_ends, begins_of, even, head_layers
 from parallelism.transforms import SGD, Adam, MixedPrecision, train_step
@@ -86,8 +86,7 @@ class TrainedModel:
                 f"@{model.name} must have the symbol {BATCH} for the rows of its batch and no other; it "
                 f"has {has}"
             )
-        model = with_regions(model)
-        prefix, blocks = _blocks(model)
+        model, prefix, blocks = _with_blocks(with_regions(model))
         return cls(model, frozenset(model.regions), prefix, blocks, (), None, None, optimizer)
 
     @classmethod
@@ -280,6 +279,11 @@ class TrainedModel:
         """The blocks of a program, if they are alike."""
         return Blocks.of(self.model, self.prefix, self.blocks) if isinstance(self.model, Function) else None
 
+    @cached_property
+    def reads_blocks_outside(self) -> bool:
+        """Whether a program reads a weight of a block outside of the blocks, too."""
+        return self.alike is not None and self.alike.reads_outside
+
     @property
     def step(self) -> Function:
         """The training step on one device, with the symbol `BATCH` for the rows."""
@@ -386,14 +390,18 @@ _NUMBERED = re.compile(r"((?:(?!\d+\.)\w+\.)*(?!\d+\.)\w+)\.(\d+)")
 """A path whose last part is its first number: ``model.layers.3`` is part 3 of ``model.layers``."""
 
 
-def _blocks(function: Function) -> tuple[str, int]:
-    """The region with most numbered parts, and their number: parts that are alike, or those of an outermost region."""
+def _with_blocks(function: Function) -> tuple[Function, str, int]:
+    """The function, the region with most numbered parts, and their number: parts that are alike, or those of an outermost
+    region.  They are alike in the function, or where modules that are called again behind all blocks are of none."""
     count: dict[str, set[int]] = {}
     for path in function.regions:
         if match := _NUMBERED.fullmatch(path):
             count.setdefault(match[1], set()).add(int(match[2]))
     for prefix, parts in sorted(count.items(), key=lambda item: -len(item[1])):
-        if parts == {*range(len(parts))} and Blocks.of(function, prefix, len(parts)) is not None:
-            return prefix, len(parts)
+        if parts != {*range(len(parts))}:
+            continue
+        for made in (function, with_later_calls_outside(function, prefix)):
+            if Blocks.of(made, prefix, len(parts)) is not None:
+                return made, prefix, len(parts)
     outer = [(prefix, len(parts)) for prefix, parts in count.items() if "." not in prefix]
-    return max(outer, key=lambda item: item[1], default=("", 0))
+    return function, *max(outer, key=lambda item: item[1], default=("", 0))

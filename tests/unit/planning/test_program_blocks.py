@@ -150,3 +150,62 @@ def test_tables_that_each_block_makes_are_computed_once():
     assert_array_equal(run(Blocks.of(found, "block", 3).of_layers(2)), run(rotating(2)))
     in_regions = residual(3)
     assert with_tables_once(in_regions) == in_regions
+
+
+def called_again(layers, *, own=False):
+    """`residual` layers whose scale is computed in each, and that of the first one once more behind them, as in DiT.
+
+    The program makes a constant of the scale once, in the first layer; ``own``: the last call is in no layer, and has a
+    constant of its own.
+    """
+    from dataclasses import replace
+
+    def scale(layer, x):
+        return np.tanh(x.sum(axis=1, keepdims=True) * 0.5 @ layer["scale"])
+
+    def loss(p, x):
+        given = x
+        for i, layer in enumerate(p["layers"]):
+            with ir.region(f"layers.{i}"):
+                x = x + np.tanh(x @ layer["up"]) @ layer["down"] * scale(layer, given)
+        with ir.region("layers.again") if own else ir.region("layers.0.again"):
+            x = x * scale(p["layers"][0], given)
+        return np.mean((x @ p["last"]) ** 2)
+
+    f32 = lambda *shape: ir.TensorType("f4", shape)
+    each = {"up": f32(WIDTH, INNER), "down": f32(INNER, WIDTH), "scale": f32(1, WIDTH)}
+    made = ir.record(loss, {"layers": [each] * layers, "last": f32(WIDTH, 4)}, f32(B, WIDTH))
+    if own:
+        return made
+    halves = {op.outputs[0]: op.region for op in made.ops if op.kind == "constant" and dict(op.attributes)["value"] == 0.5}
+    (first, *_, last) = halves
+    ops = []
+    for op in made.ops:
+        inputs = tuple(first if value == last else value for value in op.inputs)
+        if last not in op.outputs:
+            ops.append(replace(op, inputs=inputs))
+    return replace(made, ops=tuple(ops))
+
+
+def test_a_module_of_a_block_that_is_called_again_behind_all_blocks_is_of_none():
+    program = called_again(3)
+    assert Blocks.of(program, "layers", 3) is None
+    model = TrainedModel.of(program, ADAM_W)
+    assert (model.prefix, model.blocks) == ("layers", 3) and model.alike is not None
+    assert_array_equal(run(model.model), run(program))
+    assert [op.kind for op in model.model.ops] == [op.kind for op in called_again(3, own=True).ops]
+    again = [op.kind for op in model.model.ops if op.region == "layers.again"]
+    assert again == ["sum", "constant", "multiply", "matmul", "tanh", "multiply"]
+    assert_array_equal(run(model.of_blocks(2).model), run(called_again(2)))
+
+
+@pytest.mark.takes_seconds
+def test_plans_of_a_program_with_a_module_that_is_called_again_are_put_together_from_pieces():
+    plans = find_plan(called_again(4), hardware="dgx-h100", devices=4, batch=16, zero=1, microbatch=2)
+    assert plans.timed - sum(plans.one_by_one.values()) == 2    # dp=4, with and without recomputation
+    elsewhere = "a weight of a block is read in another stage, too"
+    assert elsewhere in plans.one_by_one and any(elsewhere in reason for reason in plans.refused)
+    for plan in plans:
+        trace = simulate(plan.run.step, "dgx-h100", link_sharing=False, **plan.run.placed)
+        assert trace.makespan_seconds == pytest.approx(plan.bound_seconds, rel=1e-9)
+        assert max(trace.peaks().values()) == pytest.approx(plan.peak_bytes, abs=1024)
