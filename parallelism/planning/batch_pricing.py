@@ -17,25 +17,36 @@ import numpy.typing as npt
 
 from parallelism.arrays import distinct
 from parallelism.events.columns import combined
-from parallelism.hardware import Software
 from parallelism.models import TransformerSpec
 from parallelism.planning.orders import Asked, Shape, make_orders
 from parallelism.planning.plan import Task
 from parallelism.planning.plan_costs import PlanCosts
 from parallelism.planning.settings import SETTINGS
-from parallelism.planning.space import PROMISING, Choices, Refused, as_for, different_programs
+from parallelism.planning.space import (
+    PROMISING,
+    Choices,
+    Refused,
+    as_for,
+    different_programs,
+    most_like_the_best,
+    most_promising,
+    one_of_each_mesh,
+    refusing,
+)
 from parallelism.planning.symbolic_events import Unpriceable
 from parallelism.planning.two_block_steps import ConditionalEvents, Known
 from parallelism.rarely_collected import ALMOST_ALL_LAST, rarely_collected
 from parallelism.shared_results import shared_results
 from parallelism.side_by_side import BothEnds, copies, side_by_side
-from parallelism.simulation import simulate
-from parallelism.training.few_layers import layered_step
 from parallelism.training.state_sharding import FULLY_SHARDED
 from parallelism.transforms import UnusedParameters
 
-MOST_LEFT = 2
-"""So many plans of a program are simulated by themselves, where others are put together from pieces."""
+MOST_OPS_ALONE = 250_000
+"""So many ops have the plans of a program, together, that are all simulated by themselves."""
+MOST_OF_MESHES = 80_000
+"""So many ops have those that are simulated of more, beside one plan of each mesh; `LEAST_OF_MESHES` plans at least."""
+LEAST_OF_MESHES = 16
+BY_MESH = f"{PROMISING}, by one plan of each mesh; fix settings for others"
 MOST_PROMISING = 12
 """So many programs of plans of a model whose kinds of layers take turns are simulated by themselves."""
 MOST_SHARDED = 8
@@ -51,6 +62,8 @@ a stage, half as many."""
 NOT_HELD = "microbatch", "recompute", "order"
 """Settings that change nothing of what a device holds during the whole step."""
 Told = Callable[[str, int, int], None]
+Simulated = dict[int, tuple[float, int] | str]
+"""By row the seconds and the peak of a plan, or why its program does not allow it."""
 
 
 class PricedPlans(NamedTuple):
@@ -153,36 +166,71 @@ def _price(
         left = dict(sorted(each for share in shares for each in share.left.items()))
         timing = max(share.timing_seconds for share in shares)
     setup = perf_counter() - start - timing
-    impossible: dict[str, list[int]] = defaultdict(list)
-    if table is not None and alone:
-        left, rest = _fewer(table, left, seconds, limits)
-        impossible.update(rest)
     left = left if alone else {}
-    with shared_results():
-        simulated = side_by_side(
-            [partial(_simulated, task, possible.settings(row)) for row in left],
-            told=partial(told, "simulated"),
-            took=lambda place, found: None,  # so that a process simulates plans that have most in common
-        )
+    simulated, left, impossible = _simulated_alone(task, possible, table, left, seconds, limits, told)
     plans_of = dict(zip(one_of.tolist(), np.bincount(number).tolist(), strict=True))
     one_by_one = dict[str, int]()
-    for (row, why), found in zip(left.items(), simulated, strict=True):
+    for row, why in left.items():
+        found = simulated[row]
         if isinstance(found, str):
-            impossible[found].append(row)
+            impossible.setdefault(found, []).append(row)
         else:
             seconds[row], peaks[row] = found
             one_by_one[why] = one_by_one.get(why, 0) + plans_of[row]
     seconds, peaks = seconds[one_of][number], peaks[one_of][number]
     if impossible:
-        several = {
-            reason: np.flatnonzero(np.isin(one_of[number], rows)) for reason, rows in impossible.items()
-        }
-        refused = {reason: Refused(len(rows), possible.settings(rows[0])) for reason, rows in several.items()}
-        kept = np.setdiff1d(np.arange(len(possible)), np.concatenate([*several.values()]))
-        possible = replace(possible.take(kept), refused={**possible.refused, **refused})
+        programs = one_of[number]
+        possible, kept = refusing(
+            possible, {reason: np.flatnonzero(np.isin(programs, rows)) for reason, rows in impossible.items()}
+        )
         seconds, peaks = seconds[kept], peaks[kept]
     timed = int(np.count_nonzero(np.isfinite(seconds)))
     return PricedPlans(possible, seconds, peaks, timed, setup, timing, one_by_one)
+
+
+def _all_simulated(task: Task, possible: Choices, rows: Sequence[int], told: Told) -> Simulated:
+    found = task.all_seconds_and_peaks([possible.settings(row) for row in rows], partial(told, "simulated"))
+    return dict(zip(rows, found, strict=True))
+
+
+def _simulated_alone(
+    task: Task,
+    possible: Choices,
+    table: PlanCosts | None,
+    left: Mapping[int, str],
+    seconds: npt.NDArray[np.float64],
+    limits: npt.NDArray[np.float64],
+    told: Told,
+) -> tuple[Simulated, Mapping[int, str], dict[str, list[int]]]:
+    """Of the rows without pieces the results of those that are simulated, the reasons, and the others by the reason.
+
+    How devices and stages lie decides most of the seconds of a program; microbatches, recomputation and ZeRO decide the
+    rest, and whether a plan fits.  So of many plans one of each mesh says which promise most.
+    """
+    rest: Mapping[str, list[int]] = {}
+    first: Simulated = {}
+    ops = task.model.ops
+    if table is not None:
+        left, rest = _fewer(table, left, seconds, limits)
+    elif len(left) * ops > MOST_OPS_ALONE:
+        of_mesh = one_of_each_mesh(possible, [*left])
+        first = _all_simulated(task, possible, [*of_mesh], told)
+        order = sorted(of_mesh, key=lambda row: _promise(first[row], float(limits[row])))
+        kept = most_promising(
+            [of_mesh[row] for row in order], order, max(LEAST_OF_MESHES, MOST_OF_MESHES // ops)
+        )
+        rest = {f"{len(kept)} {BY_MESH}": [row for row in left if row not in kept]}
+        left = {row: left[row] for row in sorted(kept)}
+    later = _all_simulated(task, possible, [row for row in left if row not in first], told)
+    return {**first, **later}, left, {reason: rows for reason, rows in rest.items() if rows}
+
+
+def _promise(result: tuple[float, int] | str, limit: float) -> tuple[float, float]:
+    """How little a simulated plan promises: by the memory that it lacks, and then by its seconds."""
+    if isinstance(result, str):
+        return np.inf, np.inf
+    seconds, peak = result
+    return max(peak / limit, EXPECTED), seconds
 
 
 def _fewer(
@@ -193,34 +241,10 @@ def _fewer(
 ) -> tuple[Mapping[int, str], Mapping[str, list[int]]]:
     """Those of the rows that are simulated by themselves, and the others by the reason."""
     if not isinstance(table.task.model.model, TransformerSpec):
-        return _fewer_of_program(table.possible, left, seconds)
+        return most_like_the_best(table.possible, left, seconds)
     if table.possible.fully_sharded:
         return _fewer_sharded(table, left, limits)
     return left, {}
-
-
-def _fewer_of_program(
-    possible: Choices, left: Mapping[int, str], seconds: npt.NDArray[np.float64]
-) -> tuple[dict[int, str], dict[str, list[int]]]:
-    """`_fewer` of a program: all of the rows, if no plan is put together from pieces.
-
-    Otherwise `MOST_LEFT`, those that are most like the best of the others: a program of many ops takes seconds for each.
-    ``seconds`` are by row, infinite where they are not known.
-    """
-    rest: dict[str, list[int]] = defaultdict(list)
-    best = int(np.argmin(seconds))
-    if not np.isfinite(seconds[best]) or len(left) <= MOST_LEFT:
-        return dict(left), rest
-    rows = np.fromiter(left, np.int64)
-    names = [name for name in SETTINGS if name not in ("dp", "microbatch")]
-    differing = sum((possible[name][rows] != possible[name][best]).astype(np.int64) for name in names)
-    apart = np.abs(np.log2(possible["microbatch"][rows] / possible["microbatch"][best]))
-    order = rows[np.lexsort((rows, apart, possible["tp"][rows], differing))]
-    for row in order[MOST_LEFT:].tolist():
-        rest[
-            f"{left[row]}, and only {MOST_LEFT} such plans are simulated; fix their settings for others"
-        ].append(row)
-    return {row: left[row] for row in order[:MOST_LEFT].tolist()}, rest
 
 
 def _fewer_sharded(
@@ -370,21 +394,6 @@ def _told_behind(told: Told, before: int, what: str, done: int, count: int) -> N
 
 def _silent(what: str, done: int, count: int) -> None:
     """The progress of a share that another process does: that of the own share stands for both."""
-
-
-def _simulated(task: Task, settings: Mapping[str, Any]) -> tuple[float, int] | str:
-    """The seconds and the peak of a plan, by simulation; or why its program does not allow it."""
-    try:
-        operation: Any = layered_step(task.run(settings), Software.of(task.hardware))
-        if operation is None:
-            trace = task.simulate(settings, link_sharing=False)
-        else:
-            trace = simulate(operation, task.hardware, link_sharing=False, fold=None)
-    except ValueError as error:
-        if isinstance(task.model.model, TransformerSpec):  # its spec says what it allows
-            raise
-        return str(error)
-    return trace.makespan_seconds, max(trace.peaks().values())
 
 
 def _share(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from parallelism.display.markup import facts, figure, inside
 from parallelism.display.quantities import decimal_bytes, plural, seconds
-from parallelism.hardware import Hardware
+from parallelism.hardware import Hardware, Software
 from parallelism.ir import Function
 from parallelism.mesh import Mesh
 from parallelism.models import TransformerSpec
@@ -17,9 +17,12 @@ from parallelism.planning.dealing import axes_beside_experts, split_of_sequences
 from parallelism.planning.explanation import Account, Need
 from parallelism.planning.settings import AXES, MOST, SETTINGS, split_text, transforms_of
 from parallelism.planning.trained import BATCH, TrainedModel
+from parallelism.shared_results import shared_results
+from parallelism.side_by_side import side_by_side
 from parallelism.simulation import simulate
 from parallelism.trace import Trace
 from parallelism.training import Figures, TrainingRun, scaled_down
+from parallelism.training.few_layers import layered_step
 from parallelism.training.sequence_split import HEADS_AXIS
 from parallelism.transforms import (
     ContextParallel,
@@ -95,6 +98,31 @@ class Task:
         """The trace of a step of a plan.  If ``fold`` is None, it is folded unless equal devices share links."""
         run = self.run(settings)
         return simulate(run.step, self.hardware, link_sharing=link_sharing, fold=fold, **run.placed)
+
+    def seconds_and_peak(self, settings: Mapping[str, Any]) -> tuple[float, int] | str:
+        """The seconds and the peak of a plan, by simulation; or why its program does not allow it."""
+        try:
+            operation: Any = layered_step(self.run(settings), Software.of(self.hardware))
+            if operation is None:
+                trace = self.simulate(settings, link_sharing=False)
+            else:
+                trace = simulate(operation, self.hardware, link_sharing=False, fold=None)
+        except ValueError as error:
+            if isinstance(self.model.model, TransformerSpec):  # its spec says what it allows
+                raise
+            return str(error)
+        return trace.makespan_seconds, max(trace.peaks().values())
+
+    def all_seconds_and_peaks(
+        self, plans: Sequence[Mapping[str, Any]], told: Callable[[int, int], None]
+    ) -> Sequence[tuple[float, int] | str]:
+        """`seconds_and_peak` of all plans, on all cores; ``told`` hears how many are done, and of how many."""
+        with shared_results():
+            return side_by_side(
+                [partial(self.seconds_and_peak, settings) for settings in plans],
+                told=told,
+                took=lambda place, found: None,  # so that a process simulates plans that have most in common
+            )
 
 
 def plan_of(run: TrainingRun, hardware: Hardware) -> tuple[Task, dict[str, Any]] | None:

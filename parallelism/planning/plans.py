@@ -30,7 +30,7 @@ from parallelism.planning.explanation import (
 )
 from parallelism.planning.plan import Plan, Task
 from parallelism.planning.settings import SETTINGS, checked_settings
-from parallelism.planning.space import Choices, Refused, choices
+from parallelism.planning.space import PROMISING, Choices, Refused, choices
 from parallelism.training import Figures
 from parallelism.training.training_run import precision_remark
 
@@ -300,7 +300,8 @@ class Plans(Sequence[Plan]):
         """What is known of the first plan, in words."""
         if not len(self):
             return "none fits"
-        return f"the first is within {self.gap:.1%} of the best" if self.gap else "the first is the best"
+        timed = " of those that were timed" if any(PROMISING in reason for reason in self.refused) else ""
+        return f"the first is {f'within {self.gap:.1%} of ' if self.gap else ''}the best{timed}"
 
     def _heading(self) -> str:
         load = self.task.model.load

@@ -285,6 +285,11 @@ class TrainedModel:
         return self.alike is not None and self.alike.reads_outside
 
     @property
+    def ops(self) -> int:
+        """The ops of a program; 0 of a model that is described by its figures."""
+        return len(self.model.ops) if isinstance(self.model, Function) else 0
+
+    @property
     def step(self) -> Function:
         """The training step on one device, with the symbol `BATCH` for the rows."""
         (rows,) = symbols(BATCH)

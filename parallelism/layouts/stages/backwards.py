@@ -47,11 +47,7 @@ def with_backward(
     """
     returned = [value for value in received if value in learning]
     answered = [value for value in answering if value in learning]
-    # A gradient of a weight gets its layout where the stages do: until then the sum of its terms may wait.
-    bare = laid_out(forward, dict.fromkeys(_names(trained)))
-    by, of = _names([*returned, *trained]), _names(answered)
-    joint = shared("gradients", lambda: gradient(bare, by, of=of), by=(bare, by, of), most=MOST_STAGES)
-    joint = laid_out(joint, {value.name: value.layout for value in trained})
+    joint = _with_gradient(forward, returned, trained, answered)
     joint = joint if rewritten is None else rewritten(joint, forward)
     backward = left_over(f"{forward.name}.backward", joint, [*forward.values], joint.outputs)
     given, read_backwards = {*forward.inputs}, {*backward.inputs}.difference(weights)
@@ -95,6 +91,17 @@ def with_backward(
         saved=_names(needed),
         between=_names(between),
     )
+
+
+def _with_gradient(
+    forward: Function, returned: Sequence[Value], trained: Sequence[Value], answered: Sequence[Value]
+) -> Function:
+    """A stage with the gradients of what it returns and trains, of some outputs; a search makes it once for equal stages."""
+    # A gradient of a weight gets its layout where the stages do: until then the sum of its terms may wait.
+    bare = laid_out(forward, dict.fromkeys(_names(trained)))
+    by, of = _names([*returned, *trained]), _names(answered)
+    joint = shared("gradients", lambda: gradient(bare, by, of=of), by=(bare, by, of), most=MOST_STAGES)
+    return laid_out(joint, {value.name: value.layout for value in trained})
 
 
 def left_over(name: str, function: Function, there: Collection[Value], wanted: Sequence[Value]) -> Function:

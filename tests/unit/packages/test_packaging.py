@@ -70,7 +70,6 @@ def test_modules_are_short():
     assert statistics.median(lengths) <= 150
 
 
-@pytest.mark.takes_seconds
 def test_functions_are_short():
     files = [file for package in PACKAGES for file in modules(package)]
     assert {file: found for file in files if (found := long_functions(file, 60))} == {}

@@ -8,10 +8,16 @@ from numpy.testing import assert_array_equal
 
 from parallelism import ir
 from parallelism.ir.passes import with_tables_once
-from parallelism.planning import find_plan
-from parallelism.planning.batch_pricing import MOST_LEFT, _fewer_of_program
+from parallelism.planning import batch_pricing, find_plan
 from parallelism.planning.program_blocks import Blocks, with_regions
-from parallelism.planning.space import choices
+from parallelism.planning.space import (
+    MOST_LEFT,
+    PROMISING,
+    choices,
+    most_like_the_best,
+    most_promising,
+    one_of_each_mesh,
+)
 from parallelism.planning.trained import TrainedModel
 from parallelism.simulation import simulate
 from parallelism.training.training_run import ADAM_W
@@ -111,7 +117,7 @@ def test_of_the_plans_without_pieces_those_most_like_the_best_are_simulated():
     best = int(rows[-1])
     seconds[best], seconds[rows[0]] = 0.1, 0.2
     left = dict.fromkeys(np.flatnonzero(possible["tp"] > 1).tolist(), "a dim of 11 is not split evenly over tp")
-    kept, refused = _fewer_of_program(possible, left, seconds)
+    kept, refused = most_like_the_best(possible, left, seconds)
     (rest, others), = refused.items()
     assert len(kept) == MOST_LEFT and not set(kept) & set(others) and len(others) == len(left) - MOST_LEFT
     told = [possible.settings(row) for row in (best, *kept)]
@@ -120,7 +126,7 @@ def test_of_the_plans_without_pieces_those_most_like_the_best_are_simulated():
         assert len({each[name] for each in told}) == 1, name
     assert told[1]["microbatch"] == 2 and told[2]["microbatch"] in (1, 4)
     assert rest.startswith(f"a dim of 11 is not split evenly over tp, and only {MOST_LEFT} such plans are simulated")
-    assert _fewer_of_program(possible, left, np.full(len(possible), np.inf)) == (left, {})
+    assert most_like_the_best(possible, left, np.full(len(possible), np.inf)) == (left, {})
 
 
 def rotating(layers, *, given=False):
@@ -209,3 +215,43 @@ def test_plans_of_a_program_with_a_module_that_is_called_again_are_put_together_
         trace = simulate(plan.run.step, "dgx-h100", link_sharing=False, **plan.run.placed)
         assert trace.makespan_seconds == pytest.approx(plan.bound_seconds, rel=1e-9)
         assert max(trace.peaks().values()) == pytest.approx(plan.peak_bytes, abs=1024)
+
+
+@pytest.mark.takes_seconds
+def test_of_many_plans_of_a_program_without_pieces_those_of_the_best_meshes_are_simulated(monkeypatch):
+    program = residual(2, activation=lambda i: (np.tanh, np.abs)[i])
+    whole = find_plan(program, hardware="dgx-h100", devices=4, batch=16)
+    assert whole.timed == len(whole) and not any(PROMISING in reason for reason in whole.refused)
+    assert "the first is the best\n" in str(whole).replace(". ", "\n").replace(".\n", "\n\n")
+    monkeypatch.setattr(batch_pricing, "MOST_OPS_ALONE", 0)
+    monkeypatch.setattr(batch_pricing, "MOST_OF_MESHES", 0)
+    monkeypatch.setattr(batch_pricing, "LEAST_OF_MESHES", 3)
+    found = find_plan(program, hardware="dgx-h100", devices=4, batch=16)
+    (reason, others), = [(why, each) for why, each in found.refused.items() if PROMISING in why]
+    assert reason.endswith("are more promising, by one plan of each mesh; fix settings for others")
+    assert others.count == len(whole) - len(found) > 20
+    axes = lambda plan: tuple(plan.settings[name] for name in ("dp", "tp", "pp", "schedule", "chunks"))
+    assert {axes(plan) for plan in found} == {axes(plan) for plan in whole}
+    seconds = {tuple(plan.settings.items()): plan.bound_seconds for plan in whole}
+    for plan in found:
+        assert plan.bound_seconds == seconds[tuple(plan.settings.items())]
+    assert "the best of those that were timed" in " ".join(str(found).split())
+
+
+def test_one_plan_stands_for_those_of_a_mesh():
+    possible = choices(TrainedModel.of(residual(4), ADAM_W), 8, 64, {"order": "pp dp cp tp"})
+    rows = [*range(len(possible))]
+    of_mesh = one_of_each_mesh(possible, rows)
+    assert sorted(row for own in of_mesh.values() for row in own) == rows
+    for first, own in of_mesh.items():
+        told, sizes = possible.settings(first), sorted({int(possible["microbatch"][row]) for row in own})
+        assert first in own and told["recompute"] == "none" and told["microbatch"] == sizes[len(sizes) // 2]
+        alike = [row for row in own if possible["microbatch"][row] == told["microbatch"]]
+        assert told["zero"] == max(possible.settings(row)["zero"] for row in alike)
+
+
+def test_rows_of_the_best_meshes_fill_the_room():
+    meshes = [[7, 8, 9], [1, 2, 3, 4], [5, 6]]
+    assert most_promising(meshes, [8, 1, 5], 0) == {8, 1, 5}
+    assert most_promising(meshes, [8, 1, 5], 3) == {8, 1, 5, 7, 9, 2}
+    assert most_promising(meshes, [8, 1, 5], 99) == {1, 2, 3, 4, 5, 6, 7, 8, 9}
