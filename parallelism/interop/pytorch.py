@@ -64,16 +64,19 @@ def from_torch(
     ``dynamic`` gives the dims that are symbols, as ``{"ids": {0: "B", 1: "time"}}`` or ``[{0: "B"}, {0: "B"}]``.  None:
     those of the `ir.TensorType`; of tensors the first dim, with the symbol ``B``.
 
-    Parameters are the inputs named ``p.`` and their name in ``state_dict``, and the weights share their memory.  Complex
-    ones have a last dim more, of the real and the imaginary part.  Buffers are constants; a larger one is an input.  Parameters without ``requires_grad`` are frozen, if others have it
-    (`parallelism.transforms.frozen`).  What lies on the meta device has no numbers: a model that is too large for memory,
-    made under ``torch.device("meta")``, is planned as any other, and ``weights`` is empty; its buffers are inputs.
-    Ops know their line and are in regions named after the modules.  It is the program of evaluation (``module.eval()``): nothing is dropped out, and the module stays in the mode that it was in.
-    Batch norms normalize by their running statistics; an `EvaluationWarning` names those that are in training.
-    A module that asks for a size (``if len(x) >= 64``) has a program for some sizes, which a `SizesWarning` tells.
-    Experts of Hugging Face's transformers become `dispatch` and `combine`, so that they can be split over ``ep``.
-    The backward of a ``torch.autograd.Function``, and what hooks do with gradients, is not in the program, which an
-    `OwnDerivativeWarning` says.
+    Parameters are the inputs named ``p.`` and their name in ``state_dict``, and the weights share their memory. Complex
+    ones have a last dim more, of the real and the imaginary part. Buffers are constants; a larger one is an input.
+    Parameters without ``requires_grad`` are frozen, if others have it (`parallelism.transforms.frozen`).
+
+    What lies on the meta device has no numbers: a model that is too large for memory, made under
+    ``torch.device("meta")``, is planned as any other, and ``weights`` is empty; its buffers are inputs.
+
+    Ops know their line and are in regions named after the modules. It is the program of evaluation (``module.eval()``):
+    nothing is dropped out, and the module stays in the mode that it was in. Batch norms normalize by their running
+    statistics; an `EvaluationWarning` names those that are in training. A module that asks for a size (``if len(x) >=
+    64``) has a program for some sizes, which a `SizesWarning` tells. Experts of Hugging Face's transformers become
+    `dispatch` and `combine`, so that they can be split over ``ep``. The backward of a ``torch.autograd.Function``, and
+    what hooks do with gradients, is not in the program, which an `OwnDerivativeWarning` says.
 
     `UnsupportedError` for what PyTorch cannot export, and for an operator that programs do not have, with its line.
 
@@ -93,7 +96,11 @@ def from_torch(
     dims = _dims(examples, names, dynamic)
     extents = _extents(whole, examples, dims)
     _given(torch, examples, names, dims, extents)  # refuses wrong examples before anything is exported
-    with on_the_host(torch, whole) as unknown, _for_the_export(torch, whole), lost_derivatives(torch, module) as lost:
+    with (
+        on_the_host(torch, whole) as unknown,
+        _for_the_export(torch, whole),
+        lost_derivatives(torch, module) as lost,
+    ):
         proto, arrays, bounds = _exported(torch, whole, examples, names, dims, extents)
     _warn_of_bounds(bounds, type(module).__name__)
     instead = "write the function in operators whose derivative is meant, or detach what it holds back"
@@ -337,7 +344,9 @@ def _exported(
     arrays = {}
     for name, value in list(graph.initializers.items()):
         held = state[name] if name in state else torch.from_numpy(np.array(value.const_value.numpy()))
-        arrays[name] = _array(torch, torch.view_as_real(held) if held.is_complex() else held)  # as in the model
+        arrays[name] = _array(
+            torch, torch.view_as_real(held) if held.is_complex() else held
+        )  # as in the model
         if arrays[name].nbytes > LARGE:  # the model is written without its weights
             del graph.initializers[name]
             graph.inputs.append(value)

@@ -1,4 +1,4 @@
-"""Functions of PyTorch in other forms, for the export: of their own form the exporter makes a program for one number of rows."""
+"""Functions of PyTorch in other forms, for the export: of their own the exporter makes a program for one number of rows."""
 
 from __future__ import annotations
 

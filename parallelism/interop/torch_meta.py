@@ -1,4 +1,4 @@
-"""Modules of PyTorch on the meta device, whose tensors have shapes and no numbers, as those of a model too large for memory."""
+"""Modules of PyTorch on the meta device, whose tensors have shapes and no numbers, as a model too large for memory has."""
 
 from __future__ import annotations
 
