@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from parallelism.ir.core.extents import is_rounded
 from parallelism.models import Experts
-from parallelism.planning.symbolic_events import Event, Formulas
+from parallelism.symbolic.events import Event, Formulas
 
 Floats = npt.NDArray[np.float64]
 MANY = 2**12

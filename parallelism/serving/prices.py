@@ -29,8 +29,11 @@ from parallelism.models import TransformerSpec
 from parallelism.models.figures import kind_of_layer, with_layers
 from parallelism.models.inference import Part
 from parallelism.models.inference.caches import FULL, STATES, WINDOW, cache_arrays, kinds_of
-from parallelism.planning.event_prices import EventPrices, MeshOnHardware
-from parallelism.planning.symbolic_events import (
+from parallelism.serving.engine import EngineSettings
+from parallelism.serving.expert_rows import ExpertRows
+from parallelism.serving.placement import PICKED, READ, SCORED, TABLE, TOKENS, Placement
+from parallelism.symbolic.event_prices import EventPrices, MeshOnHardware
+from parallelism.symbolic.events import (
     COLLECTIVE,
     COMPUTE,
     MEMORY,
@@ -40,10 +43,7 @@ from parallelism.planning.symbolic_events import (
     SymbolicProgram,
     nbytes_of_one,
 )
-from parallelism.planning.symbolic_stages import events_of_blocks, nbytes_of
-from parallelism.serving.engine import EngineSettings
-from parallelism.serving.expert_rows import ExpertRows
-from parallelism.serving.placement import PICKED, READ, SCORED, TABLE, TOKENS, Placement
+from parallelism.symbolic.stages import events_of_blocks, nbytes_of
 from parallelism.timeline import Pricing
 
 Floats = npt.NDArray[np.float64]
