@@ -232,7 +232,7 @@ def test_plans_of_a_program_with_a_module_that_is_called_again_are_put_together_
 
 
 def written_otherwise(layers, *, lists=1, before=0):
-    """`residual`, where each block is added outside of the regions, which are in several lists, behind other numbered parts."""
+    """`residual`, where each block is added outside of regions, and its parts lie in several, behind other numbered ones."""
     def loss(p, x):
         x = x @ p["first"]
         for i in range(before):
