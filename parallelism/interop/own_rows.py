@@ -243,6 +243,15 @@ def put_in_turn(data: Any, indices: Any, updates: Any, axis: int, op: str, *, fr
     return data
 
 
+def added_along(data: Any, indices: Any, updates: Any, axis: int) -> Any:
+    """The sum of ``data`` and of any number of updates in each row, at their places along a dim, from 0 on.
+
+    The indices and the updates have as many dims as ``data``, and its extents but along ``axis``.
+    """
+    sums = emit("take_along_gradient", whole(updates), whole(indices), axis=axis, extent=data.shape[axis])
+    return emit("add", whole(data), sums)
+
+
 def _combined(data: Any, update: Any, op: str) -> Any:
     return update if op == "set" else emit(COMBINED[op], whole(data), whole(update))
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from parallelism.arrays import vector_shape, with_extent
+from parallelism.dtypes import is_floating
 from parallelism.interop.folding import (
     MOST_FOLDED,
     Spread,
@@ -24,7 +25,7 @@ from parallelism.interop.onnx_models.elementwise import ew
 from parallelism.interop.onnx_models.graph import GraphNode
 from parallelism.interop.onnx_models.reading import Reader, meaning, with_optional
 from parallelism.interop.onnx_models.shapes import axis_of
-from parallelism.interop.own_rows import gathered, in_turn, put, put_in_turn
+from parallelism.interop.own_rows import added_along, gathered, in_turn, put, put_in_turn
 
 
 def from_zero(indices: Any, extent: Any) -> Any:
@@ -162,6 +163,8 @@ def _scatter_elements(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     if others_are_whole and in_turn(indices.shape[axis], op) and (op == "set" or data.dtype != bool):
         return put_in_turn(data, indices, updates, axis, op)
     indices = _from_start(indices, shape[axis])
+    if others_are_whole and op == "sum" and is_floating(data.dtype):
+        return added_along(data, indices, updates, axis)
     total: Any = ew("multiply", indices, np.asarray(prod(shape[axis + 1 :])))
     for d in range(ndim):
         if d != axis:

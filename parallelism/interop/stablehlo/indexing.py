@@ -12,12 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from parallelism.dtypes import is_floating
 from parallelism.interop.folding import convert, elementwise as ew, emit, spread, whole
 from parallelism.interop.moving_elements import (
     INDEX,
     broadcast_dims,
     clipped,
     iota,
+    number,
     part,
     reshaped,
     taken,
@@ -25,7 +27,7 @@ from parallelism.interop.moving_elements import (
     transposed,
     window_at,
 )
-from parallelism.interop.own_rows import gathered, is_own, put
+from parallelism.interop.own_rows import added_along, gathered, is_own, put
 from parallelism.interop.stablehlo.module import Node
 from parallelism.interop.stablehlo.reading import Reader, meaning
 from parallelism.interop.stablehlo.reductions import reducer
@@ -77,6 +79,13 @@ def _gather(reader: Reader, node: Node, x: list[Any]) -> Any:
     if not batching and prod(batch) == 1:
         starts = {d: reshaped(column, ()) for d, column in zip(start_map, columns, strict=True)}
         return reshaped(window_at(operand, starts, sizes), shape)
+    if _is_in_each_row(operand, sizes, start_map, batching, vector) and [*offset] == [
+        *range(len(batch), len(shape))
+    ]:
+        axis = start_map[0]
+        column = clipped(columns[0], 0, operand.shape[axis] - 1)
+        places = _places_in_rows(column, operand, axis)
+        return reshaped(emit("take_along", whole(operand), whole(places), axis=axis), shape)
     if (along := _along_one_dim(operand, sizes, columns, start_map, batching, batch, vector)) is not None:
         return reshaped(along, shape)
     flat = None
@@ -109,6 +118,26 @@ def _looks_up_elements(operand: Any, sizes: Sequence[Any], start_map: Sequence[i
         and all(n == 1 for n in sizes[:depth])
         and list(sizes[depth:]) == list(operand.shape[depth:])
     )
+
+
+def _is_in_each_row(
+    operand: Any, sizes: Sequence[Any], dims: Sequence[int], batching: dict[int, int], vector: int
+) -> bool:
+    """Whether indices are those of one dim behind those of the batch, and all of the dims behind it is meant: a lookup in
+    each row, as ``vmap`` of ``x[i]`` makes it."""
+    if len(dims) != 1 or not batching:
+        return False
+    axis = dims[0]
+    own = {d: n - (n > vector) for d, n in batching.items()}
+    behind = all(sizes[d] == operand.shape[d] for d in range(axis + 1, operand.ndim))
+    return own == {d: d for d in range(axis)} and sizes[axis] == 1 and behind
+
+
+def _places_in_rows(column: Any, operand: Any, axis: int) -> Any:
+    """The indices of a lookup in each row for each element of the dims behind ``axis``."""
+    rows, behind = list(column.shape[:axis]), list(operand.shape[axis + 1 :])
+    count = prod(column.shape[axis:])
+    return spread(whole(reshaped(column, (*rows, count, *[1] * len(behind)))), (*rows, count, *behind))
 
 
 def _along_one_dim(
@@ -272,6 +301,10 @@ def _scatter(reader: Reader, node: Node, x: list[Any]) -> Any:
         found = put(operand, columns, moved, op, from_end=False)
         if found is not None:
             return found
+    is_last = [*window] == [*range(len(batch), updates.ndim)]
+    of_rows = is_last and _is_in_each_row(operand, sizes, to_operand, batching, vector)
+    if of_rows and op == "sum" and is_floating(operand.dtype):
+        return _added_in_rows(operand, columns[0], inside, moved, to_operand[0])
     places = _places(operand.shape, sizes, columns, to_operand, batching, batch, vector, clip=False)
     each = prod(sizes)
     if inside is not None:
@@ -279,6 +312,15 @@ def _scatter(reader: Reader, node: Node, x: list[Any]) -> Any:
         places = ew("where", reshaped(whole(fits), (parts * each,)), places, np.asarray(-1))
     flat = reshaped(operand, (prod(operand.shape),))
     return reshaped(_put(flat, places, reshaped(moved, (parts * each,)), 0, op), operand.shape)
+
+
+def _added_in_rows(operand: Any, column: Any, inside: Any, updates: Any, axis: int) -> Any:
+    """The sum of an array and of updates in each row; those at places that are not ``inside`` count nothing."""
+    places = _places_in_rows(clipped(column, 0, operand.shape[axis] - 1), operand, axis)
+    own = reshaped(updates, places.shape)
+    fits = _places_in_rows(inside, operand, axis)
+    own = ew("where", fits, own, number(0, own))
+    return added_along(operand, places, own, axis)
 
 
 def _put(x: Any, places: Any, updates: Any, axis: int, op: str) -> Any:

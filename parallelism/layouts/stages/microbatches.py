@@ -100,7 +100,14 @@ def batch_dim(type: TensorType, batch: str) -> int | None:
         return None
     each = quotient((type.shape[dims[0]],), (symbol(batch),))
     if len(dims) > 1 or each is None or batch in names_in(each):
-        raise ValueError(f"rows are counted by {batch} in one dim, or that times something, not in {type}")
+        pairs = (
+            ", where each row meets all others, as in a contrastive loss: find_plan(..., strategies='auto') and plan --auto "
+            "lay out the whole batch"
+        )
+        raise ValueError(
+            f"rows are counted by {batch} in one dim, or that times something, not in {type}"
+            f"{pairs if len(dims) > 1 else ''}"
+        )
     return dims[0]
 
 

@@ -53,6 +53,8 @@ SCATTERED = {
     **{f"{n} by {op}": (f"float[B,5] x, int64[B,{n}] chosen, float[B,{n}] new", "float[B,5] y",
                         f'y = ScatterElements<axis = 1, reduction = "{op}">(x, chosen, new)')
        for n, op in ((1, "none"), (3, "none"), (4, "add"), (2, "mul"), (1, "min"))},
+    "many along a dim by add": ("float[B,5,3] x, int64[B,20,3] chosen, float[B,20,3] new", "float[B,5,3] y",
+                                'y = ScatterElements<axis = 1, reduction = "add">(x, chosen, new)'),
 }
 OTHERS = {
     "the next row": ("float[B,5] x, int64[B] chosen", "float[B] y", """
@@ -87,7 +89,9 @@ def arguments_of(model, batch, dtype=np.float32):
     given = {}
     for value in model.graph.input:
         shape = [dim.dim_value or batch for dim in value.type.tensor_type.shape.dim]
-        if value.name == "chosen":  # each at most once in a row, and some from the end
+        if value.name == "chosen" and shape[1:2] == [20]:
+            given["chosen"] = rng.integers(-5, 5, shape)
+        elif value.name == "chosen":  # each at most once in a row, and some from the end
             each = rng.permuted(np.tile(np.arange(5), (shape[0], 1)), axis=1)
             taken = each[:, : shape[1] if len(shape) > 1 else 1].reshape(shape)
             given["chosen"] = np.where(rng.random(shape) < 0.3, taken - 5, taken)

@@ -28,6 +28,23 @@ PROGRAM = "only blocks that are alike are pieces, and this program is simulated 
 SPEC = models.TransformerSpec(layers=4, width=64, heads=4, vocabulary=64, sequence=16)
 
 
+@pytest.mark.takes_seconds
+def test_a_loss_that_compares_all_rows_is_planned_as_a_whole():
+    def contrastive(p, x, y):
+        a, b = x @ p["a"], y @ p["b"]
+        scores = a @ b.T
+        return np.mean(np.log(np.sum(np.exp(scores), axis=1))) - np.mean(np.sum(a * b, axis=1))
+
+    f32 = lambda *shape: ir.TensorType("f32", shape)
+    rows = f32(ir.symbol("B"), 6)
+    program = ir.record(contrastive, {"a": f32(6, 4), "b": f32(6, 4)}, rows, rows)
+    with pytest.raises(ValueError, match=r"not in tensor<BxBxf32>, where each row meets all others, as in a contrastive "
+                                         r"loss: find_plan\(..., strategies='auto'\) and plan --auto lay out the whole batch"):
+        find_plan(program, hardware="dgx-h100", devices=2, batch=8)
+    pytest.importorskip("scipy")
+    assert find_plan(program, hardware="dgx-h100", devices=2, batch=8, strategies="auto").best.seconds > 0
+
+
 @pytest.mark.slow
 def test_each_plan_of_a_program_is_simulated_and_the_reason_is_told():
     plans = find_plan(padded(B), hardware="dgx-h100", devices=2, batch=4, schedule="1f1b")

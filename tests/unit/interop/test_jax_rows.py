@@ -1,0 +1,77 @@
+"""Lookups and sums in each row, as ``vmap`` makes them in JAX: no row depends on another one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax")
+
+import jax.numpy as jnp  # noqa: E402
+from numpy.testing import assert_array_equal  # noqa: E402
+
+from parallelism import ir  # noqa: E402
+from parallelism.interop import from_jax  # noqa: E402
+from parallelism.layouts.stages.beginnings import by_rows  # noqa: E402
+from parallelism.planning import find_plan  # noqa: E402
+
+B, = ir.symbols("B")
+ROWS, NODES, EDGES, WIDTH = 3, 7, 11, 5
+
+
+def picked(x, chosen):
+    """The vectors of some nodes of each row."""
+    return jax.vmap(lambda row, places: row[places])(x, chosen)
+
+
+def picked_twice(x, chosen):
+    return jax.vmap(lambda row, places: row[jnp.stack([places, places + 1])])(x, chosen)
+
+
+def summed(x, chosen):
+    """Sums of vectors by the node that each goes to; what goes outside is lost."""
+    messages = jnp.concatenate([x, x[:, :EDGES - NODES]], 1)
+    return jax.vmap(lambda row, places: jax.ops.segment_sum(row, places, num_segments=NODES))(messages, chosen)
+
+
+def added(x, chosen):
+    update = jnp.ones((EDGES, WIDTH))
+    return jax.vmap(lambda row, places: row.at[places].add(update))(x, chosen)
+
+
+def numbers(outside):
+    """Vectors, and places of which some count from the end, and some lie ``outside`` by so many."""
+    rng = np.random.default_rng(3)
+    x = rng.integers(-9, 10, (ROWS, NODES, WIDTH)).astype(np.float32)
+    return x, rng.integers(-NODES - outside, NODES - 1 + outside, (ROWS, EDGES)).astype(np.int32)
+
+
+@pytest.mark.parametrize(("function", "outside"), [(picked, 0), (picked_twice, 0), (summed, 3), (added, 3)])
+def test_a_lookup_of_vectors_in_each_row_stays_in_it(function, outside):
+    x, chosen = numbers(outside)
+    loss = lambda w, x, chosen: (function(x * w, chosen) ** 2).sum()
+    shapes = [ir.TensorType("f32", (B, NODES, WIDTH)), ir.TensorType("i32", (B, EDGES))]
+    program = from_jax(loss, ir.TensorType("f32", (WIDTH,)), *shapes)
+    by_rows(program, "B", ["w"])           # it can be cut into microbatches
+    weights = np.arange(1.0, WIDTH + 1).astype(np.float32)
+    step = ir.gradient(program.specialize(B=ROWS), ["w"], keep_outputs=True)
+    found, slope = ir.interpret(step, {"w": weights, "x": x, "chosen": chosen}).outputs
+    value, expected = jax.value_and_grad(loss)(weights, x, chosen)
+    assert_array_equal(found, value)
+    assert_array_equal(slope, expected)
+
+
+@pytest.mark.takes_seconds
+def test_a_net_over_graphs_is_planned_from_pieces():
+    def loss(p, x, source, target):
+        for w in p["w"]:
+            messages = jax.vmap(lambda nodes, places: nodes[places])(x @ w, source)
+            sums = jax.vmap(lambda m, places: jax.ops.segment_sum(m, places, num_segments=NODES))(messages, target)
+            x = x + jax.nn.relu(sums)
+        return jnp.mean(x * x)
+
+    edges = ir.TensorType("i32", (B, EDGES))
+    weights = {"w": [ir.TensorType("f32", (WIDTH, WIDTH))] * 3}
+    program = from_jax(loss, weights, ir.TensorType("f32", (B, NODES, WIDTH)), edges, edges)
+    plans = find_plan(program, hardware="dgx-h100", devices=4, batch=16, tp=1)
+    assert plans.best.is_simulated and not plans.one_by_one
