@@ -16,7 +16,7 @@ from parallelism.mixing.uneven_replicas import ORDER, ReplicaCosts
 from parallelism.models import TransformerSpec
 from parallelism.planning.plan import Task
 from parallelism.planning.space import Choices, choices, different_programs
-from parallelism.planning.symbolic_events import Unpriceable
+from parallelism.symbolic.events import Unpriceable
 
 MOST_DEALT = 3000
 """The most ways to deal rows to replicas that are timed, over all settings."""

@@ -27,9 +27,9 @@ from parallelism.planning.plan import Task
 from parallelism.planning.search import Progress, logged, memory_of, reserve_of, usable_bytes
 from parallelism.planning.settings import AXES
 from parallelism.planning.space import Choices, choices, different_programs
-from parallelism.planning.symbolic_events import Unpriceable
 from parallelism.planning.trained import TrainedModel
 from parallelism.rarely_collected import rarely_collected
+from parallelism.symbolic.events import Unpriceable
 from parallelism.training.training_run import ADAM_W
 from parallelism.transforms import SGD, Adam, MixedPrecision
 

@@ -16,14 +16,14 @@ import numpy as np
 from parallelism.hardware import MixedHardware, Software
 from parallelism.memoized import memoized
 from parallelism.planning.assembled_steps import AssembledStep
-from parallelism.planning.event_prices import EventPrices, MeshOnHardware
 from parallelism.planning.plan import Task
 from parallelism.planning.plan_costs import PlanCosts
 from parallelism.planning.space import Choices
-from parallelism.planning.stage_costs import StageCosts, StageSeconds
 from parallelism.simulation.device_events import DeviceEvents
 from parallelism.simulation.event_classes import Templates
 from parallelism.simulation.operations import PriceEvents, SimulatedOperation
+from parallelism.symbolic.event_prices import EventPrices, MeshOnHardware
+from parallelism.symbolic.stage_costs import StageCosts, StageSeconds
 from parallelism.timeline import Pricing
 
 ORDER = "dp pp cp ep tp"

@@ -20,15 +20,15 @@ from parallelism.hardware import MixedHardware
 from parallelism.memoized import memoized
 from parallelism.mixing.dealt_blocks import least_load
 from parallelism.pipelining.generators import SCHEDULES
-from parallelism.planning.event_prices import MeshOnHardware
-from parallelism.planning.orders import FIRST, Order, order_of, place_of
 from parallelism.planning.plan import Task
 from parallelism.planning.plan_costs import PlanCosts
 from parallelism.planning.space import Choices
+from parallelism.symbolic.event_prices import MeshOnHardware
+from parallelism.symbolic.orders import FIRST, Order, order_of, place_of
 
 SCHEDULE = "1f1b"
 """The schedule of pipelines over two parts."""
-"""The numbers of the two kinds of actions in `parallelism.planning.orders.KINDS`."""
+"""The numbers of the two kinds of actions in `parallelism.symbolic.orders.KINDS`."""
 
 
 @dataclass(frozen=True, eq=False)

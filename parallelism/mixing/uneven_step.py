@@ -9,11 +9,11 @@ from typing import Any
 from parallelism.hardware import MixedHardware
 from parallelism.memoized import memoized
 from parallelism.planning.assembled_steps import AssembledStage, AssembledStep, alone
-from parallelism.planning.orders import place_of
 from parallelism.planning.plan import Task
 from parallelism.planning.plan_costs import PlanCosts
-from parallelism.planning.stage_costs import StageCosts
 from parallelism.planning.two_block_steps import Uneven
+from parallelism.symbolic.orders import place_of
+from parallelism.symbolic.stage_costs import StageCosts
 
 
 class UnevenStep(AssembledStep):

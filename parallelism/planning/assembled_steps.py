@@ -30,21 +30,9 @@ from parallelism.memoized import memoized
 from parallelism.mesh.uneven import split_sizes
 from parallelism.models import TransformerSpec
 from parallelism.pipelining import Pipeline, free_tag, message_user
-from parallelism.planning.orders import place_of
 from parallelism.planning.plan import Task, plan_of
 from parallelism.planning.plan_costs import PlanCosts, laid_out_as
 from parallelism.planning.space import Choices
-from parallelism.planning.stage_costs import StageCosts
-from parallelism.planning.symbolic_events import (
-    COLLECTIVE,
-    COMPUTE,
-    LEFT,
-    MEMORY,
-    MESSAGE,
-    WAIT,
-    EventKind,
-    Unpriceable,
-)
 from parallelism.planning.two_block_steps import Uneven
 from parallelism.rarely_collected import rarely_collected
 from parallelism.side_by_side import first_come
@@ -54,6 +42,18 @@ from parallelism.simulation.operations import PriceEvents, SimulatedOperation, s
 from parallelism.simulation.repeated_actions import run_repeated
 from parallelism.simulation.repeated_stages import RepeatedEvents, RepeatingStage
 from parallelism.simulation.typed_device import TypedDevice
+from parallelism.symbolic.events import (
+    COLLECTIVE,
+    COMPUTE,
+    LEFT,
+    MEMORY,
+    MESSAGE,
+    WAIT,
+    EventKind,
+    Unpriceable,
+)
+from parallelism.symbolic.orders import place_of
+from parallelism.symbolic.stage_costs import StageCosts
 from parallelism.training import Figures, TrainingRun, figures
 from parallelism.training.few_layers import layered_step
 from parallelism.training.run_figures import FiguresWithoutTrace

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -17,53 +17,26 @@ import numpy.typing as npt
 
 from parallelism.arrays import distinct
 from parallelism.events.columns import combined
-from parallelism.models import TransformerSpec
-from parallelism.planning.orders import Asked, Shape, make_orders
 from parallelism.planning.plan import Task
 from parallelism.planning.plan_costs import PlanCosts
+from parallelism.planning.promising import EXPECTED, PROMISING, Told, simulated_alone
 from parallelism.planning.settings import SETTINGS
-from parallelism.planning.space import (
-    PROMISING,
-    Choices,
-    Refused,
-    as_for,
-    different_programs,
-    most_like_the_best,
-    most_promising,
-    one_of_each_mesh,
-    refusing,
-)
-from parallelism.planning.symbolic_events import Unpriceable
+from parallelism.planning.space import Choices, Refused, as_for, different_programs, refusing
 from parallelism.planning.two_block_steps import ConditionalEvents, Known
 from parallelism.rarely_collected import ALMOST_ALL_LAST, rarely_collected
 from parallelism.shared_results import shared_results
 from parallelism.side_by_side import BothEnds, copies, side_by_side
-from parallelism.training.state_sharding import FULLY_SHARDED
+from parallelism.symbolic.events import Unpriceable
+from parallelism.symbolic.orders import Asked, Shape, make_orders
 from parallelism.transforms import UnusedParameters
 
-MOST_OPS_ALONE = 250_000
-"""So many ops have the plans of a program, together, that are all simulated by themselves."""
-MOST_OF_MESHES = 80_000
-"""So many ops have those that are simulated of more, beside one plan of each mesh; `LEAST_OF_MESHES` plans at least."""
-LEAST_OF_MESHES = 16
-BY_MESH = f"{PROMISING}, by one plan of each mesh; fix settings for others"
 MOST_PROMISING = 12
 """So many programs of plans of a model whose kinds of layers take turns are simulated by themselves."""
-MOST_SHARDED = 8
-"""So many plans with FSDP that nobody asked for by name are simulated by themselves."""
-MOVED_BY_FSDP = 4 / 3
-"""The bytes that FSDP moves in a microbatch, for each that the end of a step with ZeRO-1 moves: it sums gradients of 32 bits
-in both, and gathers parameters of 16 bits twice in place of once."""
-EXPECTED = 0.95
-"""A plan that is expected to need this share of the memory is taken to fit."""
 LAID_OUT = 700
 """To lay out the pieces of plans takes about as long as to price and time so many plans; where nothing is split inside of
 a stage, half as many."""
 NOT_HELD = "microbatch", "recompute", "order"
 """Settings that change nothing of what a device holds during the whole step."""
-Told = Callable[[str, int, int], None]
-Simulated = dict[int, tuple[float, int] | str]
-"""By row the seconds and the peak of a plan, or why its program does not allow it."""
 
 
 class PricedPlans(NamedTuple):
@@ -167,7 +140,7 @@ def _price(
         timing = max(share.timing_seconds for share in shares)
     setup = perf_counter() - start - timing
     left = left if alone else {}
-    simulated, left, impossible = _simulated_alone(task, possible, table, left, seconds, limits, told)
+    simulated, left, impossible = simulated_alone(task, possible, table, left, seconds, limits, told)
     plans_of = dict(zip(one_of.tolist(), np.bincount(number).tolist(), strict=True))
     one_by_one = dict[str, int]()
     for row, why in left.items():
@@ -186,109 +159,6 @@ def _price(
         seconds, peaks = seconds[kept], peaks[kept]
     timed = int(np.count_nonzero(np.isfinite(seconds)))
     return PricedPlans(possible, seconds, peaks, timed, setup, timing, one_by_one)
-
-
-def _all_simulated(task: Task, possible: Choices, rows: Sequence[int], told: Told) -> Simulated:
-    found = task.all_seconds_and_peaks([possible.settings(row) for row in rows], partial(told, "simulated"))
-    return dict(zip(rows, found, strict=True))
-
-
-def _simulated_alone(
-    task: Task,
-    possible: Choices,
-    table: PlanCosts | None,
-    left: Mapping[int, str],
-    seconds: npt.NDArray[np.float64],
-    limits: npt.NDArray[np.float64],
-    told: Told,
-) -> tuple[Simulated, Mapping[int, str], dict[str, list[int]]]:
-    """Of the rows without pieces the results of those that are simulated, the reasons, and the others by the reason.
-
-    How devices and stages lie decides most of the seconds of a program; microbatches, recomputation and ZeRO decide the
-    rest, and whether a plan fits.  So of many plans one of each mesh says which promise most.
-    """
-    rest: Mapping[str, list[int]] = {}
-    first: Simulated = {}
-    ops = task.model.ops
-    if table is not None:
-        left, rest = _fewer(table, left, seconds, limits)
-    elif len(left) * ops > MOST_OPS_ALONE:
-        of_mesh = one_of_each_mesh(possible, [*left])
-        first = _all_simulated(task, possible, [*of_mesh], told)
-        order = sorted(of_mesh, key=lambda row: _promise(first[row], float(limits[row])))
-        kept = most_promising(
-            [of_mesh[row] for row in order], order, max(LEAST_OF_MESHES, MOST_OF_MESHES // ops)
-        )
-        rest = {f"{len(kept)} {BY_MESH}": [row for row in left if row not in kept]}
-        left = {row: left[row] for row in sorted(kept)}
-    later = _all_simulated(task, possible, [row for row in left if row not in first], told)
-    return {**first, **later}, left, {reason: rows for reason, rows in rest.items() if rows}
-
-
-def _promise(result: tuple[float, int] | str, limit: float) -> tuple[float, float]:
-    """How little a simulated plan promises: by the memory that it lacks, and then by its seconds."""
-    if isinstance(result, str):
-        return np.inf, np.inf
-    seconds, peak = result
-    return max(peak / limit, EXPECTED), seconds
-
-
-def _fewer(
-    table: PlanCosts,
-    left: Mapping[int, str],
-    seconds: npt.NDArray[np.float64],
-    limits: npt.NDArray[np.float64],
-) -> tuple[Mapping[int, str], Mapping[str, list[int]]]:
-    """Those of the rows that are simulated by themselves, and the others by the reason."""
-    if not isinstance(table.task.model.model, TransformerSpec):
-        return most_like_the_best(table.possible, left, seconds)
-    if table.possible.fully_sharded:
-        return _fewer_sharded(table, left, limits)
-    return left, {}
-
-
-def _fewer_sharded(
-    table: PlanCosts, left: Mapping[int, str], limits: npt.NDArray[np.float64]
-) -> tuple[dict[int, str], dict[str, list[int]]]:
-    """Those of the rows with FSDP that promise most, `MOST_SHARDED`, and the others by the reason.
-
-    A plan is expected to take as long as the same one with ZeRO-1, without its end: FSDP sums gradients and gathers
-    parameters beside the actions.  But it does so in each microbatch, and gathers once more in the backward: where this
-    takes longer than the actions, so does the step.  The device holds its share alone of weights and gradients.
-    """
-    rows = [row for row in left if table.possible["zero"][row] == FULLY_SHARDED]
-    if len(rows) <= MOST_SHARDED:
-        return dict(left), {}
-    expected = dict(zip(rows, _expected_sharded(table, rows), strict=True))
-    beyond = {row: max(peak / limits[row], EXPECTED) for row, (_, peak) in expected.items()}
-    rows.sort(key=lambda row: (beyond[row], expected[row][0]))
-    others = set(rows[MOST_SHARDED:])
-    reason = f"{MOST_SHARDED} plans with FSDP {PROMISING}, by those with ZeRO-1; fix settings for others"
-    return {row: why for row, why in left.items() if row not in others}, {reason: sorted(others)}
-
-
-def _expected_sharded(table: PlanCosts, rows: Sequence[int]) -> Iterator[tuple[float, float]]:
-    """The seconds and the peak that are expected of each plan with FSDP, by that with ZeRO-1."""
-    columns = table.possible.columns
-    keys = combined(*(column for name, column in columns.items() if name not in ("zero", "overlap")))
-    once = np.flatnonzero((columns["zero"] == 1) & (columns["overlap"] == 0))
-    with_key = dict(zip(keys[once].tolist(), once.tolist(), strict=True))
-    for row in rows:
-        try:
-            yield _expected_from(table, with_key[int(keys[row])])
-        except Unpriceable:
-            yield 0.0, 0.0
-
-
-def _expected_from(table: PlanCosts, row: int) -> tuple[float, float]:
-    """The seconds and the peak that are expected of a plan with FSDP, where this row has ZeRO-1."""
-    table.prepare(row)
-    end, peak = table.end_seconds(row), int(table.peaks(table.shape(row), [row])[0])
-    (costs, place, blocks), *_ = table.devices(row)
-    held = table.held_by_category(row, costs, place, blocks)
-    shared = (held["weights"] + held["gradients"]) * (1 - 1 / table.settings(row)["dp"])
-    actions = float(table.seconds([row])[0]) - end
-    return max(actions, table.microbatches(row) * MOVED_BY_FSDP * end), peak - shared
 
 
 def _promising(

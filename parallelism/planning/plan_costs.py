@@ -16,8 +16,13 @@ import numpy.typing as npt
 from parallelism.memoized import memoized
 from parallelism.models import TransformerSpec
 from parallelism.planning.dealing import EXPERTS_OVER, axes_beside_experts, split_of_sequences
-from parallelism.planning.event_prices import EventPrices, MeshOnHardware
-from parallelism.planning.orders import (
+from parallelism.planning.plan import Task
+from parallelism.planning.settings import SETTINGS, always
+from parallelism.planning.space import Choices
+from parallelism.planning.two_block_steps import ExpertPattern, Pattern, Uneven, two_block_steps
+from parallelism.symbolic.event_prices import EventPrices, MeshOnHardware
+from parallelism.symbolic.events import Unpriceable
+from parallelism.symbolic.orders import (
     FIRST,
     KINDS,
     LAST,
@@ -30,12 +35,7 @@ from parallelism.planning.orders import (
     order_of,
     place_of,
 )
-from parallelism.planning.plan import Task
-from parallelism.planning.settings import SETTINGS, always
-from parallelism.planning.space import Choices
-from parallelism.planning.stage_costs import StageCosts, StageSeconds
-from parallelism.planning.symbolic_events import Unpriceable
-from parallelism.planning.two_block_steps import ExpertPattern, Pattern, Uneven, two_block_steps
+from parallelism.symbolic.stage_costs import StageCosts, StageSeconds
 from parallelism.timeline import Pricing
 from parallelism.training.layer_blocks import MOST_OTHERS
 from parallelism.training.sequence_split import SequenceSplit

@@ -29,8 +29,9 @@ from parallelism.planning.explanation import (
     why_not,
 )
 from parallelism.planning.plan import Plan, Task
+from parallelism.planning.promising import PROMISING
 from parallelism.planning.settings import SETTINGS, checked_settings
-from parallelism.planning.space import PROMISING, Choices, Refused, choices
+from parallelism.planning.space import Choices, Refused, choices
 from parallelism.training import Figures
 from parallelism.training.training_run import precision_remark
 

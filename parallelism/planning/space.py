@@ -6,14 +6,12 @@ replicas, a schedule without a pipeline, orders of axes that are the same.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from parallelism.events.columns import combined
 from parallelism.ir.core import Function
@@ -28,12 +26,8 @@ MOST_CHUNKS = 16
 """The most stages on a rank that are tried where nothing divides the blocks."""
 MOST_COPIED = 8
 """The most devices that are tried with copies of heads of keys and values: those of a usual node."""
-PROMISING = "are more promising"
-"""Stands in the reason why plans that are expected to take longer than others are refused."""
 SHARED_BY = ("zero", "overlap", "instances")
 """The settings that say what replicas share out, and when they communicate."""
-MOST_LEFT = 2
-"""So many plans of a program are simulated by themselves, where others are put together from pieces."""
 MOST_WHOLE = 32
 """The most microbatches of a program that is simulated whole, if their rows are not given."""
 
@@ -371,36 +365,6 @@ def different_programs(possible: Choices) -> tuple[Ints, Ints]:
     return first, number
 
 
-def one_of_each_mesh(possible: Choices, rows: Sequence[int]) -> dict[int, list[int]]:
-    """The rows of each mesh, number of stages and schedule, by the row that stands for them: one that runs nothing again,
-    shares out most of the state, and has a microbatch in the middle of theirs."""
-    of_mesh: dict[tuple[int, ...], list[int]] = {}
-    for row in rows:
-        mesh = tuple([int(possible[name][row]) for name in (*AXES, "chunks", "schedule")])
-        of_mesh.setdefault(mesh, []).append(row)
-    recompute, found = possible.words["recompute"], {}
-    for own in of_mesh.values():
-        sizes = sorted({int(possible["microbatch"][row]) for row in own})
-        middle = sizes[len(sizes) // 2]
-
-        def rank(row: int, middle: int = middle) -> tuple[Any, ...]:
-            runs_again = recompute[possible["recompute"][row]] != "none"
-            return possible["microbatch"][row] != middle, runs_again, -possible["zero"][row], row
-
-        found[min(own, key=rank)] = own
-    return found
-
-
-def most_promising(plans: Sequence[Sequence[int]], first: Sequence[int], room: int) -> set[int]:
-    """The ``first`` row of each mesh, and so many of the other rows of meshes, whose ``plans`` are given best first."""
-    kept = set(first)
-    for own in plans:
-        others = [row for row in own if row not in kept]
-        kept.update(others[:room])
-        room -= min(room, len(others))
-    return kept
-
-
 def refusing(possible: Choices, rows_of: Mapping[str, Ints]) -> tuple[Choices, Ints]:
     """The plans without those that are refused, by the reason; and the rows of those that stay."""
     refused = {
@@ -408,30 +372,6 @@ def refusing(possible: Choices, rows_of: Mapping[str, Ints]) -> tuple[Choices, I
     }
     kept = np.setdiff1d(np.arange(len(possible)), np.concatenate([*rows_of.values()]))
     return replace(possible.take(kept), refused={**possible.refused, **refused}), kept
-
-
-def most_like_the_best(
-    possible: Choices, left: Mapping[int, str], seconds: npt.NDArray[np.float64]
-) -> tuple[dict[int, str], dict[str, list[int]]]:
-    """Those of the rows that are simulated by themselves, and the others by the reason: all of the rows, if no plan is put
-    together from pieces.
-
-    Otherwise `MOST_LEFT`, those that are most like the best of the others: a program of many ops takes seconds for each.
-    ``seconds`` are by row, infinite where they are not known.
-    """
-    rest: dict[str, list[int]] = defaultdict(list)
-    best = int(np.argmin(seconds))
-    if not np.isfinite(seconds[best]) or len(left) <= MOST_LEFT:
-        return dict(left), rest
-    rows = np.fromiter(left, np.int64)
-    names = [name for name in SETTINGS if name not in ("dp", "microbatch")]
-    differing = sum((possible[name][rows] != possible[name][best]).astype(np.int64) for name in names)
-    apart = np.abs(np.log2(possible["microbatch"][rows] / possible["microbatch"][best]))
-    order = rows[np.lexsort((rows, apart, possible["tp"][rows], differing))]
-    for row in order[MOST_LEFT:].tolist():
-        reason = f"{left[row]}, and only {MOST_LEFT} such plans are simulated; fix their settings for others"
-        rest[reason].append(row)
-    return {row: left[row] for row in order[:MOST_LEFT].tolist()}, rest
 
 
 def as_for(model: TrainedModel, possible: Choices) -> Choices:

@@ -21,10 +21,9 @@ from parallelism.ir.core import Extent
 from parallelism.ir.core.extents import specialized
 from parallelism.memoized import memoized
 from parallelism.planning.dealing import EXPERTS_OVER
-from parallelism.planning.orders import FIRST, LAST, MIDDLE, ONLY
-from parallelism.planning.pieces import EndPieces, StepPieces, Updates, inside_of
 from parallelism.planning.settings import transforms_of
-from parallelism.planning.symbolic_events import (
+from parallelism.planning.trained import BATCH, TrainedModel
+from parallelism.symbolic.events import (
     COLLECTIVE,
     SIZE,
     Event,
@@ -33,8 +32,9 @@ from parallelism.planning.symbolic_events import (
     Unpriceable,
     repeated,
 )
-from parallelism.planning.symbolic_stages import Inside, Split, SymbolicStage, with_second_block
-from parallelism.planning.trained import BATCH, TrainedModel
+from parallelism.symbolic.orders import FIRST, LAST, MIDDLE, ONLY
+from parallelism.symbolic.pieces import EndPieces, StepPieces, Updates, inside_of
+from parallelism.symbolic.stages import Inside, Split, SymbolicStage, with_second_block
 from parallelism.training.sequence_split import SequenceSplit
 from parallelism.transforms import Parts, Pipeline, Recompute, Step, Strategy
 from parallelism.transforms.words import REPLICA

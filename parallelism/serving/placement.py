@@ -118,6 +118,11 @@ class Placement:
         return prod(self.mesh.shape[axis] for axis in axes)
 
     @cached_property
+    def sharing_experts(self) -> int:
+        """The number of replicas of attention that share the experts."""
+        return prod(self.mesh.shape[transform.axis] for transform in self._of(ExpertParallel))
+
+    @cached_property
     def context(self) -> int:
         """The number of devices that share the tokens of a step."""
         return prod(self.mesh.shape[transform.axis] for transform in self._of(ContextParallel))

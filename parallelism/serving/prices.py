@@ -29,8 +29,11 @@ from parallelism.models import TransformerSpec
 from parallelism.models.figures import kind_of_layer, with_layers
 from parallelism.models.inference import Part
 from parallelism.models.inference.caches import FULL, STATES, WINDOW, cache_arrays, kinds_of
-from parallelism.planning.event_prices import EventPrices, MeshOnHardware
-from parallelism.planning.symbolic_events import (
+from parallelism.serving.engine import EngineSettings
+from parallelism.serving.expert_rows import ExpertRows
+from parallelism.serving.placement import PICKED, READ, SCORED, TABLE, TOKENS, Placement
+from parallelism.symbolic.event_prices import EventPrices, MeshOnHardware
+from parallelism.symbolic.events import (
     COLLECTIVE,
     COMPUTE,
     MEMORY,
@@ -40,9 +43,7 @@ from parallelism.planning.symbolic_events import (
     SymbolicProgram,
     nbytes_of_one,
 )
-from parallelism.planning.symbolic_stages import events_of_blocks, nbytes_of
-from parallelism.serving.engine import EngineSettings
-from parallelism.serving.placement import PICKED, READ, SCORED, TABLE, TOKENS, Placement
+from parallelism.symbolic.stages import events_of_blocks, nbytes_of
 from parallelism.timeline import Pricing
 
 Floats = npt.NDArray[np.float64]
@@ -196,7 +197,8 @@ class _Steady(NamedTuple):
 class StepPrices:
     """Seconds and bytes of steps of an engine, of a model placed on a mesh, on a hardware.
 
-    ``precision`` says of which dtypes weights and cache are.
+    ``precision`` says of which dtypes weights and cache are.  With ``even_rows`` every expert has as many rows, at least one,
+    as in a program that runs; else those of its tokens (`ExpertRows`).
     """
 
     def __init__(
@@ -207,8 +209,10 @@ class StepPrices:
         *,
         precision: Precision | None = None,
         fused: bool | str | None = None,
+        even_rows: bool = False,
     ) -> None:
         self.placement, self.settings, self.hardware = placement, settings, hardware
+        self.even_rows = even_rows
         self.precision = precision or Precision()
         self.fused = hardware.fused if fused is None else fused
         self.prices = EventPrices(Pricing.of(hardware, "modelled", None, link_sharing=False))
@@ -221,7 +225,12 @@ class StepPrices:
         """The same prices for an engine with other settings; what is known of steps stays known."""
         if settings.ring_pages(self.placement.spec) != self.settings.ring_pages(self.placement.spec):
             return StepPrices(
-                self.placement, settings, self.hardware, precision=self.precision, fused=self.fused
+                self.placement,
+                settings,
+                self.hardware,
+                precision=self.precision,
+                fused=self.fused,
+                even_rows=self.even_rows,
             )
         _ = self.stages
         other = copy(self)
@@ -432,7 +441,7 @@ class StepPrices:
         return self._known[key]
 
     def _of_stage(self, stage: _Stage, fixed: dict[str, int]) -> _Steady:
-        base = stage.formulas.at(_all(fixed)).astype(np.float64)
+        base = self._numbers(stage, fixed)
         products = messages = 0.0
         plain: list[tuple[EventKind, Sequence[float]]] = []
         often: list[float] = []
@@ -448,6 +457,14 @@ class StepPrices:
         if plain:
             products = float(self.prices._priced(plain) @ np.array(often))
         return _Steady(products, messages, self._moving(stage, fixed))
+
+    def _numbers(self, stage: _Stage, fixed: dict[str, int]) -> Floats:
+        """The extents of all events of a stage."""
+        experts = self.placement.spec.experts
+        if experts is None or self.even_rows:
+            return stage.formulas.at(_all(fixed)).astype(np.float64)
+        rows = ExpertRows(experts, self.placement.sharing_experts, TOKENS)
+        return rows.numbers(stage.events, stage.formulas, _all(fixed))
 
     def _moving(self, stage: _Stage, fixed: dict[str, int]) -> list[_Moving]:
         """The events of a stage that depend on the cache."""

@@ -12,7 +12,7 @@ PACKAGES = ("parallelism", "tensor_parallelism", "pipeline_parallelism", "vclust
 WINGS = {
     "exchange": ("reads programs from elsewhere, and writes them", ("interop",)),
     "plan": ("finds the best split of a program, and says why",
-             ("training", "simulation", "auto_sharding", "planning", "slicing", "mixing", "serving", "budgets")),
+             ("training", "simulation", "auto_sharding", "planning", "symbolic", "slicing", "mixing", "serving", "budgets")),
     "program": ("says what each device runs: a model as a program, its transforms, its layouts, its stages",
                 ("kernels", "ir", "models", "layouts", "transforms", "pipelining", "execution")),
     "time": ("says when each event begins and how long it takes", ("timeline", "trace", "recorder")),

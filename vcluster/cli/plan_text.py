@@ -11,7 +11,7 @@ from parallelism.display import WIDTH, in_columns
 from parallelism.display.quantities import count, fit, plural, seconds
 from parallelism.hardware import Reserve
 from parallelism.planning.explanation import SAME_PROGRAM, Need, need_text, why
-from parallelism.planning.space import PROMISING
+from parallelism.planning.promising import PROMISING
 from parallelism.trace import Trace
 from vcluster.cli.plan_document import account, why_not_text
 from vcluster.cli.serving.cache_words import cache_text

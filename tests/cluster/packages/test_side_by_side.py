@@ -15,11 +15,12 @@ import pytest
 from parallelism import models, side_by_side as module
 from parallelism.hardware import Hardware
 from parallelism.pipelining.generators import ScheduleKind
-from parallelism.planning import assembled_steps, batch_pricing, find_plan, orders, search, two_block_steps
+from parallelism.planning import assembled_steps, batch_pricing, find_plan, search, two_block_steps
 from parallelism.planning.plan import Task
 from parallelism.planning.space import choices
 from parallelism.planning.trained import TrainedModel
 from parallelism.side_by_side import copies, first_come, side_by_side
+from parallelism.symbolic import orders
 from parallelism.training import Figures
 from parallelism.training.run_figures import FiguresWithoutTrace
 from parallelism.training.training_run import ADAM_W

@@ -13,8 +13,8 @@ from parallelism.ir import symbols
 from parallelism.planning.assembled_steps import AssembledStep, figures_of, figures_of_run
 from parallelism.planning.plan import Task, plan_of
 from parallelism.planning.space import choices
-from parallelism.planning.symbolic_events import Unpriceable
 from parallelism.planning.trained import TrainedModel
+from parallelism.symbolic.events import Unpriceable
 from parallelism.training import MegatronFlags, figures
 from parallelism.training.training_run import ADAM_W
 

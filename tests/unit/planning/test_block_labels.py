@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from parallelism import models
-from parallelism.planning import symbolic_stages
-from parallelism.planning.orders import MIDDLE
-from parallelism.planning.pieces import EndPieces, Updates, inside_of, numbered
-from parallelism.planning.symbolic_events import LEFT, SIZE, Event, Unpriceable, repeated
-from parallelism.planning.symbolic_stages import layer_in
 from parallelism.planning.trained import TrainedModel
 from parallelism.planning.two_block_steps import Pattern, TwoBlockSteps, _labels, _of_two_blocks
+from parallelism.symbolic import stages
+from parallelism.symbolic.events import LEFT, SIZE, Event, Unpriceable, repeated
+from parallelism.symbolic.orders import MIDDLE
+from parallelism.symbolic.pieces import EndPieces, Updates, inside_of, numbered
+from parallelism.symbolic.stages import layer_in
 from parallelism.training.training_run import ADAM_W
 
 SMALL: Any = {"layers": 2, "width": 12, "heads": 3, "vocabulary": 24, "sequence": 6}
@@ -74,7 +74,7 @@ def test_actions_of_more_blocks_are_said_by_labels(fused: bool | str, pattern: P
 
 
 def test_a_block_without_a_product_has_no_price(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(symbolic_stages, "OF_EVERY_BLOCK", ())
+    monkeypatch.setattr(stages, "OF_EVERY_BLOCK", ())
     steps = TwoBlockSteps(TrainedModel.of(models.TransformerSpec(**SMALL, **FEW), ADAM_W), fused=False)
     with pytest.raises(Unpriceable, match="block 0 has no product in an action, so nothing says where it ends"):
         steps.actions(PATTERN._replace(in_stages=False), 1, 1)

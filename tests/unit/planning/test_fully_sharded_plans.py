@@ -10,8 +10,8 @@ import pytest
 from parallelism.hardware import Hardware
 from parallelism.models import LoRA, TransformerSpec
 from parallelism.planning import find_plan
-from parallelism.planning.batch_pricing import MOST_SHARDED
-from parallelism.planning.space import PROMISING, choices
+from parallelism.planning.promising import MOST_SHARDED, PROMISING
+from parallelism.planning.space import choices
 from parallelism.planning.trained import TrainedModel
 from parallelism.simulation import simulate
 from parallelism.training.training_run import ADAM_W

@@ -19,17 +19,17 @@ from parallelism.layouts.stages import backwards
 from parallelism.pipelining.generators import SCHEDULES as GENERATORS
 from parallelism.planning import find_plan
 from parallelism.planning.batch_pricing import price_plans
-from parallelism.planning.orders import KINDS, MIDDLE, PLACES, Order, order_of, place_of
-from parallelism.planning.pieces import EndPieces, inside_of, numbered
 from parallelism.planning.plan import Task
 from parallelism.planning.plan_costs import PlanCosts
 from parallelism.planning.space import Choices, choices
-from parallelism.planning.stage_costs import StageCosts
-from parallelism.planning.steady_state import _Repetitions
-from parallelism.planning.symbolic_events import Event, EventKind, Formulas, SymbolicEvents, Unpriceable
 from parallelism.planning.trained import TrainedModel
 from parallelism.planning.two_block_steps import Pattern, TwoBlockSteps
 from parallelism.shared_results import shared_results
+from parallelism.symbolic.events import Event, EventKind, Formulas, SymbolicEvents, Unpriceable
+from parallelism.symbolic.orders import KINDS, MIDDLE, PLACES, Order, order_of, place_of
+from parallelism.symbolic.pieces import EndPieces, inside_of, numbered
+from parallelism.symbolic.stage_costs import StageCosts
+from parallelism.symbolic.steady_state import _Repetitions
 from parallelism.training.stage_layers import even, first_layers, longer_stages
 from parallelism.training.training_run import ADAM_W
 

@@ -8,16 +8,16 @@ from numpy.testing import assert_array_equal
 
 from parallelism import ir
 from parallelism.ir.passes import with_tables_once
-from parallelism.planning import batch_pricing, find_plan
+from parallelism.planning import find_plan, promising
 from parallelism.planning.program_blocks import Blocks, with_regions
-from parallelism.planning.space import (
+from parallelism.planning.promising import (
     MOST_LEFT,
     PROMISING,
-    choices,
     most_like_the_best,
     most_promising,
     one_of_each_mesh,
 )
+from parallelism.planning.space import choices
 from parallelism.planning.trained import TrainedModel
 from parallelism.simulation import simulate
 from parallelism.training.training_run import ADAM_W
@@ -223,9 +223,9 @@ def test_of_many_plans_of_a_program_without_pieces_those_of_the_best_meshes_are_
     whole = find_plan(program, hardware="dgx-h100", devices=4, batch=16)
     assert whole.timed == len(whole) and not any(PROMISING in reason for reason in whole.refused)
     assert "the first is the best\n" in str(whole).replace(". ", "\n").replace(".\n", "\n\n")
-    monkeypatch.setattr(batch_pricing, "MOST_OPS_ALONE", 0)
-    monkeypatch.setattr(batch_pricing, "MOST_OF_MESHES", 0)
-    monkeypatch.setattr(batch_pricing, "LEAST_OF_MESHES", 3)
+    monkeypatch.setattr(promising, "MOST_OPS_ALONE", 0)
+    monkeypatch.setattr(promising, "MOST_OF_MESHES", 0)
+    monkeypatch.setattr(promising, "LEAST_OF_MESHES", 3)
     found = find_plan(program, hardware="dgx-h100", devices=4, batch=16)
     (reason, others), = [(why, each) for why, each in found.refused.items() if PROMISING in why]
     assert reason.endswith("are more promising, by one plan of each mesh; fix settings for others")

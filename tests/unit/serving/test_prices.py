@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -20,6 +21,7 @@ from parallelism.serving import (
     Workload,
     run_engine,
 )
+from parallelism.serving.expert_rows import ExpertRows
 from parallelism.serving.placement import ALONE, Placement, usual_strategy
 from parallelism.serving.prices import Precision, kinds_in
 from parallelism.serving.requests import Request
@@ -63,7 +65,7 @@ def settings(placement, **more):
 def test_a_step_is_priced_as_it_is_simulated_and_holds_what_it_holds(name, axes, hardware):
     placement, found = placed(model(name), axes), Hardware.preset(hardware)
     given = settings(placement)
-    prices = StepPrices(placement, given, found)
+    prices = StepPrices(placement, given, found, even_rows=True)
     trace = simulate(ServedModel(placement, given, room=False, fused=found.fused).simulated(WORKS), found)
     assert prices.seconds(WORKS) == pytest.approx(trace.makespan_seconds, rel=1e-9)
     parts = prices.parts(WORKS[0])
@@ -112,6 +114,52 @@ def test_blocks_that_do_the_same_are_priced_once():
     kinds = kinds_in(spec, placed(spec, {}).parts[0])
     assert sum(kinds.times) == 12 and len(kinds.blocks) == 5
     assert kinds.blocks[-1] == kind_of_layer(spec, 11) or kinds.times[-1] == 0
+
+
+# -- experts -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("count", "chosen", "tokens", "sharing"), [(4, 1, 3, 1), (4, 2, 3, 1), (5, 2, 1, 3), (3, 3, 1, 1)])
+def test_experts_that_a_token_takes_are_the_mean_of_all_choices(count, chosen, tokens, sharing):
+    choices = [*itertools.combinations(range(count), chosen)]
+    every = [*itertools.product(choices, repeat=tokens * sharing)]
+    mean = sum(len(set(itertools.chain(*each))) for each in every) / len(every)
+    rows = ExpertRows(models.Experts(count=count, chosen=chosen), sharing, "t")
+    assert rows.reached(tokens) * count == pytest.approx(mean, rel=1e-12)
+
+
+@pytest.mark.parametrize("axes", [{}, {"tp": 2}])
+@pytest.mark.parametrize("precision", ["bf16", "int4"])
+def test_a_token_alone_reads_the_experts_that_it_takes(axes, precision):
+    """It costs what it does in a model that has no other experts; in a program that runs all experts are read."""
+    spec = replace(models.transformer("mixtral-8x7b"), dtype="bfloat16", experts=models.Experts(count=32, chosen=2))
+    few = replace(spec, experts=models.Experts(count=2, chosen=2))
+    one = {"t": 1, "r": 1, "pages": 1, "read_full": 4, "scored_full": 4}
+    seconds = []
+    for each, even in ((spec, False), (few, False), (spec, True)):
+        placement = placed(each, axes)
+        prices = StepPrices(placement, settings(placement), Hardware.preset(PLAIN), precision=Precision.parse(precision),
+                            even_rows=even)
+        seconds.append(prices.seconds([one]))
+    assert seconds[0] == pytest.approx(seconds[1], rel=0.02)
+    assert seconds[2] > 5 * seconds[0]
+
+
+def test_rows_of_experts_are_sent_and_computed_as_they_are():
+    """With so many tokens that every expert has the same number, and all are reached, they are those of a program that runs;
+    a token of each of two devices sends two rows there and back, not one of every expert."""
+    placement = placed(model("mixtral", layers=2), {"ep": 2})
+    given = settings(placement, chunk=512)
+    own, even = (StepPrices(placement, given, Hardware.preset(PLAIN), even_rows=each) for each in (False, True))
+    many = {"t": 256, "r": 4, "pages": 5, "read_full": 80, "scored_full": 101}
+    assert own.seconds([many]) == pytest.approx(even.seconds([many]), rel=1e-12)
+    sent = []
+    for prices in (own, even):
+        (stage,) = prices.stages
+        numbers = prices._numbers(stage, {"t": 1, "r": 1})
+        sent.append([numbers[stage.bounds[number]] for number, event in enumerate(stage.events)
+                     if event.kind.what == "collective" and event.kind.name == "all_to_all"])
+    assert all(2 * mine == all_of_them for mine, all_of_them in zip(*sent, strict=True))   # 2 of 4 experts
 
 
 # -- precision ---------------------------------------------------------------------------------------------------------
@@ -165,7 +213,7 @@ def priced_and_simulated(seed, name, axes, hardware=PLAIN):
     served = ServedModel(placement, chosen, room=False, fused=found.fused)
     simulated = run_engine(Engine(placement.spec, chosen, requests), on_simulator(served, found))
     workload = Workload(((1, 1),), rate=1.0)
-    run = PricedRun(Engine(placement.spec, chosen), StepPrices(placement, chosen, found), workload, 0)
+    run = PricedRun(Engine(placement.spec, chosen), StepPrices(placement, chosen, found, even_rows=True), workload, 0)
     for request in sorted(requests, key=lambda each: each.arrival_seconds):
         run.engine.add(request)
     return run.served(), simulated

@@ -15,10 +15,10 @@ from parallelism.events import Columns
 from parallelism.hardware import MixedHardware
 from parallelism.memoized import memoized
 from parallelism.mesh import Mesh
-from parallelism.planning.symbolic_events import COMPUTE, EventKind, Events
 from parallelism.simulation.device_events import FIELDS, EventRow
 from parallelism.simulation.event_classes import members
 from parallelism.simulation.folding import same_prices
+from parallelism.symbolic.events import COMPUTE, EventKind, Events
 from parallelism.timeline import Pricing, roles_of
 from parallelism.training.sequence_split import HEADS_AXIS
 from parallelism.transforms.words import REPLICA

@@ -9,9 +9,9 @@ import pytest
 
 from parallelism import Mesh
 from parallelism.hardware import sized_hardware
-from parallelism.planning.event_prices import EventPrices, MeshOnHardware
 from parallelism.simulation.event_classes import members
 from parallelism.simulation.folding import same_prices
+from parallelism.symbolic.event_prices import EventPrices, MeshOnHardware
 from parallelism.timeline import Pricing
 
 CLUSTERS = {"dgx-h100": 48, "tpu-v4:4x4x4": 64, "mi300x-node": 16, "gb200-nvl72": 144}

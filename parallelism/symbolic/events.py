@@ -1,6 +1,6 @@
 """`SymbolicEvents`: what the pieces of a step do, for any rows and devices.  `Events`: with their numbers.
 
-They are the events, and the sizes, of actions and of the end of a step (`parallelism.planning.pieces`).  Of an event
+They are the events, and the sizes, of actions and of the end of a step (`parallelism.symbolic.pieces`).  Of an event
 only numbers depend on the rows of a microbatch and on the devices along the axes: flops, bytes and payloads.
 """
 

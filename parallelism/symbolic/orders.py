@@ -22,8 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from parallelism.pipelining.generators import SCHEDULES, ScheduleKind
-from parallelism.planning.steady_state import Labelled, Levels, Window, levels_of
 from parallelism.side_by_side import copies, first_come
+from parallelism.symbolic.steady_state import Labelled, Levels, Window, levels_of
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

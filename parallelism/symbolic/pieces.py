@@ -34,7 +34,7 @@ from parallelism.ir.passes.fusion import space_of
 from parallelism.ir.passes.joined_calls import joined
 from parallelism.layouts import Devices, Localized, localize
 from parallelism.layouts.stages.laid_out_stages import laid_out_stages
-from parallelism.planning.symbolic_events import (
+from parallelism.symbolic.events import (
     COLLECTIVE,
     MESSAGE,
     SIZE,
@@ -42,7 +42,7 @@ from parallelism.planning.symbolic_events import (
     EventKind,
     SymbolicProgram,
 )
-from parallelism.planning.symbolic_stages import (
+from parallelism.symbolic.stages import (
     ANY,
     Inside,
     Section,

@@ -29,7 +29,7 @@ from parallelism.layouts.localization.local_program import moves_of
 from parallelism.layouts.stages import Part
 from parallelism.memoized import memoized
 from parallelism.pipelining.actions import BEFORE
-from parallelism.planning.symbolic_events import (
+from parallelism.symbolic.events import (
     LEFT,
     MEMORY,
     MESSAGE,

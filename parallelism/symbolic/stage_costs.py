@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from parallelism.memoized import memoized
-from parallelism.planning.event_prices import EventPrices, MeshOnHardware
-from parallelism.planning.symbolic_events import COLLECTIVE, COMPUTE, MEMORY, MESSAGE, WAIT, EventKind, Events
+from parallelism.symbolic.event_prices import EventPrices, MeshOnHardware
+from parallelism.symbolic.events import COLLECTIVE, COMPUTE, MEMORY, MESSAGE, WAIT, EventKind, Events
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
