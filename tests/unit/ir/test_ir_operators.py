@@ -83,6 +83,7 @@ INEXACT = {
     "cached_latent_attention", "cached_linear_attention", "cached_short_convolution", "linear_attention",
     "linear_attention_gradient", "short_convolution",
     "short_convolution_gradient", "gated_rms_norm", "gated_rms_norm_gradient",
+    *(f"weighted_{name}_gradient" for name in ("swiglu", "geglu", "clamped_swiglu")),
 }
 """What adds up numbers that are not whole."""
 
@@ -147,7 +148,8 @@ UNDIFFERENTIATED = {
     "is put in after gradients are taken": {"all_slice", "relayout", "ring_shift", "attention_block", "chunk",
                                              "joined_chunks"},
     "is itself a gradient": {
-        "attention_gradient", "cross_entropy_gradient", "clamped_swiglu_gradient", "context_attention_gradient",
+        "attention_gradient", "cross_entropy_gradient", "clamped_swiglu_gradient",
+        "weighted_clamped_swiglu_gradient", "context_attention_gradient",
         "attention_block_gradient", "linear_attention_gradient", "short_convolution_gradient", "gated_rms_norm_gradient",
     },
 }
