@@ -24,7 +24,7 @@ from parallelism.interop.torch_experts import dealt_experts
 from parallelism.interop.torch_forms import cumulative_products, for_any_rows
 from parallelism.interop.torch_meta import on_the_host, zeros
 from parallelism.interop.torch_refusals import refusal
-from parallelism.interop.torch_sizes import Bounds, within_bounds
+from parallelism.interop.torch_sizes import Bounds, lines_that_fix_sizes, within_bounds
 from parallelism.ir.core import Expression, TensorType
 
 ROWS = "B"
@@ -320,8 +320,10 @@ def _exported(
         shapes = tuple({d: symbols[name] for d, name in own.items()} for own in dims)
         return torch.export.export(whole, given, dynamic_shapes=_as_taken(whole, shapes), strict=False), given
 
+    lines = list[str]()
     try:
-        (program, given), bounds = within_bounds(torch, extents, _own_extents(examples, dims), exported)
+        with lines_that_fix_sizes(torch) as lines:
+            (program, given), bounds = within_bounds(torch, extents, _own_extents(examples, dims), exported)
         detach_ungraded(torch, program.graph_module)
         program = program.run_decompositions(_decompositions(torch))
         _view_copies(torch, program.graph_module)
@@ -335,7 +337,7 @@ def _exported(
             input_names=list(names),
         )
     except Exception as error:  # the exporter raises many types
-        raise refusal(error, type(whole).__name__) from error
+        raise refusal(error, type(whole).__name__, lines) from error
     graph = made.model.graph
     state = {
         **dict(whole.named_parameters(remove_duplicate=False)),

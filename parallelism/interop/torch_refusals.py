@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from traceback import walk_tb
 
 from parallelism.interop.errors import UnsupportedError
@@ -22,15 +22,16 @@ _OTHER_WAYS = {
 """What a model can do where an operator cannot be exported."""
 
 
-def refusal(error: Exception, module: str) -> UnsupportedError:
-    """The error for what an exporter raised about a module."""
+def refusal(error: Exception, module: str, fixing: Sequence[str] = ()) -> UnsupportedError:
+    """The error for what an exporter raised about a module; ``fixing`` are the lines at which symbols became numbers."""
     told = [_COLOUR.sub("", str(each)) for each in _chain(error)]
     if fixes := suggested(told[0]):
         return UnsupportedError(
             f"the module is a program of its own for each size {' and '.join(fixes)}: it loops over it, makes a number of "
             f"it, or sizes depend on each other; dynamic= says which dims are symbols, one mapping an argument, and an "
-            f"argument with {{}} keeps the sizes of its example",
+            f"argument with {{}} keeps the sizes of its example; len(x) is a number, x.shape[0] a symbol",
             module,
+            fixing[0] if fixing else "",
         )
     for text in told:
         if found := _NODE.search(text):

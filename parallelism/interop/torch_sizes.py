@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from traceback import format_stack
 from typing import Any
+
+from parallelism.interop.onnx_models.origins import innermost
 
 _FIX = re.compile(r"^\s*(\w+) = (.+?)\s*$", re.MULTILINE)
 _RANGE = re.compile(r"Dim\('\w+'(?:, min=(\d+))?(?:, max=(\d+))?\)")
@@ -76,3 +80,31 @@ def _bounds(words: str) -> Bounds | None:
     if not found or found[1] is found[2] is None:
         return None
     return Bounds(*(None if each is None else int(each) for each in found.groups()))
+
+
+@contextmanager
+def lines_that_fix_sizes(torch: Any) -> Iterator[list[str]]:
+    """A context that keeps the lines of the model at which a symbol becomes a number, as file and line, in order.
+
+    PyTorch tells them nowhere: they are those from which its table of symbols is changed.  It is empty where it has
+    another table than that of 2.13.
+    """
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    lines = list[str]()
+    before = getattr(ShapeEnv, "_set_replacement", None)
+
+    def replaced(env: Any, symbol: Any, value: Any, *why: Any) -> Any:
+        assert before is not None
+        if getattr(value, "is_number", False) and (found := innermost("".join(format_stack()[:-1]))):
+            lines.append(f"{found[0]}:{found[1]}")
+        return before(env, symbol, value, *why)
+
+    if before is None:
+        yield lines
+        return
+    ShapeEnv._set_replacement = replaced
+    try:
+        yield lines
+    finally:
+        ShapeEnv._set_replacement = before

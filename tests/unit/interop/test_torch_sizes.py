@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 
 import numpy as np
@@ -58,8 +59,11 @@ def test_a_module_that_asks_for_nothing_has_no_bounds():
 @pytest.mark.takes_seconds
 def test_a_loop_over_rows_is_refused_with_what_to_write_and_unrolled_where_the_dim_has_no_symbol():
     module = Module(lambda x: torch.stack([row + k for k, row in enumerate(x)]))
-    with pytest.raises(UnsupportedError, match=r"^Module: the module is a program of its own for each size B: .*dynamic="):
+    line = module.function.__code__.co_firstlineno
+    with pytest.raises(UnsupportedError) as caught:
         from_torch(module, X)
+    told = r"the module is a program of its own for each size B: .*dynamic=.*len\(x\) is a number, x\.shape\[0\] a symbol"
+    assert re.match(rf"Module at {re.escape(__file__)}:{line}: {told}$", str(caught.value))
     expected = (X.numpy() + np.arange(5)[:, None]) * np.array([1, 2, 3, 4])
     assert_allclose(computed(module, X, dynamic=[{}]), expected)
 
