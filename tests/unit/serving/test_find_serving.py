@@ -111,6 +111,28 @@ def test_clients_and_rates_are_dealt_to_replicas():
     assert slow.first_token_seconds < found(tp=4, pp=1, batch=8).best.first_token_seconds
 
 
+@pytest.mark.parametrize("rate", [0.05, 2.0])
+def test_no_plan_answers_more_than_arrives_and_those_that_keep_up_are_ordered_by_the_time_of_a_token(rate):
+    """A few random arrivals may come faster than all of them, which made rows with many replicas the first."""
+    plans = found(rate=rate, batch=(1, 8), pp=1)
+    best, rows = plans.best, plans.rows
+    assert {row.replicas for row in rows} == {1, 2, 4}
+    assert all(row.requests_per_second <= rate for row in rows)
+    assert all(row.tokens_per_second == pytest.approx(row.requests_per_second * GIVEN["output_tokens"]) for row in rows)
+    keep_up = [row for row in rows if row.requests_per_second == rate]
+    assert best.requests_per_second == rate and best.token_seconds == min(row.token_seconds for row in keep_up)
+    assert best.tp == 4 and "answers all that arrive" in plans.why()
+    assert [len(row.answered) for row in rows if row.batch == 8] == [64] * 3
+
+
+def test_a_plan_that_does_not_keep_up_answers_what_it_can():
+    """With far more requests than it can answer it has about the tokens a second that it has with as many as it takes."""
+    one, loaded = found(rate=1e4, batch=4, tp=1, pp=1).best, found(batch=4, tp=1, pp=1).best
+    assert one.requests_per_second < 1e4 and "answers all" not in found(rate=1e4, batch=4, tp=1, pp=1).why()
+    assert one.tokens_per_second == pytest.approx(loaded.tokens_per_second, rel=0.1)
+    assert found(rate=1e300, batch=4, tp=1, pp=1).best.tokens_per_second == pytest.approx(one.tokens_per_second, rel=0.1)
+
+
 def test_fewer_bits_are_faster():
     plain, fewer = (found(precision=each, tp=1, pp=1, batch=4).best for each in ("bf16", "fp8"))
     assert fewer.token_seconds < 0.7 * plain.token_seconds and fewer.cache_tokens > 2 * plain.cache_tokens
