@@ -112,7 +112,7 @@ def test_clients_and_rates_are_dealt_to_replicas():
 
 
 @pytest.mark.parametrize("rate", [0.05, 2.0])
-def test_no_plan_answers_more_than_arrives_and_those_that_keep_up_are_ordered_by_the_time_of_a_token(rate):
+def test_no_plan_answers_more_than_arrives_and_those_that_keep_up_are_ordered_by_the_time_of_a_request(rate):
     """A few random arrivals may come faster than all of them, which made rows with many replicas the first."""
     plans = found(rate=rate, batch=(1, 8), pp=1)
     best, rows = plans.best, plans.rows
@@ -120,7 +120,7 @@ def test_no_plan_answers_more_than_arrives_and_those_that_keep_up_are_ordered_by
     assert all(row.requests_per_second <= rate for row in rows)
     assert all(row.tokens_per_second == pytest.approx(row.requests_per_second * GIVEN["output_tokens"]) for row in rows)
     keep_up = [row for row in rows if row.requests_per_second == rate]
-    assert best.requests_per_second == rate and best.token_seconds == min(row.token_seconds for row in keep_up)
+    assert best.requests_per_second == rate and best.request_seconds == min(row.request_seconds for row in keep_up)
     assert best.tp == 4 and "answers all that arrive" in plans.why()
     assert [len(row.answered) for row in rows if row.batch == 8] == [64] * 3
 
