@@ -335,7 +335,7 @@ class Search:
         mesh = Mesh(**axes) if axes else ALONE
         placement = Placement(task.spec, mesh, usual_strategy(mesh))
         pages = dict.fromkeys(kinds_of(placement.spec), 1)
-        settings = EngineSettings(1, task.chunk, PAGE_TOKENS, pages, placement.replicas)
+        settings = EngineSettings(1, task.chunk, PAGE_TOKENS, pages, placement.replicas, frees_pages=True)
         prices = StepPrices(placement, settings, task.hardware, precision=Precision.parse(task.precision))
         return Fit(task, layout, prices, self._usable(layout))
 
@@ -425,6 +425,8 @@ class Fit:
         pages = {
             kind: batch * self.prices.settings.table_pages(spec, kind, longest) for kind in kinds_of(spec)
         }
+        if WINDOW in pages:
+            pages[WINDOW] += self.layout.pp * self.prices.settings.step_pages()
         activations = self._activations(batch)
         weights = [int(stage.weights) for stage in self.prices.stages]
         room_for_full = []

@@ -133,6 +133,18 @@ def test_a_plan_that_does_not_keep_up_answers_what_it_can():
     assert found(rate=1e300, batch=4, tp=1, pp=1).best.tokens_per_second == pytest.approx(one.tokens_per_second, rel=0.1)
 
 
+def test_windows_take_the_memory_of_their_tokens_and_of_one_step():
+    """Of gemma3-27b: 10 layers keep all tokens, 52 the 65 pages that a window of 1,024 touches, and a step has 128 pages more."""
+    gemma = {"spec": models.transformer("gemma3-27b"), "devices": 1, "tp": 1, "pp": 1, "input_tokens": 4000}
+    plan = found(**gemma, batch=16).best
+    of_layer = 2 * 16 * 128 * 2 * 16                        # keys and values of 16 heads of 128, in bfloat16, of 16 tokens
+    windows = 52 * of_layer * (16 * 65 + 128)
+    assert plan.memory["cache"] == windows + 10 * of_layer * plan.cache_tokens // 16
+    requests = (plan.memory["cache"] - 52 * of_layer * 128) // (52 * of_layer * 65 + 10 * of_layer * 253)
+    assert 16 < requests < 32
+    assert found(**gemma, batch=requests).rows and not found(**gemma, batch=requests + 1).rows
+
+
 def test_fewer_bits_are_faster():
     plain, fewer = (found(precision=each, tp=1, pp=1, batch=4).best for each in ("bf16", "fp8"))
     assert fewer.token_seconds < 0.7 * plain.token_seconds and fewer.cache_tokens > 2 * plain.cache_tokens
