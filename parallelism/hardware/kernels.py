@@ -99,8 +99,11 @@ _SAME = {
     "context_attention": "attention",
     "attention_block_gradient": "attention_gradient",
     "context_attention_gradient": "attention_gradient",
+    "weighted_swiglu": "swiglu",
+    "weighted_swiglu_gradient": "swiglu_gradient",
 }
-"""Ops that run the kernel of another one: attention to a block of the columns is attention."""
+"""Ops that run the kernel of another one, or move about as many bytes: attention to a block of the columns is attention, and
+an activation reads a weight for each row beside all of its features."""
 
 
 def kernel_of(kernels: Mapping[str, Kernel], name: str) -> Kernel | None:

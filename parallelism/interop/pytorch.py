@@ -21,6 +21,8 @@ from parallelism.interop.onnx_models.programs import Imported, imported
 from parallelism.interop.torch_derivatives import corners, detach_ungraded, lost_derivatives
 from parallelism.interop.torch_embeddings import bags_of_rows, embedding
 from parallelism.interop.torch_experts import dealt_experts
+from parallelism.interop.torch_forms import cumulative_products, for_any_rows
+from parallelism.interop.torch_meta import on_the_host, zeros
 from parallelism.interop.torch_refusals import refusal
 from parallelism.interop.torch_sizes import Bounds, within_bounds
 from parallelism.ir.core import Expression, TensorType
@@ -62,15 +64,19 @@ def from_torch(
     ``dynamic`` gives the dims that are symbols, as ``{"ids": {0: "B", 1: "time"}}`` or ``[{0: "B"}, {0: "B"}]``.  None:
     those of the `ir.TensorType`; of tensors the first dim, with the symbol ``B``.
 
-    Parameters are the inputs named ``p.`` and their name in ``state_dict``, and the weights share their memory.  Buffers
-    are constants; a larger one is an input.  Parameters without ``requires_grad`` are frozen, if others have it
-    (`parallelism.transforms.frozen`).  Ops know their line and are in regions named after the modules.  It is the
-    program of evaluation (``module.eval()``): nothing is dropped out, and the module stays in the mode that it was in.
-    Batch norms normalize by their running statistics; an `EvaluationWarning` names those that are in training.
-    A module that asks for a size (``if len(x) >= 64``) has a program for some sizes, which a `SizesWarning` tells.
-    Experts of Hugging Face's transformers become `dispatch` and `combine`, so that they can be split over ``ep``.
-    The backward of a ``torch.autograd.Function``, and what hooks do with gradients, is not in the program, which an
-    `OwnDerivativeWarning` says.
+    Parameters are the inputs named ``p.`` and their name in ``state_dict``, and the weights share their memory. Complex
+    ones have a last dim more, of the real and the imaginary part. Buffers are constants; a larger one is an input.
+    Parameters without ``requires_grad`` are frozen, if others have it (`parallelism.transforms.frozen`).
+
+    What lies on the meta device has no numbers: a model that is too large for memory, made under
+    ``torch.device("meta")``, is planned as any other, and ``weights`` is empty; its buffers are inputs.
+
+    Ops know their line and are in regions named after the modules. It is the program of evaluation (``module.eval()``):
+    nothing is dropped out, and the module stays in the mode that it was in. Batch norms normalize by their running
+    statistics; an `EvaluationWarning` names those that are in training. A module that asks for a size (``if len(x) >=
+    64``) has a program for some sizes, which a `SizesWarning` tells. Experts of Hugging Face's transformers become
+    `dispatch` and `combine`, so that they can be split over ``ep``. The backward of a ``torch.autograd.Function``, and
+    what hooks do with gradients, is not in the program, which an `OwnDerivativeWarning` says.
 
     `UnsupportedError` for what PyTorch cannot export, and for an operator that programs do not have, with its line.
 
@@ -90,7 +96,11 @@ def from_torch(
     dims = _dims(examples, names, dynamic)
     extents = _extents(whole, examples, dims)
     _given(torch, examples, names, dims, extents)  # refuses wrong examples before anything is exported
-    with _for_the_export(torch, whole), lost_derivatives(torch, module) as lost:
+    with (
+        on_the_host(torch, whole) as unknown,
+        _for_the_export(torch, whole),
+        lost_derivatives(torch, module) as lost,
+    ):
         proto, arrays, bounds = _exported(torch, whole, examples, names, dims, extents)
     _warn_of_bounds(bounds, type(module).__name__)
     instead = "write the function in operators whose derivative is meant, or detach what it holds back"
@@ -102,7 +112,7 @@ def from_torch(
     still = [name for name, weight in weights.items() if not weight.requires_grad]
     if len(still) == len(weights):
         still = []  # a module that is only evaluated: nothing is said about its training
-    return imported(Model(proto, held=arrays), weights, prefix, type(module).__name__, still)
+    return imported(Model(proto, held=arrays), weights, prefix, type(module).__name__, still, unknown)
 
 
 # -- the module and its examples ---------------------------------------------------------------------------------------
@@ -249,7 +259,7 @@ def _example(torch: Any, x: Any, dims: Mapping[int, str], name: str, extents: Ma
         return made.to(getattr(torch, x.dtype.name)) if is_narrow(x.dtype) else made
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"{name} must be a tensor or an ir.TensorType, got {type(x).__name__}")
-    made = x.detach()
+    made = zeros(torch, x) if x.is_meta else x.detach()
     for d, symbol in dims.items():
         if not 0 <= d < x.ndim or not x.shape[d]:
             raise ValueError(f"dynamic: {name} of shape {list(x.shape)} has no dim {d} with elements")
@@ -263,7 +273,7 @@ def _example(torch: Any, x: Any, dims: Mapping[int, str], name: str, extents: Ma
 @contextmanager
 def _for_the_export(torch: Any, module: Any) -> Iterator[None]:
     """The module in evaluation, its experts and its bags of rows in operators that can be written."""
-    with _evaluated(module), _quiet(), dealt_experts(torch, module), bags_of_rows(torch):
+    with _evaluated(module), _quiet(), dealt_experts(torch, module), bags_of_rows(torch), for_any_rows(torch):
         yield
 
 
@@ -334,7 +344,9 @@ def _exported(
     arrays = {}
     for name, value in list(graph.initializers.items()):
         held = state[name] if name in state else torch.from_numpy(np.array(value.const_value.numpy()))
-        arrays[name] = _array(torch, held)
+        arrays[name] = _array(
+            torch, torch.view_as_real(held) if held.is_complex() else held
+        )  # as in the model
         if arrays[name].nbytes > LARGE:  # the model is written without its weights
             del graph.initializers[name]
             graph.inputs.append(value)
@@ -354,6 +366,7 @@ def _decompositions(torch: Any) -> dict[Any, Callable[..., Any]]:
         aten.split.Tensor: _split,
         aten.squeeze.dim: _squeeze,
         **corners(torch),
+        **cumulative_products(torch),
     }
 
 

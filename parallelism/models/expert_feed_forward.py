@@ -7,6 +7,7 @@ sequences to those of their experts, and back, by all_to_all.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 from math import ceil, gcd
 from typing import Any, NamedTuple
@@ -25,6 +26,9 @@ UNEVEN = 1.05
 """Slots are rounded up by at most this factor, so that a split sequence has as many of them in each part."""
 SMALLEST = 1e-20
 """What is added to a sum of gates before it divides."""
+WEIGHTED = ("swiglu", "geglu", "clamped_swiglu", "relu2")
+"""The activations that are one op with the gates of experts.  Megatron-Core has such a kernel of ``--quick-geglu``, not of a
+GELU with a gate."""
 
 
 class Slots(NamedTuple):
@@ -158,14 +162,24 @@ def _experts(parts: Parts, rows: Any, gates: Any, block: str, *, gates_inputs: b
             else []
         )
     with region("activation"):
-        hidden = parts.activated(*gate, hidden)
-        if not gates_inputs:
-            hidden = np.einsum("ebcf,ebc->ebcf", hidden, gates)
+        hidden = _activated(spec.activation, (*gate, hidden), None if gates_inputs else gates)
     with region("down"):
         made = np.einsum("ebcf,efh->ebch", hidden, p[f"{block}expert_down"])
         if has_bias(spec, "expert_down"):
             made = apply("gated_bias", made, gates, p[f"{block}expert_down_bias"])
         return made
+
+
+def _activated(activation: str, inputs: Sequence[Any], gates: Any) -> Any:
+    """The activation of the rows, times their gates, unless these are None.
+
+    They are one op where Megatron-Core has one kernel for both: it keeps its inputs alone for the backward.
+    """
+    if gates is None:
+        return apply(activation, *inputs)
+    if activation in WEIGHTED:
+        return apply(f"weighted_{activation}", *inputs, gates)
+    return np.einsum("ebcf,ebc->ebcf", apply(activation, *inputs), gates)
 
 
 def _product(parts: Parts, equation: str, rows: Any, name: str) -> Any:

@@ -60,7 +60,9 @@ class Blocks:
         if any(value in late for block in blocks for op in block for value in op.inputs):
             return None
         found = cls(function, prefix, tuple(blocks), tuple(before), tuple(after))
-        return found if found._are_alike() else None
+        if not found._are_alike() or found._reads_later_weights:
+            return None
+        return found
 
     def _are_alike(self) -> bool:
         if _matched(self.blocks[0], self.blocks[1], self.function.inputs) is None:
@@ -101,6 +103,14 @@ class Blocks:
         inputs = set(self.function.inputs)
         of_first = inputs.intersection(_inputs_of(self.blocks[0])).difference(_inputs_of(self.blocks[1]))
         return not of_first.isdisjoint(_inputs_of([*self.before, *self.after]))
+
+    @property
+    def _reads_later_weights(self) -> bool:
+        """Whether a weight of another block than the first is read outside of the blocks: fewer blocks may lack it."""
+        later = {
+            self._weight_name(own, number) for own in self._weights for number in range(1, len(self.blocks))
+        }
+        return any(value.name in later for value in _inputs_of([*self.before, *self.after]))
 
     def _weight_name(self, own: Value, number: int) -> str:
         parts = own.name.split(".")

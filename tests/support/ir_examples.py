@@ -237,6 +237,10 @@ for _shape in ONES:
         example(f"{_kind}_gradient", _shape, _shape, _shape)
     for _kind in ("relu2", "gelu_exact"):
         example(_kind, _shape)
+    for _kind in ("swiglu", "geglu", "clamped_swiglu", "relu2") if _shape else ():
+        _inputs = (_shape,) * (2 if _kind in GATED else 1)
+        example(f"weighted_{_kind}", *_inputs, _shape[:-1])
+        example(f"weighted_{_kind}_gradient", _shape, *_inputs, _shape[:-1])
 for _kind in ("softmax", "log_softmax"):
     example(_kind, (3, 4), axis=1)
     example(_kind, (2, 1, 3), axis=0)

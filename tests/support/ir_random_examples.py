@@ -133,6 +133,13 @@ def _gate(kind, rng):
     return Example(kind, (extents(rng),) * 3)
 
 
+@maker(*(f"weighted_{name}{end}" for name in ("swiglu", "geglu", "clamped_swiglu", "relu2") for end in ("", "_gradient")))
+def _weighted(kind, rng):
+    shape = tuple(extents(rng)) + (3,)
+    whole = (shape,) * ((1 if "relu2" in kind else 2) + kind.endswith("_gradient"))
+    return Example(kind, (*whole, shape[:-1]))
+
+
 @maker("where")
 def _where(kind, rng):
     shape = extents(rng)

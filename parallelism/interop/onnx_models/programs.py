@@ -103,22 +103,29 @@ def _check_sizes(model: Model, graph: Graph) -> None:
 
 
 def imported(
-    model: Model, weights: Collection[str], prefix: str, name: str, still: Collection[str] = ()
+    model: Model,
+    weights: Collection[str],
+    prefix: str,
+    name: str,
+    still: Collection[str] = (),
+    unknown: Collection[str] = (),
 ) -> Imported:
     """The program of a model, where the caller says which tensors are ``weights``.
 
     ``prefix`` is removed from their names.
     Other tensors are constants, or inputs by their own names if they are too large.  Of the weights those that are
-    ``still`` are frozen.
+    ``still`` are frozen.  Those that are ``unknown`` have a shape and no numbers: they are inputs that nothing is given for.
     """
     tensors = model.main.tensors
     kept = {each: f"{WEIGHT}{each.removeprefix(prefix)}" for each in weights if each in tensors}
     large = {
         each: each.removeprefix(prefix)
         for each, array in tensors.items()
-        if each not in kept and array.size > MOST_CONSTANT
+        if each not in kept and (array.size > MOST_CONSTANT or each in unknown)
     }
-    return _read(model, {}, kept | large, prefix, name, still)
+    program, arrays = _read(model, {}, kept | large, prefix, name, still)
+    without = {id(tensors[each]) for each in unknown if each in tensors}
+    return Imported(program, {own: array for own, array in arrays.items() if id(array) not in without})
 
 
 def _imported(model: Model, known: Mapping[str, Any]) -> Imported:
@@ -184,9 +191,9 @@ def _read(
 
 
 def _plain_names(names: list[str]) -> dict[str, str]:
-    """Different names of letters, digits, _ and . for the names of a model."""
+    """Different names of letters, digits, _ and . for the names of a model.  What is called ``p`` would be a weight."""
     found: dict[str, str] = {}
-    taken: set[str] = set()
+    taken = {WEIGHT.rstrip(".")}
     for name in names:
         plain = re.sub(r"[^A-Za-z0-9_.]+", "_", name).strip("_") or "x"
         while plain in taken:

@@ -229,6 +229,9 @@ COMPOSITES: dict[str, Call] = {
     "mean_squared_error": lambda jax, op, x: ((x[0] - x[1]) ** 2).sum() / (op["rows"] * x[0].shape[1]),
     "softmax_cross_entropy": _softmax_cross_entropy,
     "swiglu_gradient": lambda jax, op, x: _gradient(jax, lambda gate, z: jax.nn.silu(gate) * z, x[1:], x[0]),
+    "weighted_swiglu_gradient": lambda jax, op, x: _gradient(
+        jax, lambda gate, z, weights: jax.nn.silu(gate) * z * weights[..., None], x[1:], x[0]
+    ),
     "stop_gradient": lambda jax, op, x: x[0],
     "local_loss": lambda jax, op, x: x[0],
     **dict.fromkeys(("widen", "saturate"), lambda jax, op, x: x[0].astype(op["dtype"])),

@@ -190,6 +190,11 @@ def _silu(w: Nodes, x: str, output: str | None = None) -> str:
     return w.node("Mul", x, w.node("Sigmoid", x), output=output)
 
 
+def _weighted_swiglu(w: Nodes, op: Op, x: list[str], y: list[str]) -> None:
+    activated = w.node("Mul", _silu(w, x[0]), x[1])
+    w.node("Mul", activated, w.node("Unsqueeze", x[2], w.ints(-1)), output=y[0])
+
+
 def _convert(w: Nodes, op: Op, x: list[str], y: list[str]) -> None:
     """A float of 8 bits that is too large is the largest one only of ``saturate``; of other dtypes ONNX leaves it open."""
     narrow = op["dtype"].name.startswith("float8") and op.kind == "convert"
@@ -254,6 +259,7 @@ OPERATORS: dict[str, Write] = {
     "rms_norm": _rms_norm,
     "layer_norm": lambda w, op, x, y: w.node("LayerNormalization", *x, output=y[0], epsilon=op["epsilon"]),
     "swiglu": lambda w, op, x, y: w.node("Mul", _silu(w, x[0]), x[1], output=y[0]),
+    "weighted_swiglu": _weighted_swiglu,
     "gelu_exact": lambda w, op, x, y: w.node("Gelu", x[0], output=y[0]),
     "bitcast": _bitcast,
 }

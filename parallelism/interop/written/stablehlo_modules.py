@@ -184,6 +184,7 @@ CALLS: dict[str, Call] = {
     "gelu_gradient": lambda jax, op, x: jax.vjp(jax.nn.gelu, x[1])[1](x[0])[0],
     "silu_gradient": lambda jax, op, x: jax.vjp(jax.nn.silu, x[1])[1](x[0])[0],
     "swiglu": lambda jax, op, x: jax.nn.silu(x[0]) * x[1],
+    "weighted_swiglu": lambda jax, op, x: jax.nn.silu(x[0]) * x[1] * x[2][..., None],
     "softmax": lambda jax, op, x: jax.nn.softmax(x[0], op["axis"]),
     "log_softmax": lambda jax, op, x: jax.nn.log_softmax(x[0], op["axis"]),
     "accumulate": lambda jax, op, x: (x[0] + x[1]).astype(x[0].dtype),

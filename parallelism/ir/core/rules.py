@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate, chain
+from itertools import accumulate, chain, islice
 from math import gcd
 from operator import mul
 from string import ascii_letters
@@ -26,6 +26,8 @@ from parallelism.ir.core.extents import Expression, Extent, product, quotient
 Dim = tuple[str, ...]
 Shape = tuple[Extent, ...]
 
+LETTERS = ascii_letters + "".join(filter(str.isalpha, map(chr, range(0xC0, 0x2000))))
+"""Names of dims in rules.  Those behind z are for what joins or makes many arrays, as the steps of a recurrent layer."""
 _DIM = re.compile(r"\(\w*\)|\w")
 _WHOLE = re.compile(r"(\w)!")
 
@@ -147,7 +149,7 @@ def _dims(term: str) -> tuple[Dim, ...]:
 
 def letters(count: int, skip: str = "") -> str:
     """The first ``count`` letters, without those of ``skip``."""
-    return "".join(letter for letter in ascii_letters if letter not in skip)[:count]
+    return "".join(islice((letter for letter in LETTERS if letter not in skip), count))
 
 
 def elementwise(shapes: Sequence[Shape]) -> Rule:

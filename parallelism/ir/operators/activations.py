@@ -2,12 +2,16 @@
 
 The gradient of ``gelu`` is ``gelu_gradient(grad, x)``.  ``swiglu(gate, x)`` is ``silu(gate) * x``, ``geglu`` and ``reglu``
 are the like; their gradients have two outputs.
+
+``weighted_swiglu(gate, x, weights)`` is ``swiglu(gate, x) * weights[..., None]``, for experts: each of their rows has a
+weight.  Its gradient computes the activation again, so that the inputs alone are kept.  ``geglu``, ``clamped_swiglu``
+and ``relu2`` have such operators, too, as in Megatron-Core 0.16 (`megatron/core/fusions`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,7 +20,7 @@ import numpy as np
 from parallelism.dtypes import is_floating
 from parallelism.ir.core import Operator, TensorType
 from parallelism.ir.core.rules import Rule, elementwise, letters, rule
-from parallelism.ir.core.table import register
+from parallelism.ir.core.table import operator, register
 from parallelism.ir.tracing.tracing import apply
 from parallelism.kernels import ACTIVATIONS, swiglu, swiglu_backward
 from parallelism.kernels.activations import (
@@ -191,6 +195,82 @@ def _times_slope(activation: str, x: Any, factor: Any) -> Any:
     return factor * (x > 0) if activation == "relu" else apply(f"{activation}_gradient", factor, x)
 
 
+def _weighted(
+    name: str, flops: int, gradient_flops: int, second: Callable[..., list[Any]] | None = None
+) -> None:
+    """Register an activation of the table that is multiplied by a weight for each row, and its gradient.
+
+    The gradient has an output for each input, that of the weights last; it computes the activation again.  ``second`` is
+    the derivative of the gradient without weights, if it has one.
+    """
+    forward, backward = operator(name), operator(f"{name}_gradient")
+    gradient = f"weighted_{name}_gradient"
+    register(
+        Operator(
+            f"weighted_{name}",
+            lambda *inputs: _weighted_rule(inputs, gradient=False),
+            floating,
+            lambda *inputs: forward.kernel(*inputs[:-1]) * inputs[-1][..., None],
+            lambda g, y, *inputs: apply(gradient, g, *inputs),
+            flops,
+        )
+    )
+    register(
+        Operator(
+            gradient,
+            lambda *inputs: _weighted_rule(inputs, gradient=True),
+            floating,
+            partial(_weighted_backward, forward.kernel, backward.kernel),
+            partial(_weighted_second, name, second) if second else None,
+            gradient_flops,
+            linear=(0,),
+        )
+    )
+
+
+def _weighted_rule(inputs: Sequence[TensorType], *, gradient: bool) -> Rule:
+    """The rule of an elementwise operator whose last input has a number for each row.
+
+    The first input of a ``gradient`` is that of the output; there is an output for each of the others.
+    """
+    if not inputs[0].ndim:
+        raise ValueError("rows with weights have a dim of features, and a scalar has none")
+    names = letters(inputs[0].ndim)
+    terms = [names] * (len(inputs) - 1) + [names[:-1]]
+    outputs = terms[1:] if gradient else [names]
+    return rule(f"{','.join(terms)}->{','.join(outputs)}", [type.shape for type in inputs])
+
+
+def _weighted_backward(
+    forward: Callable[..., Any], backward: Callable[..., Any], grad: Any, *inputs: Any
+) -> tuple[Any, ...]:
+    *given, weights = inputs
+    of_weights = np.einsum("...f,...f->...", grad, forward(*given))
+    of_given = backward(grad * weights[..., None], *given)
+    return *(of_given if len(given) > 1 else [of_given]), of_weights
+
+
+def _weighted_second(
+    name: str, second: Callable[..., list[Any]], g: Any, y: Any, grad: Any, *inputs: Any
+) -> list[Any]:
+    """The derivative of ``b(grad * weights), sum(grad * a)``, of an activation a and its gradient b."""
+    *given, weights = inputs
+    to_weights = np.zeros_like(weights) if g[-1] is None else g[-1]
+    of_all, *of_given = second(g[:-1], y[:-1], grad * weights[..., None], *given)
+    through = apply(f"{name}_gradient", to_weights[..., None] * grad, *given)
+    return [
+        of_all * weights[..., None] + to_weights[..., None] * apply(name, *given),
+        *(a + b for a, b in zip(of_given, through if len(given) > 1 else [through], strict=True)),
+        np.sum(of_all * grad, axis=-1),
+    ]
+
+
+def _relu2_second(g: Any, y: Any, grad: Any, x: Any) -> list[Any]:
+    """The derivative of the gradient of ``relu(x)^2``."""
+    to_x = np.zeros_like(x) if g[0] is None else g[0]
+    return [apply("relu2_gradient", to_x, x), to_x * grad * _SECOND["relu2"](x)]
+
+
 _gated("swiglu", swiglu, swiglu_backward, 6, 13, "silu")
 _gated("clamped_swiglu", clamped_swiglu, clamped_swiglu_backward, 10, 18)
 for _name, _of_gate, _flops, _gradient_flops in (
@@ -201,3 +281,7 @@ for _name, _of_gate, _flops, _gradient_flops in (
     _gated(
         _name, partial(gated, _of_gate), partial(gated_backward, _of_gate), _flops, _gradient_flops, _of_gate
     )
+_weighted("swiglu", 7, 22, partial(_gated_second, "silu"))
+_weighted("geglu", 10, 36, partial(_gated_second, "gelu"))
+_weighted("clamped_swiglu", 11, 31)
+_weighted("relu2", 3, 8, _relu2_second)

@@ -5,7 +5,6 @@
 """
 
 from collections.abc import Sequence
-from string import ascii_letters
 from typing import Any
 
 import numpy as np
@@ -35,6 +34,7 @@ from parallelism.ir.core import (
     terms_along,
 )
 from parallelism.ir.core.extents import constant_term, is_rounded
+from parallelism.ir.core.rules import LETTERS
 from parallelism.ir.tracing import apply
 
 # -- the same elements in another shape --------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ def _parts(count: int, ndim: int, axis: int, refused: str) -> tuple[str, list[st
     ``ValueError`` with the text ``refused`` if there are not enough letters.
     """
     own = letters(count + 1)
-    if count + ndim > len(ascii_letters):
+    if count + ndim > len(LETTERS):
         raise ValueError(refused)
     return own, terms_along(ndim, axis, *(f"{letter}!" for letter in own))
 

@@ -83,6 +83,7 @@ INEXACT = {
     "cached_latent_attention", "cached_linear_attention", "cached_short_convolution", "linear_attention",
     "linear_attention_gradient", "short_convolution",
     "short_convolution_gradient", "gated_rms_norm", "gated_rms_norm_gradient",
+    *(f"weighted_{name}_gradient" for name in ("swiglu", "geglu", "clamped_swiglu")),
 }
 """What adds up numbers that are not whole."""
 
@@ -147,7 +148,8 @@ UNDIFFERENTIATED = {
     "is put in after gradients are taken": {"all_slice", "relayout", "ring_shift", "attention_block", "chunk",
                                              "joined_chunks"},
     "is itself a gradient": {
-        "attention_gradient", "cross_entropy_gradient", "clamped_swiglu_gradient", "context_attention_gradient",
+        "attention_gradient", "cross_entropy_gradient", "clamped_swiglu_gradient",
+        "weighted_clamped_swiglu_gradient", "context_attention_gradient",
         "attention_block_gradient", "linear_attention_gradient", "short_convolution_gradient", "gated_rms_norm_gradient",
     },
 }
@@ -449,3 +451,28 @@ def test_updates_that_are_combined_at_one_place_share_its_gradient(op, updates, 
     found = ir.interpret(ir.gradient(function), [*arrays, np.array([10.0, 20, 30])]).outputs
     assert_allclose(found[0], of_x)
     assert_allclose(found[1], of_updates)
+
+
+@pytest.mark.parametrize("count", [52, 130])
+def test_as_many_arrays_as_a_recurrent_layer_has_steps_are_joined_and_made(count):
+    sizes = [1 + i % 2 for i in range(count)]
+    whole = np.arange(3.0 * sum(sizes)).reshape(3, -1)
+
+    def turned(x):
+        pieces = np.split(x, np.cumsum(sizes)[:-1], axis=1)
+        return np.concatenate(pieces[::-1], axis=1)
+
+    program = ir.record(turned, tensor(f"3x{whole.shape[1]}xf64"))
+    assert [op.kind for op in program.ops].count("concatenate") == 1
+    (found,) = ir.interpret(program, [whole]).outputs
+    assert_array_equal(found, turned(whole))
+    joined = program.ops[-1].rule
+    assert len(joined.whole) == count + 1 and len({*joined.letters} - joined.whole) == 1      # the rows can be split
+    squares = ir.record(lambda x: np.sum(turned(x) * turned(x)), program.inputs[0].type)
+    (slope,) = ir.interpret(ir.gradient(squares), [whole]).outputs
+    assert_array_equal(slope, 2 * whole)
+
+
+def test_more_arrays_than_there_are_names_are_refused():
+    with pytest.raises(ValueError, match="5400 arrays of 1 dims are more than it can join"):
+        meaning("concatenate", (tensor("1xf32"),) * 5400, (("axis", 0),))

@@ -10,11 +10,15 @@ from parallelism import ir
 RNG = np.random.default_rng(3)
 X, Y = RNG.normal(size=(2, 3, 5))
 WEIGHT, BIAS = RNG.normal(size=(2, 5))
+ROWS = np.array([0.5, -1.25, 2.0])
 CASES = {
     **{name: (lambda x, name=name: ir.apply(name, x), X)
        for name in ("gelu", "silu", "relu2", "gelu_exact", "relu", "sigmoid")},
     **{name: (lambda gate, x, name=name: ir.apply(name, gate, x), X, Y)
        for name in ("swiglu", "geglu", "geglu_exact", "reglu")},
+    "weighted_swiglu": (lambda gate, x, w: ir.apply("weighted_swiglu", gate, x, w), X, Y, ROWS),
+    "weighted_geglu": (lambda gate, x, w: ir.apply("weighted_geglu", gate, x, w), X, Y, ROWS),
+    "weighted_relu2": (lambda x, w: ir.apply("weighted_relu2", x, w), X, ROWS),
     "softmax": (lambda x: ir.apply("softmax", x, axis=1), X),
     "softmax of columns": (lambda x: ir.apply("softmax", x, axis=0), X),
     "log_softmax": (lambda x: ir.apply("log_softmax", x, axis=1), X),

@@ -158,8 +158,8 @@ def test_tables_that_each_block_makes_are_computed_once():
     assert with_tables_once(in_regions) == in_regions
 
 
-def called_again(layers, *, own=False):
-    """`residual` layers whose scale is computed in each, and that of the first one once more behind them, as in DiT.
+def called_again(layers, *, own=False, of=0):
+    """`residual` layers whose scale is computed in each, and that of one layer once more behind them, as in DiT.
 
     The program makes a constant of the scale once, in the first layer; ``own``: the last call is in no layer, and has a
     constant of its own.
@@ -174,8 +174,8 @@ def called_again(layers, *, own=False):
         for i, layer in enumerate(p["layers"]):
             with ir.region(f"layers.{i}"):
                 x = x + np.tanh(x @ layer["up"]) @ layer["down"] * scale(layer, given)
-        with ir.region("layers.again") if own else ir.region("layers.0.again"):
-            x = x * scale(p["layers"][0], given)
+        with ir.region("layers.again") if own else ir.region(f"layers.{of}.again"):
+            x = x * scale(p["layers"][of], given)
         return np.mean((x @ p["last"]) ** 2)
 
     f32 = lambda *shape: ir.TensorType("f4", shape)
@@ -203,6 +203,20 @@ def test_a_module_of_a_block_that_is_called_again_behind_all_blocks_is_of_none()
     again = [op.kind for op in model.model.ops if op.region == "layers.again"]
     assert again == ["sum", "constant", "multiply", "matmul", "tanh", "multiply"]
     assert_array_equal(run(model.of_blocks(2).model), run(called_again(2)))
+
+
+def test_a_program_whose_end_reads_a_weight_of_a_later_block_has_no_blocks():
+    program = called_again(3, of=1)
+    model = TrainedModel.of(program, ADAM_W)
+    assert model.alike is None
+    assert_array_equal(run(model.model), run(program))
+
+
+@pytest.mark.takes_seconds
+def test_plans_of_a_program_with_a_module_of_a_later_block_called_again_are_simulated():
+    plans = find_plan(called_again(4, of=2), hardware="dgx-h100", devices=4, batch=16, zero=1, microbatch=2)
+    assert plans.timed == 8 == sum(plans.one_by_one.values())
+    assert [*plans.one_by_one] == ["only blocks that are alike are pieces, and this program is simulated as a whole"]
 
 
 @pytest.mark.takes_seconds
