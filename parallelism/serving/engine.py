@@ -40,8 +40,8 @@ class EngineSettings:
     replicas: int = 1
     microbatches: int = 1
     frees_pages: bool = False
-    """Whether pages behind a window are free at once, as in software that serves: a sequence keeps its window alone.  Programs
-    that run have rings, in which the tokens of a step have room beside the window."""
+    """Whether pages behind a window are free at once, as in software that serves: a sequence keeps its window alone.
+    Programs that run have rings, in which the tokens of a step have room beside the window."""
 
     def __post_init__(self) -> None:
         figures = {"batch": self.batch, "chunk": self.chunk, "page_tokens": self.page_tokens}
@@ -57,8 +57,8 @@ class EngineSettings:
             )
 
     def ring_pages(self, spec: TransformerSpec) -> int:
-        """The pages in which a sequence has its window: it and the tokens of a step, which are written first.  Where pages are
-        free at once, the pages that a window touches: its first token lies anywhere in one."""
+        """The pages in which a sequence has its window: it and the tokens of a step, which are written first.  Where pages
+        are free at once, the pages that a window touches: its first token lies anywhere in one."""
         window = spec.window or 1
         return -(-(window + (self.page_tokens if self.frees_pages else self.chunk) - 1) // self.page_tokens)
 

@@ -134,7 +134,7 @@ def test_a_plan_that_does_not_keep_up_answers_what_it_can():
 
 
 def test_windows_take_the_memory_of_their_tokens_and_of_one_step():
-    """Of gemma3-27b: 10 layers keep all tokens, 52 the 65 pages that a window of 1,024 touches, and a step has 128 pages more."""
+    """Of gemma3-27b: 10 layers keep all tokens, 52 the 65 pages that a window of 1,024 touches; a step has 128 more."""
     gemma = {"spec": models.transformer("gemma3-27b"), "devices": 1, "tp": 1, "pp": 1, "input_tokens": 4000}
     plan = found(**gemma, batch=16).best
     of_layer = 2 * 16 * 128 * 2 * 16                        # keys and values of 16 heads of 128, in bfloat16, of 16 tokens
@@ -210,6 +210,15 @@ def test_the_command_tells_plans_the_front_and_the_memory(capsys):
     for part in ("first token", "cache tokens", "tokens/s of a user", "tp=1", "The first again:", "weights", "compared with"):
         assert part in out
     assert max(map(len, out.splitlines())) <= 80
+
+
+def test_the_command_says_how_requests_come_and_in_what_the_cache_is(capsys):
+    _, out, _ = told(capsys, "--precision", "fp8", "--tp", "1", "--batch", "4")
+    assert "as many as a plan takes at a time, the first all at once" in " ".join(out.split())
+    assert "65.5 kB of cache in float8_e4m3fn in all layers" in " ".join(out.split())
+    _, out, _ = told(capsys, "--precision", "int4", "--tp", "1", "--batch", "4", "--concurrency", "8")
+    assert "from 8 clients, who begin at once" in " ".join(out.split())
+    assert "131 kB of cache in bfloat16 in all layers" in " ".join(out.split())
 
 
 def test_nothing_within_the_limits_is_exit_1_with_the_nearest(capsys):

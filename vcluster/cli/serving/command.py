@@ -116,7 +116,8 @@ OWN: Arguments = {
         "type": choice(tuple(PRECISIONS)),
         "default": "bf16",
         "metavar": "NAME",
-        "help": f"{', '.join(PRECISIONS)} (default: bf16)",
+        "help": "bf16; fp16; fp8: weights, products and the cache; int8, int4: weights alone, as mxfp4, nvfp4, AWQ "
+        "and GPTQ, with the cache in bf16 (default: bf16)",
     },
     "--chunk": {"type": whole(), "metavar": "N", "help": "the most tokens of a step (default: 2048)"},
     "--memory": {"metavar": "72GB", "help": "the memory of a device that may be used (default: all)"},
