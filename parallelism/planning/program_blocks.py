@@ -22,6 +22,8 @@ BLOCK = "block"
 """The region of blocks that are found by what they compute."""
 LEAST_OPS, MOST_OPS = 4, 20_000
 """Of a block that is found so, and of a program in which blocks are looked for."""
+MOST = 0.75
+"""The share of the ops that blocks have at least, where a program has regions that are no blocks."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,7 +246,23 @@ def with_regions(function: Function) -> Function:
     It is the same function if it has regions, or if nothing repeats.  Weights of blocks have their number in their names,
     as ``p.layers.0.q``: so has a list of them in JAX.  Tables that blocks share are computed once.
     """
-    if function.regions or len(function.ops) > MOST_OPS:
+    return function if function.regions else _with_repeated(function)
+
+
+def with_other_regions(function: Function) -> Function:
+    """The function with the regions of `with_regions` in place of its own, if these have `MOST` of its ops.
+
+    Modules say how a program is written: what is added behind a module is in none, and the parts of a block may lie in
+    several lists, as norms in one and layers in another.  What repeats are the blocks, however it is written.
+    """
+    bare = replace(function, ops=tuple([replace(op, region=None) for op in function.ops]))
+    found = _with_repeated(bare)
+    inside = sum(op.region is not None for op in found.ops)
+    return found if inside >= MOST * len(found.ops) else function
+
+
+def _with_repeated(function: Function) -> Function:
+    if len(function.ops) > MOST_OPS:
         return function
     function = with_tables_once(function)
     of_all = tables(function)
@@ -295,3 +313,36 @@ def _offsets(ops: Sequence[Op], start: int, period: int, count: int) -> list[int
         }
         crossing.append(len(used))
     return sorted(range(len(crossing)), key=lambda i: (crossing[i], i))[:8]
+
+
+# -- the blocks of a search ----------------------------------------------------------------------------------------------
+
+_NUMBERED = re.compile(r"((?:(?!\d+\.)\w+\.)*(?!\d+\.)\w+)\.(\d+)")
+"""A path whose last part is its first number: ``model.layers.3`` is part 3 of ``model.layers``."""
+
+
+def found_blocks(function: Function) -> tuple[Function, str, int]:
+    """The function, the region with most numbered parts, and their number: parts that are alike, or those of an outermost
+    region.  They are alike in the function, or where modules that are called again behind all blocks are of none, or by
+    what the ops compute, in whatever regions."""
+    function = with_regions(function)
+    count = _numbered_parts(function)
+    for prefix, parts in sorted(count.items(), key=lambda item: -len(item[1])):
+        if parts != {*range(len(parts))}:
+            continue
+        for made in (function, with_later_calls_outside(function, prefix)):
+            if Blocks.of(made, prefix, len(parts)) is not None:
+                return made, prefix, len(parts)
+    if function.regions and (made := with_other_regions(function)) is not function:
+        return made, BLOCK, len(_numbered_parts(made)[BLOCK])
+    outer = [(prefix, len(parts)) for prefix, parts in count.items() if "." not in prefix]
+    return function, *max(outer, key=lambda item: item[1], default=("", 0))
+
+
+def _numbered_parts(function: Function) -> dict[str, set[int]]:
+    """The numbers of the numbered parts of regions, by the paths of the regions."""
+    found: dict[str, set[int]] = {}
+    for path in function.regions:
+        if match := _NUMBERED.fullmatch(path):
+            found.setdefault(match[1], set()).add(int(match[2]))
+    return found

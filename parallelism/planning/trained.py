@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,7 +17,7 @@ from parallelism.ir.core import checked_dtype
 from parallelism.models import TransformerSpec, transformer
 from parallelism.models.expert_feed_forward import slots_of
 from parallelism.models.figures import attends, kind_of_layer, spec_like_layer, with_layers
-from parallelism.planning.program_blocks import Blocks, with_later_calls_outside, with_regions
+from parallelism.planning.program_blocks import Blocks, found_blocks
 from parallelism.training.layer_blocks import EACH_LAYER, MOST_BLOCKS, MOST_OTHERS, LayerBlocks
 from parallelism.training.stage_layers import balanced_ends, begins_of, even, head_layers
 from parallelism.transforms import SGD, Adam, MixedPrecision, train_step
@@ -86,7 +85,7 @@ class TrainedModel:
                 f"@{model.name} must have the symbol {BATCH} for the rows of its batch and no other; it "
                 f"has {has}"
             )
-        model, prefix, blocks = _with_blocks(with_regions(model))
+        model, prefix, blocks = found_blocks(model)
         return cls(model, frozenset(model.regions), prefix, blocks, (), None, None, optimizer)
 
     @classmethod
@@ -389,24 +388,3 @@ def _split_by_tp(spec: TransformerSpec) -> tuple[tuple[str, int], ...]:
     if experts is not None and experts.shared_width:
         found.append(("the width of the shared experts", experts.shared_width))
     return (*found, ("the vocabulary", spec.vocabulary), ("the width", spec.width))
-
-
-_NUMBERED = re.compile(r"((?:(?!\d+\.)\w+\.)*(?!\d+\.)\w+)\.(\d+)")
-"""A path whose last part is its first number: ``model.layers.3`` is part 3 of ``model.layers``."""
-
-
-def _with_blocks(function: Function) -> tuple[Function, str, int]:
-    """The function, the region with most numbered parts, and their number: parts that are alike, or those of an outermost
-    region.  They are alike in the function, or where modules that are called again behind all blocks are of none."""
-    count: dict[str, set[int]] = {}
-    for path in function.regions:
-        if match := _NUMBERED.fullmatch(path):
-            count.setdefault(match[1], set()).add(int(match[2]))
-    for prefix, parts in sorted(count.items(), key=lambda item: -len(item[1])):
-        if parts != {*range(len(parts))}:
-            continue
-        for made in (function, with_later_calls_outside(function, prefix)):
-            if Blocks.of(made, prefix, len(parts)) is not None:
-                return made, prefix, len(parts)
-    outer = [(prefix, len(parts)) for prefix, parts in count.items() if "." not in prefix]
-    return function, *max(outer, key=lambda item: item[1], default=("", 0))

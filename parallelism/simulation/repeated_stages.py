@@ -7,7 +7,7 @@ repeat the pieces, or the events if there is no price at all.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby, takewhile
@@ -50,16 +50,43 @@ class RepeatedEvents(RepeatedAction):
     events: DeviceEvents
 
     @cached_property
-    def alone(self) -> list[DeviceEvents]:
-        """Each collective of the action by itself, in order; equal ones are one object."""
+    def alone(self) -> list[DeviceEvents | None]:
+        """Each collective of the action by itself, in order, as if it were waited for at once; equal ones are one object.
+
+        None for one that is beside another one, or in two phases.
+        """
         known: dict[Any, DeviceEvents] = {}
-        return [
-            known.setdefault(
-                (_equal(each.call), each.axes, self.events.rows[each.event].work),
-                DeviceEvents([self.events.rows[each.event]], [each._replace(event=0, number=0)]),
-            )
-            for each in self.events.collectives
-        ]
+        found: list[DeviceEvents | None] = []
+        for each in self.events.collectives:
+            if each.event not in self._ends_alone:
+                found.append(None)
+                continue
+            row = self.events.rows[each.event]._replace(work=None)
+            events = DeviceEvents([row], [each._replace(event=0, number=0)])
+            found.append(known.setdefault((_equal(each.call), each.axes), events))
+        return found
+
+    @cached_property
+    def _ends_alone(self) -> dict[int, int]:
+        """By place of a collective beside which no other is under way: the place of the wait for it, or its own if it is
+        waited for at once.  All compute up to there is of the phase of its begin."""
+        calls, found = {each.event for each in self.events.collectives}, dict[int, int]()
+        under_way: dict[int, int] = {}
+        """By number of an operation that goes on: the place where it began."""
+        beside, phases = set[int](), list(self._phases_of_rows)
+        for place, row in enumerate(self.events.rows):
+            if row.kind == "wait" and row.work in under_way:
+                begin = under_way.pop(row.work)
+                if begin in calls and begin not in beside and len({*phases[begin : place + 1]}) == 1:
+                    found[begin] = place
+            elif place in calls or row.work is not None:
+                if under_way:
+                    beside |= {place, *under_way.values()}
+                if row.work is not None:
+                    under_way[row.work] = place
+                elif not under_way:
+                    found[place] = place
+        return found
 
     @memoized
     def runs(self, inside: tuple[bool, ...]) -> list[tuple[int, DeviceEvents]]:
@@ -75,8 +102,7 @@ class RepeatedEvents(RepeatedAction):
             if is_own and "compute" in kinds and len(kinds) - kinds.count("memory") > 1:
                 run = self._cut_out(start, rows)
                 calls = [(_equal(each.call), *each[:2]) for each in run.collectives]
-                alike = [row if row.sequence is None else row._replace(sequence=None) for row in rows]
-                found.append((start, known.setdefault((*alike, *calls), run)))
+                found.append((start, known.setdefault((*_without_numbers(rows), *calls), run)))
             start += len(rows)
         return found
 
@@ -118,13 +144,32 @@ class RepeatedEvents(RepeatedAction):
 
     def _phases(self, inside: tuple[bool, ...]) -> Iterator[tuple[bool, str | None]]:
         """Of each event, whether it may be in a run, and the phase of the last compute."""
-        own = {
-            each.event for each, is_inside in zip(self.events.collectives, inside, strict=True) if is_inside
-        }
-        phase = None
-        for place, row in enumerate(self.events.rows):
-            phase = row.phase if row.kind == "compute" else phase
+        own = set[int]()
+        for each, is_inside in zip(self.events.collectives, inside, strict=True):
+            if is_inside:
+                own |= {each.event, self._ends_alone[each.event]}
+        for place, (row, phase) in enumerate(zip(self.events.rows, self._phases_of_rows, strict=True)):
             yield row.kind in ("compute", "memory") or place in own, phase
+
+    @property
+    def _phases_of_rows(self) -> Iterator[str | None]:
+        """Of each event, the phase of the last compute."""
+        phase = None
+        for row in self.events.rows:
+            phase = row.phase if row.kind == "compute" else phase
+            yield phase
+
+
+def _without_numbers(rows: Sequence[EventRow]) -> list[EventRow]:
+    """Events without their numbers among those of a group, and with their operations numbered from 1 on."""
+    works: dict[int, int] = {}
+    found = []
+    for row in rows:
+        if row.sequence is not None or row.work is not None:
+            work = None if row.work is None else works.setdefault(row.work, len(works) + 1)
+            row = row._replace(sequence=None, work=work)
+        found.append(row)
+    return found
 
 
 def _equal(call: Call) -> Any:
@@ -223,7 +268,9 @@ class RepeatingStage(ProgramStage):
                 )
                 self.events.cut(start)
             seconds = None if busy or self.price is None else self.price(known.events)
-            own = known if seconds is not None or self.price is None else in_runs(known, self.price)
+            own = known
+            if seconds is None and self.price is not None:
+                own = in_runs(known, self.price, beside_others=busy)
             own = replace(own, kept=None if own.kept is None else self._named(own.kept, own=True))
             action = self._actions[kind, part, busy] = own if seconds is None else _as_piece(own, seconds)
         self._last[microbatch] = kind
@@ -294,11 +341,19 @@ def _as_piece(action: RepeatedEvents, seconds: float) -> Piece:
     )
 
 
-def in_runs(action: RepeatedEvents, price: Callable[[DeviceEvents], float | None]) -> RepeatedEvents:
-    """The action with its runs as pieces, as far as they have a price."""
+def in_runs(
+    action: RepeatedEvents,
+    price: Callable[[DeviceEvents], float | None],
+    *,
+    beside_others: bool = False,
+) -> RepeatedEvents:
+    """The action with its runs as pieces, as far as they have a price.
+
+    A collective is in a run if nothing else is under way from its begin to the wait for it; ``beside_others`` none is.
+    """
     inside = tuple(
-        each.rows[0].work is None and price(each) is not None for each in action.alone
-    )  # what goes on beside others is in no run
+        not beside_others and each is not None and price(each) is not None for each in action.alone
+    )
     if any(inside) and any(price(run) is None for _, run in action.runs(inside)):
         inside = (False,) * len(inside)
     return action.with_pieces(inside, tuple([price(run) for _, run in action.runs(inside)]))

@@ -22,6 +22,7 @@ from parallelism.interop import Partitioned
 from parallelism.ir.passes.given_arrays import numbers_in
 from parallelism.layouts import localize
 from parallelism.mesh import Mesh
+from parallelism.planning.program_blocks import BLOCK, found_blocks
 from parallelism.training import TrainingRun
 from parallelism.training.training_run import ROWS
 from parallelism.transforms import (
@@ -251,9 +252,15 @@ def _trained(arguments: argparse.Namespace, program: ir.Function | Step) -> ir.F
         return program
     if arguments.gradient:
         raise WrongWords("--optimizer has the gradients computed, too; leave out --gradient")
-    loss = held(arguments, _function(program, "--optimizer"))
+    loss = held(arguments, _with_named_blocks(arguments, _function(program, "--optimizer")))
     step: ir.Function = right(train_step, loss, optimizer_of(arguments.optimizer))
     return step
+
+
+def _with_named_blocks(arguments: argparse.Namespace, loss: ir.Function) -> ir.Function:
+    """The loss with the blocks that a search finds by what repeats, if the strategy names them, as in ``pp@block.2=2``."""
+    names_blocks = re.search(rf"\b{BLOCK}\.", arguments.strategy or "") is not None
+    return found_blocks(loss)[0] if names_blocks and BLOCK not in loss.regions else loss
 
 
 def held(arguments: argparse.Namespace, program: ir.Function) -> ir.Function:
@@ -297,7 +304,8 @@ def trained_run(arguments: argparse.Namespace) -> TrainingRun:
     if (rows := sizes.pop(name, None)) is None:
         raise WrongWords(f"--size must give a value for {name}, as {name}=64")
     program, sizes = program_in(arguments.file, sizes)
-    loss = held(arguments, right(loss_of_rows, _function(program, "--optimizer"), name, sizes))
+    of_rows = right(loss_of_rows, _function(program, "--optimizer"), name, sizes)
+    loss = held(arguments, _with_named_blocks(arguments, of_rows))
     inside = strategy.with_pipeline(batch=ROWS)
     run: TrainingRun = right(TrainingRun, loss, rows, inside, mesh, optimizer_of(arguments.optimizer))
     with weights_told_once():

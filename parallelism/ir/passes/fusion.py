@@ -62,7 +62,7 @@ class _Chains:
     def __init__(
         self, function: Function, mark: Callable[[Op], object] | None, *, rows: bool, biases: bool
     ) -> None:
-        self.ops, self.outputs, self.mark, self.biases = function.ops, function.outputs, mark, biases
+        self.ops, self.outputs, self.mark, self.biases = function.ops, {*function.outputs}, mark, biases
         self.spaces: list[Shape | None] = []
         """By op, its `space_of`; None if it may be in no chain."""
         self.users: dict[Value, set[int]] = {}

@@ -87,18 +87,15 @@ def in_steps(
     unread = _by_place(last_read, {*function.outputs})
     found: list[Step] = []
     for place, step in enumerate(steps):
-        if isinstance(step, Start):
-            found.append(
-                step._replace(
-                    freed=freed.get(place, ()),
-                    taken=tuple(value for op in step.ops for value in op.outputs if owner[value] is value),
-                )
-            )
+        gone = freed.get(place, ())
+        if isinstance(step, Wait):
+            found.append(Wait(*step[:2], (), gone, unread.get(place, ())))
             continue
-        taken = (
-            tuple(value for value in _outputs(step) if owner[value] is value) if isinstance(step, Run) else ()
-        )
-        found.append(step._replace(taken=taken, freed=freed.get(place, ()), unread=unread.get(place, ())))
+        taken = tuple([value for value in _outputs(step) if owner[value] is value])
+        if isinstance(step, Start):
+            found.append(Start(*step[:2], taken, gone))
+        else:
+            found.append(Run(step.op, taken, gone, unread.get(place, ())))
     return found
 
 

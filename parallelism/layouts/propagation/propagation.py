@@ -22,7 +22,7 @@ is a `Conflict`.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from parallelism.ir.core import Extent, Function, Op, Value
 from parallelism.ir.core.lines import on_line
@@ -92,10 +92,13 @@ class _Propagation:
         self.relations = [relation(op.kind, op.types, op.attributes) for op in function.ops]
         self.values = [(*op.inputs, *op.outputs) for op in function.ops]
         self.letters = [(*rule.inputs, *rule.outputs) for rule in self.relations]
-        self.sides: list[tuple[range, range]] = []
-        """By op, the places in `values` of its inputs, and those of its outputs."""
+        self.sides: list[tuple[list[int], list[int]]] = []
+        """By op, the places in `values` of its inputs, and those of its outputs, without values of given layouts."""
         for op, values in zip(function.ops, self.values, strict=True):
-            self.sides.append((range(len(op.inputs)), range(len(op.inputs), len(values))))
+            free = [place for place, value in enumerate(values) if value.name not in given]
+            count = len(op.inputs)
+            inputs, outputs = ([place for place in free if (place < count) == side] for side in (True, False))
+            self.sides.append((inputs, outputs))
         self.near: dict[str, list[int]] = {value.name: [] for value in function.values}
         for number, values in enumerate(self.values):
             for value in dict.fromkeys(values):
@@ -131,7 +134,7 @@ class _Propagation:
         for name in changed:
             yield from self.near[name]
 
-    def _step(self, number: int, side: range) -> set[str]:
+    def _step(self, number: int, side: Sequence[int]) -> set[str]:
         """Propagate to the values on one side of an op from all its other values; the names of what changed."""
         changed: dict[str, None] = {}
         for target in side if any(self.used_of[number]) else ():
@@ -154,15 +157,13 @@ class _Propagation:
 
     def _take(self, number: int, target: int, sources: Iterable[int]) -> list[Value]:
         """Give axes to the unsplit dims of a value, from dims of other values with the same letters."""
-        used_of = self.used_of[number]
-        sources = [source for source in sources if used_of[source]]
-        value = self.values[number][target]
-        if not sources or value.name in self.given:
-            return []
         letters_of, dims = self.letters[number], self.dims_of[number][target]
         open_dims = [d for d, letter in enumerate(letters_of[target]) if letter and not dims[d]]
-        if not open_dims:
+        used_of = self.used_of[number]
+        sources = [source for source in sources if used_of[source]] if open_dims else []
+        if not sources:
             return []
+        value = self.values[number][target]
         values, rule, used = self.values[number], self.relations[number], used_of[target]
         dims_of = self.dims_of[number]
         sides = [(values[source], letters_of[source], dims_of[source]) for source in sources]

@@ -45,6 +45,7 @@ def with_backward(
     have one.  With ``recompute`` only inputs of the forward are kept.
     ``rewritten`` changes the backward before it is separated from the forward.
     """
+    are_weights = {*weights}
     returned = [value for value in received if value in learning]
     answered = [value for value in answering if value in learning]
     joint = _with_gradient(forward, returned, trained, answered)
@@ -58,7 +59,7 @@ def with_backward(
     )
     if again is not None:
         read = {*needed, *again.inputs}
-        needed = [value for value in forward.inputs if value in read and value not in weights]
+        needed = [value for value in forward.inputs if value in read and value not in are_weights]
         kept = []
     returns = backward.outputs[: len(returned)]
     first = left_over(f"{backward.name}_input", backward, backward.inputs, returns)
@@ -68,14 +69,14 @@ def with_backward(
         [*backward.inputs, *(v for op in first.ops for v in op.outputs)],
         backward.outputs[len(returned) :],
     )
-    between = [value for value in second.inputs if value not in weights]
-    known = {*backward.inputs, *returns}
+    between = [value for value in second.inputs if value not in are_weights]
+    known, sent = {*backward.inputs, *returns}, {*forward.outputs}
     handed_on = [value for value in between if value not in known]
     return StageFunctions(
         forward=replace(
             forward,
             name=f"{forward.name}.forward",
-            outputs=(*forward.outputs, *(value for value in kept if value not in forward.outputs)),
+            outputs=(*forward.outputs, *(value for value in kept if value not in sent)),
         ),
         backward=backward,
         backward_input=replace(first, outputs=(*returns, *handed_on)),

@@ -197,13 +197,14 @@ class _Program:
         weights = [value for value in self.weights if value in read or (value in self.unread and not start)]
         forward = Function(f"{self.function.name}.{number}", (*received, *data, *weights), tuple(ops), sent)
         trained = [value for value in weights if value in self.trained]
+        are_trained = {*trained}
         form = Form(
             [forward],
             more=(
                 len(received),
                 len(data),
                 recompute,
-                *(value in trained for value in weights),
+                *(value in are_trained for value in weights),
                 *(value in self.learning for value in forward.values),
                 self._marks(forward),
             ),

@@ -170,6 +170,32 @@ def test_the_lines_of_the_table_are_printed_and_those_of_the_front_if_asked_for(
 
 
 @pytest.mark.takes_seconds
+@pytest.mark.parametrize("words", [(), ("--json",)])
+def test_the_line_of_a_plan_names_blocks_that_the_file_does_not(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    """The blocks of a program without regions are found by what repeats: by a search, and again for its line."""
+    def loss(p: Any, x: Any) -> Any:
+        for layer in p["layers"]:
+            x = x + np.tanh(x @ layer["up"]) @ layer["down"]
+        return np.mean(x * x)
+
+    each = {"up": ir.TensorType("f32", (6, 10)), "down": ir.TensorType("f32", (10, 6))}
+    path, found = tmp_path / "loss.vcl", tmp_path / "plans.json"
+    path.write_text(str(ir.record(loss, {"layers": [each] * 4}, ir.TensorType("f32", (*ir.symbols("B"), 6)))))
+    status, _, err = said(capsys, "plan", str(path), "--batch", "B=16", "--hardware", "dgx-h100", "--devices", "2",
+                          "--fix", "pp=2", "--top", "1", "--save", str(found))
+    assert (status, err) == (0, "")
+    first, = json.loads(found.read_text())["plans"]
+    line = shlex.split(first["command"])
+    assert "block.2" in first["command"] and line[:3] == ["python", "-m", "vcluster"]
+    status, out, err = said(capsys, *line[3:], *words)
+    assert (status, err) == (0, "")
+    if words:
+        assert json.loads(out)["seconds"] == first["seconds"]
+
+
+@pytest.mark.takes_seconds
 def test_no_word_of_a_plan_is_cut(capsys: pytest.CaptureFixture[str], file: Path, tmp_path: Path) -> None:
     split = "pp=16 dp=64 cp=2 tp=8 sp zero=1 overlap interleaved_1f1bx10 recompute=selective order=dp-pp-cp-tp mb=128"
     document, other, reason = json.loads(file.read_text()), tmp_path / "other.json", "a reason " * 20 + "with its end"

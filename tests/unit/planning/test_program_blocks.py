@@ -231,6 +231,53 @@ def test_plans_of_a_program_with_a_module_that_is_called_again_are_put_together_
         assert max(trace.peaks().values()) == pytest.approx(plan.peak_bytes, abs=1024)
 
 
+def written_otherwise(layers, *, lists=1, before=0):
+    """`residual`, where each block is added outside of regions, and its parts lie in several, behind other numbered ones."""
+    def loss(p, x):
+        x = x @ p["first"]
+        for i in range(before):
+            with ir.region(f"stem.{i}"):
+                x = (np.sin if i % 2 else np.cos)(x @ p["stem"][i])
+        for i, layer in enumerate(p["layers"]):
+            with ir.region(f"ups.{i}" if lists > 1 else f"layers.{i}"):
+                y = np.tanh(x @ layer["up"] + layer["bias"])
+            with ir.region(f"downs.{i}" if lists > 1 else f"layers.{i}"):
+                y = y @ layer["down"]
+            x = x + y
+        return np.mean((x @ p["last"]) ** 2)
+
+    f32 = lambda *shape: ir.TensorType("f4", shape)
+    each = {"up": f32(WIDTH, INNER), "bias": f32(INNER), "down": f32(INNER, WIDTH)}
+    types = {"first": f32(5, WIDTH), "layers": [each] * layers, "last": f32(WIDTH, 4), "stem": [f32(WIDTH, WIDTH)] * before}
+    return ir.record(loss, types, f32(B, 5))
+
+
+@pytest.mark.parametrize("lists", [1, 2])
+def test_blocks_whose_parts_lie_in_several_regions_or_in_none_are_found_by_what_they_compute(lists):
+    program = written_otherwise(4, lists=lists)
+    model = TrainedModel.of(program, ADAM_W)
+    assert (model.prefix, model.blocks) == ("block", 4) and model.alike is not None
+    assert [op.region for op in model.model.ops if op.region].count("block.1") == 5     # with what is added behind it
+    assert_array_equal(run(model.model), run(residual(4)))
+    assert_array_equal(run(model.of_blocks(3).model), run(residual(3)))
+
+
+def test_regions_stay_where_blocks_have_few_of_the_ops():
+    program = written_otherwise(2, before=9)
+    model = TrainedModel.of(program, ADAM_W)
+    assert model.model is program and (model.prefix, model.blocks) == ("stem", 9)
+
+
+@pytest.mark.takes_seconds
+def test_plans_of_a_program_that_adds_outside_of_its_modules_are_put_together_from_pieces():
+    fixed = {"recompute": "none", "zero": 1, "microbatch": 2}
+    plans = find_plan(written_otherwise(4), hardware="dgx-h100", devices=4, batch=16, **fixed)
+    same = find_plan(residual(4), hardware="dgx-h100", devices=4, batch=16, **fixed)
+    assert not plans.one_by_one and len(plans) > 3
+    told = lambda found: {plan.split: (plan.bound_seconds, plan.peak_bytes) for plan in found}
+    assert told(plans) == told(same)
+
+
 @pytest.mark.takes_seconds
 def test_of_many_plans_of_a_program_without_pieces_those_of_the_best_meshes_are_simulated(monkeypatch):
     program = residual(2, activation=lambda i: (np.tanh, np.abs)[i])

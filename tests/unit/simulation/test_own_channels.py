@@ -5,9 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from parallelism import Hardware, ir, models, simulate
+from parallelism import Hardware, ir, models, simulate, step_parts
 from parallelism.simulation.folded_links import own_channels, own_ports
 from parallelism.simulation.folding import Routes
+from parallelism.trace import split
 from parallelism.transforms import Adam, Strategy, train_step
 
 SPEC = models.TransformerSpec(
@@ -51,6 +52,35 @@ def test_a_folded_simulation_has_what_shares_the_ports_of_a_device() -> None:
     folded = simulate(step, "mi300x-node:4", fold=True, op_by_op=True, **given)
     assert len(folded.ranks) < 32 and unshared < (1 - 1e-4) * whole
     assert folded.makespan_seconds == pytest.approx(whole, rel=1e-9)
+
+
+DEEP = replace(SPEC, layers=4, width=64, heads=16, vocabulary=48)
+
+
+@pytest.mark.takes_seconds
+@pytest.mark.parametrize(("spec", "text"), [
+    (DEEP, "pp=2 dp=2 ring=2 tp=8 sp zero=1 overlap interleaved_1f1b:4x2"),
+    pytest.param(DEEP, "pp=3 dp=2 ring=2 tp=8 sp zero=2 overlap 1f1b:6", marks=pytest.mark.slow),
+    pytest.param(
+        replace(DEEP, experts=models.Experts(count=16, chosen=2, width=32)),
+        "pp=2 ep=8 tp=2 sp zero:ep=1 overlap interleaved_1f1b:4x2", marks=pytest.mark.slow),
+], ids=["interleaved", "one_stage", "experts"])
+def test_a_collective_that_is_waited_for_before_the_next_begins_is_in_a_run(spec: models.TransformerSpec, text: str) -> None:
+    """Rings, or the rows of experts, and messages share links between nodes; tensor parallelism is inside of them."""
+    strategy, mesh = Strategy.parse_on_mesh(text)
+    step = strategy(train_step(spec.function(ir.symbol("B")), Adam(0.1)))
+    given = {"hardware": f"dgx-h100:{mesh.size // 8}+megatron-h100", "mesh": mesh, "batch": 24 * mesh.shape.get("dp", 8)}
+    parts, ops = step_parts(step, **given), simulate(step, fold=True, op_by_op=True, **given)
+    seconds = ops.makespan_seconds
+    assert parts.trace.makespan_seconds == pytest.approx(seconds, rel=1e-12) and parts.trace.peaks() == ops.peaks()
+    told = [len(trace.filter(kind="collective", axes="tp")) for trace in (parts.trace, ops)]
+    assert 0 < 5 * told[0] < 4 * told[1]
+    others = [axis for axis in ("cp", "ep") if axis in mesh.shape]
+    for axis in others:
+        few, every = (len(trace.filter(kind="collective", axes=axis)) for trace in (parts.trace, ops))
+        assert few == every > 0
+    for rank, one in split(ops).items():
+        assert parts.split[rank] == pytest.approx(one, rel=0, abs=1e-11 * seconds)
 
 
 @pytest.mark.parametrize("name", ["dgx-h100:2", "tpu-v4:2x2x4", "mi300x-node:2", "h100-pcie-node:2", "trainium2:1"])

@@ -1,6 +1,7 @@
 """Actions that are repeated as columns leave the events that the loop of a device leaves, to the last number."""
 
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -149,6 +150,44 @@ def test_equal_collectives_of_an_action_are_priced_as_one_object() -> None:
     alone = RepeatedEvents(None, 0, 0, None, None, device.events).alone
     assert [alone.index(each) for each in alone] == [0, 1, 0, 3] and alone[0] is alone[2]
     assert [each.collectives[0].call.shape for each in alone] == [(6,), (6,), (6,), (12,)]
+
+
+def test_a_collective_is_in_a_run_if_nothing_else_is_under_way_until_its_wait() -> None:
+    device = TypedDevice(Mesh(dp=2, tp=3), 0)
+
+    def computed(name: str, phase: str = "F") -> None:
+        with device.compute(name, flops=2.0, phase=phase):
+            pass
+
+    def started(axis: str) -> Any:
+        return device.all_gather(TypedArray((6,), "float32"), axis, async_op=True)
+
+    computed("a")
+    device.wait(started("tp"))      # at once
+    computed("b")
+    beside = started("tp")
+    computed("c")
+    device.wait(beside)             # beside a compute
+    first = started("dp")           # beside another one, as the next
+    device.wait(started("tp"))
+    computed("d")
+    device.wait(first)
+    computed("e")
+    across = started("tp")          # in two phases
+    computed("f", "B")
+    device.wait(across)
+    action = RepeatedEvents(None, 0, 0, None, None, device.events)
+    assert [each is not None for each in action.alone] == [True, True, False, False, False]
+    assert action.alone[0] is action.alone[1] and action.alone[0].rows[0].work is None
+    made, of_computes = (in_runs(action, lambda events: 1.0, beside_others=beside) for beside in (False, True))
+    assert [(row.kind, row.name) for row in made.events.rows if row.kind != "memory"] == [
+        ("compute", "ops"), ("collective", "all_gather"), ("collective", "all_gather"), ("wait", "all_gather"),
+        ("compute", "d"), ("wait", "all_gather"), ("compute", "e"), ("collective", "all_gather"), ("compute", "f"),
+        ("wait", "all_gather")]
+    (piece,) = made.events.pieces
+    assert [row.name for row in piece.events.rows if row.kind == "compute"] == ["a", "b", "c"]
+    assert [each.axes for each in piece.events.collectives] == [("tp",), ("tp",)]
+    assert len(of_computes.events.collectives) == 5 and not of_computes.events.pieces
 
 
 @pytest.mark.parametrize(("hardware", "groups"), [("tpu-v4:4x2x1", 4), ("dgx-h100", 1)])
