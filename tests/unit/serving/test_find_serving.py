@@ -212,6 +212,13 @@ def test_the_command_tells_plans_the_front_and_the_memory(capsys):
     assert max(map(len, out.splitlines())) <= 80
 
 
+@pytest.mark.parametrize("option", ["--token", "--first-token"])
+def test_a_limit_that_has_lost_its_unit_is_refused(option, capsys):
+    with pytest.raises(WrongWords, match=f"{option}: needs a unit, as 50ms or 50s, got '50'"):
+        told(capsys, option, "50")
+    assert told(capsys, option, "5", "--tp", "1", "--batch", "1")[0] == 0       # seconds
+
+
 def test_the_command_says_how_requests_come_and_in_what_the_cache_is(capsys):
     _, out, _ = told(capsys, "--precision", "fp8", "--tp", "1", "--batch", "4")
     assert "as many as a plan takes at a time, the first all at once" in " ".join(out.split())
