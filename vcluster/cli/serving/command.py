@@ -61,7 +61,9 @@ def _limit(text: str) -> float:
     if not 0 < value < inf:
         raise argparse.ArgumentTypeError(f"needs a time above 0, such as 500ms or 1.5s, got {text!r}")
     if is_bare and value >= NO_SECONDS:
-        raise argparse.ArgumentTypeError(f"needs a unit, as {text.strip()}ms or {text.strip()}s, got {text!r}")
+        raise argparse.ArgumentTypeError(
+            f"needs a unit, as {text.strip()}ms or {text.strip()}s, got {text!r}"
+        )
     return value
 
 
