@@ -39,6 +39,9 @@ class EngineSettings:
     pages: Mapping[str, int]
     replicas: int = 1
     microbatches: int = 1
+    frees_pages: bool = False
+    """Whether pages behind a window are free at once, as in software that serves: a sequence keeps its window alone.
+    Programs that run have rings, in which the tokens of a step have room beside the window."""
 
     def __post_init__(self) -> None:
         figures = {"batch": self.batch, "chunk": self.chunk, "page_tokens": self.page_tokens}
@@ -54,8 +57,14 @@ class EngineSettings:
             )
 
     def ring_pages(self, spec: TransformerSpec) -> int:
-        """The pages in which a sequence has its window: it and the tokens of a step, which are written first."""
-        return -(-((spec.window or 1) + self.chunk - 1) // self.page_tokens)
+        """The pages in which a sequence has its window: it and the tokens of a step, which are written first.  Where pages
+        are free at once, the pages that a window touches: its first token lies anywhere in one."""
+        window = spec.window or 1
+        return -(-(window + (self.page_tokens if self.frees_pages else self.chunk) - 1) // self.page_tokens)
+
+    def step_pages(self) -> int:
+        """The pages of the tokens of a step beside the windows of all sequences, where pages behind windows are free."""
+        return -(-self.chunk // self.page_tokens) if self.frees_pages else 0
 
     def table_pages(self, spec: TransformerSpec, kind: str, tokens: int) -> int:
         """The pages that a sequence of so many tokens has in layers of a kind; its states are in one slot."""
@@ -298,11 +307,17 @@ def read_and_scored(
         if kind == STATES:
             read, scored = max(read, len(rows)), max(scored, sum(_chunks(spec, row) for row in rows))
             continue
-        pages = sum(settings.table_pages(spec, kind, row.stop) for row in rows)
-        read = max(read, pages * settings.page_tokens)
         window = spec.window if kind == WINDOW else None
+        pages = sum(_pages_read(row, window, settings.page_tokens) for row in rows)
+        read = max(read, pages * settings.page_tokens)
         scored = max(scored, sum(_scores(row, window) for row in rows))
     return read, scored
+
+
+def _pages_read(row: Row, window: int | None, page_tokens: int) -> int:
+    """The pages that tokens of a sequence read: from that of the first token in the window of the first of them on."""
+    first = 0 if window is None else max(row.start + 1 - window, 0)
+    return -(-row.stop // page_tokens) - first // page_tokens
 
 
 def _chunks(spec: TransformerSpec, row: Row) -> int:

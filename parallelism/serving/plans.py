@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import ceil
+from statistics import linear_regression
 from typing import Any, NamedTuple
 
 from parallelism.display.quantities import count as shown, decimal_bytes, plural, seconds as shown_seconds
@@ -22,6 +23,10 @@ WEIGHTS = "the weights do not fit the memory"
 CACHE = "the cache of so many requests does not fit the memory"
 SLACK = 1.15
 """Bounds are of steps that all have as many requests; by so much a row may be better."""
+
+
+CHANCE = 0.03
+"""By such a part of the time between random arrivals requests may take longer and longer by chance."""
 
 
 class Layout(NamedTuple):
@@ -177,13 +182,14 @@ class ServingPlan:
         later = sum(each.tokens - 1 for each in requests)
         gaps = sum(each.last_token_seconds - each.first_token_seconds for each in requests)
         pages = room.pages.get(FULL, room.pages.get(WINDOW, 0))
+        answered = _answered_a_second(task, served, times)
         return cls(
             *layout,
             batch,
             sum(each.waited_seconds for each in requests) / len(requests),
             gaps / max(later, 1),
-            served.tokens_per_second * times,
-            len(requests) / served.seconds * times,
+            answered * sum(each.tokens for each in requests) / len(requests),
+            answered,
             pages * PAGE_TOKENS * layout.ep,
             memory_of(task, layout, room),
             task.devices,
@@ -203,6 +209,12 @@ class ServingPlan:
     def peak_bytes(self) -> int:
         """What the tensors of the fullest device take."""
         return sum(nbytes for name, nbytes in self.memory.items() if name != "reserve")
+
+    @property
+    def request_seconds(self) -> float:
+        """From the arrival of a request to its last token, in the mean."""
+        taken = [each.last_token_seconds - each.arrival_seconds for each in self.answered]
+        return sum(taken) / len(taken)
 
     @property
     def tokens_per_second_per_device(self) -> float:
@@ -282,7 +294,7 @@ class ServingPlans:
 
     @cached_property
     def plans(self) -> tuple[ServingPlan, ...]:
-        """The plans within the limits, most tokens per second first; of equal ones that with the shorter token."""
+        """The plans within the limits, most tokens per second first; of equal ones that which answers a request sooner."""
         within = [plan for plan in self.rows if self.task.meets(plan)]
         return tuple(sorted(within, key=_by_speed))
 
@@ -359,6 +371,8 @@ class ServingPlans:
         """Why the first is the first."""
         best = self.best
         told = f"{best.words} has the most tokens a second, {shown(best.tokens_per_second)}"
+        if best.requests_per_second == self.task.workload.rate:
+            told = f"{best.words} answers all that arrive, and each the soonest, in {shown_seconds(best.request_seconds)}"
         if self.task.first_token_seconds or self.task.token_seconds:
             told += f", of the {len(self.plans)} rows within the limits"
         others = [
@@ -366,7 +380,8 @@ class ServingPlans:
         ]
         if others:
             loss = 1 - others[0].tokens_per_second / best.tokens_per_second
-            told += f"; the next layout, {others[0].words}, has {loss:.0%} less"
+            less = f"has {loss:.0%} less" if loss else f"takes {shown_seconds(others[0].request_seconds)}"
+            told += f"; the next layout, {others[0].words}, {less}"
         return told
 
     def why_not(self, **wanted: int) -> str:
@@ -418,5 +433,25 @@ def _speed(plan: ServingPlan) -> str:
     )
 
 
+def _answered_a_second(task: Task, served: Served, times: int) -> float:
+    """The requests that are answered in a second.
+
+    Of those that arrive by themselves all, where those in the middle, while others come and go, do not take longer and
+    longer; else as many as were answered until the last was, which are no more than arrive.
+    """
+    rate, requests = task.workload.rate, served.requests
+    until_the_last = len(requests) / served.seconds * times
+    if rate is None:
+        return until_the_last
+    quarter = len(requests) // 4
+    middle = requests[quarter : len(requests) - quarter]
+    arrivals = [each.arrival_seconds for each in middle]
+    if arrivals[-1] - arrivals[0] < 1e-9 * served.seconds:  # all came at once
+        return until_the_last
+    taken = [each.last_token_seconds - each.arrival_seconds for each in middle]
+    keeps_up = linear_regression(arrivals, taken).slope < CHANCE
+    return rate if keeps_up else min(rate, until_the_last)
+
+
 def _by_speed(plan: ServingPlan) -> tuple[Any, ...]:
-    return -plan.tokens_per_second, plan.token_seconds, plan.layout, plan.words
+    return -plan.tokens_per_second, plan.request_seconds, plan.layout, plan.words

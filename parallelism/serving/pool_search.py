@@ -206,8 +206,7 @@ class PoolSearch:
         if task.is_loaded:
             places = own * len(of_answers) + prompts.batch * len(of_prompts)
             workload = replace(workload, concurrency=min(places, self._busy(pair, times)))
-        at_a_time = workload.concurrency or 2 * own * len(of_answers)
-        count = max(2 * at_a_time, len(workload.lengths))
+        count = workload.enough(own * len(of_answers), pair.answers.token_seconds)
         moved = partial(self._moved_seconds, prompts, pair.answers)
         run = PooledRun(of_prompts, of_answers, workload, count, moved)
         mean = round(self.mean)

@@ -145,7 +145,7 @@ class PricedEngine:
             if kind == STATES:  # each is read and written
                 yield f"{READ}_{kind}", np.full(len(stops), stops.shape[1])
                 continue
-            held = np.minimum(pages, settings.ring_pages(spec)) if kind == "window" else pages
-            yield f"{READ}_{kind}", held.sum(axis=1) * settings.page_tokens
+            behind = np.maximum(stops - spec.window, 0) // settings.page_tokens if kind == "window" else 0
+            yield f"{READ}_{kind}", (pages - behind).sum(axis=1) * settings.page_tokens
             scores = np.minimum(stops, spec.window) if kind == "window" else stops
             yield f"{SCORED}_{kind}", scores.sum(axis=1)

@@ -335,7 +335,7 @@ class Search:
         mesh = Mesh(**axes) if axes else ALONE
         placement = Placement(task.spec, mesh, usual_strategy(mesh))
         pages = dict.fromkeys(kinds_of(placement.spec), 1)
-        settings = EngineSettings(1, task.chunk, PAGE_TOKENS, pages, placement.replicas)
+        settings = EngineSettings(1, task.chunk, PAGE_TOKENS, pages, placement.replicas, frees_pages=True)
         prices = StepPrices(placement, settings, task.hardware, precision=Precision.parse(task.precision))
         return Fit(task, layout, prices, self._usable(layout))
 
@@ -382,7 +382,9 @@ class Search:
         if task.is_loaded:
             workload = replace(workload, concurrency=own)
         prices = each.fit.prices.with_settings(settings)
-        run = PricedRun(Engine(task.spec, settings), prices, workload, _count_of(workload, own))
+        run = PricedRun(
+            Engine(task.spec, settings), prices, workload, workload.enough(own, each.token_seconds)
+        )
         parts = each.fit.parts(own)
         return ServingPlan.of(
             task, layout, each.batch, each.room, run.served(), parts, times=layout.attentions
@@ -391,12 +393,6 @@ class Search:
 
 FEW = 4
 """Rows with so few requests of each replica of attention are priced always: they begin the front."""
-
-
-def _count_of(workload: Workload, batch: int) -> int:
-    """So many requests are run through: twice as many as there are at a time, and of a file all of it."""
-    at_a_time = workload.concurrency or 2 * batch
-    return max(2 * at_a_time, len(workload.lengths))
 
 
 @dataclass(frozen=True)
@@ -429,6 +425,8 @@ class Fit:
         pages = {
             kind: batch * self.prices.settings.table_pages(spec, kind, longest) for kind in kinds_of(spec)
         }
+        if WINDOW in pages:
+            pages[WINDOW] += self.layout.pp * self.prices.settings.step_pages()
         activations = self._activations(batch)
         weights = [int(stage.weights) for stage in self.prices.stages]
         room_for_full = []

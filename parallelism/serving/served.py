@@ -93,6 +93,8 @@ class ServedModel(Operation):
 
         ``quantized``: weights lie on devices in few bits, and are dequantized where products read them.
         """
+        if settings.frees_pages:
+            raise ValueError("programs that run keep windows in rings: frees_pages is for prices alone")
         self.placement = placement
         self.settings = settings
         self.mesh = placement.mesh

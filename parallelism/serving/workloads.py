@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import inf
+from math import ceil, inf
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ from parallelism.serving.requests import Request
 from parallelism.serving.serve import Answered, Served
 
 MOST_BYTES = 1 << 26
+FEWEST = 64
+"""The fewest requests that arrive by themselves."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,19 @@ class Workload:
             return replace(self, concurrency=-(-self.concurrency // replicas))
         assert self.rate is not None
         return replace(self, rate=self.rate / replicas)
+
+    def enough(self, batch: int, token_seconds: float) -> int:
+        """So many requests tell what becomes of all: twice as many as there are at a time, and of a file all of it.
+
+        Of requests that arrive by themselves as many are there at a time as ``batch``, or fewer: those that arrive while one
+        is answered, whose tokens take ``token_seconds`` (Little's law).  Arrivals are random, so they are at least `FEWEST`.
+        """
+        if self.concurrency is not None:
+            return max(2 * self.concurrency, len(self.lengths))
+        assert self.rate is not None
+        _, new = self.mean_lengths
+        under_way = min(batch, ceil(self.rate * new * token_seconds))
+        return max(8 * under_way, FEWEST, len(self.lengths))
 
     def requests(self, count: int) -> Iterator[Request]:
         """The first requests."""

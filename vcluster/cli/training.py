@@ -185,13 +185,26 @@ def told(found: Figures, name: str, tokens: str) -> str:
         "",
     ]
     lines += ["GB of memory by stage, at the peak of its fullest device", *_memory(found)]
-    if found.peak_bytes > found.hardware.memory_bytes:
-        lines += [
+    return "\n".join([*lines, *_misfit(found)])
+
+
+def _misfit(found: Figures) -> list[str]:
+    """That the fullest device has no room, or none for what `plan` reserves; nothing if it has."""
+    hardware, needed = found.hardware, gigabytes(found.peak_bytes)
+    if found.peak_bytes > hardware.memory_bytes:
+        return [
             "",
-            f"It does not fit: {gigabytes(found.peak_bytes)} GB are needed, {found.hardware.name} has "
-            f"{gigabytes(found.hardware.memory_bytes)} GB.",
+            f"It does not fit: {needed} GB are needed, {hardware.name} has {gigabytes(hardware.memory_bytes)} GB.",
         ]
-    return "\n".join(lines)
+    groups = sum(size > 1 for size in found.run.mesh.shape.values())
+    usable = hardware.reserve.usable_bytes(hardware.memory_bytes, groups)
+    if found.peak_bytes <= usable:
+        return []
+    told = (
+        f"It hardly fits: {needed} GB are needed. plan leaves {gigabytes(usable)} of {gigabytes(hardware.memory_bytes)} GB "
+        f"to tensors and would refuse it, with a reserve of {hardware.reserve.text}."
+    )
+    return ["", *wrap(told, WIDTH)]
 
 
 def gigabytes(nbytes: float) -> str:

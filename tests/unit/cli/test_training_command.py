@@ -119,6 +119,18 @@ def test_a_file_with_the_name_of_a_model_is_a_file(
 
 
 @pytest.mark.takes_seconds
+def test_a_model_that_fits_without_the_reserve_of_plans_alone_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """Adapters of Llama 3 70B: 78.5 GB of tensors are in 80, and plan leaves (80 - 1.07 - 0.3) / 1.08 = 72.8 GB to them."""
+    words = ["llama3-70b", "--lora-rank", "16", "--tensor-model-parallel-size", "8", "--sequence-parallel",
+             "--global-batch-size", "8", "--hardware", "dgx-h100", "--devices", "8", "--seq-length"]
+    status, out, _ = said(capsys, *words, "28672")
+    text = " ".join(out.split())
+    assert status == 0 and "It hardly fits: 78.5 GB are needed. plan leaves 72.8 of 80.0 GB to tensors" in text
+    assert max(map(len, out.splitlines())) <= 80
+    assert "fits" not in said(capsys, *words, "16384")[1]
+
+
+@pytest.mark.takes_seconds
 def test_a_model_that_does_not_fit_the_memory_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = said(capsys, "gpt", *MODEL, *ON, "--micro-batch-size", "40000000")
     assert status == 0 and "It does not fit: " in out and "dgx-a100 has 80.0 GB" in out

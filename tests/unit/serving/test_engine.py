@@ -95,7 +95,22 @@ def test_a_work_reads_whole_pages_and_scores_what_a_mask_leaves():
     assert read_and_scored(SPEC, chosen, work, "full") == (8 + 12, (5 + 6 + 7) + 10)
     ring = chosen.ring_pages(WINDOWED)  # the window of 5 tokens, and 8 of a step, in pages of 4
     assert ring == 3
-    assert read_and_scored(WINDOWED, chosen, work, "window") == (8 + 12, (5 + 5 + 5) + 5)
+    assert read_and_scored(WINDOWED, chosen, work, "window") == (8 + 8, (5 + 5 + 5) + 5)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 8])
+def test_a_window_is_read_by_the_pages_that_it_touches_and_these_are_kept(chunk):
+    """Where pages behind a window are free at once, no token has more than those of a ring of that size."""
+    chosen, most = settings(chunk=max(chunk, 4), frees_pages=True), 0
+    for start in range(40):
+        row = Row(0, start, start + chunk, True)
+        seen = {place for token in range(row.start, row.stop) for place in range(max(token - 4, 0), token + 1)}
+        touched = {place // 4 for place in seen}
+        assert read_and_scored(WINDOWED, chosen, Work(((row,),)), "window")[0] == 4 * len(touched)
+        most = max(most, len(touched))
+    assert chosen.ring_pages(WINDOWED) + (chosen.step_pages() if chunk > 1 else 0) >= most
+    assert chunk > 1 or chosen.ring_pages(WINDOWED) == most == 2
+    assert settings(chunk=8).step_pages() == 0
 
 
 @pytest.mark.parametrize(("request_", "message"), [

@@ -111,6 +111,40 @@ def test_clients_and_rates_are_dealt_to_replicas():
     assert slow.first_token_seconds < found(tp=4, pp=1, batch=8).best.first_token_seconds
 
 
+@pytest.mark.parametrize("rate", [0.05, 2.0])
+def test_no_plan_answers_more_than_arrives_and_those_that_keep_up_are_ordered_by_the_time_of_a_request(rate):
+    """A few random arrivals may come faster than all of them, which made rows with many replicas the first."""
+    plans = found(rate=rate, batch=(1, 8), pp=1)
+    best, rows = plans.best, plans.rows
+    assert {row.replicas for row in rows} == {1, 2, 4}
+    assert all(row.requests_per_second <= rate for row in rows)
+    assert all(row.tokens_per_second == pytest.approx(row.requests_per_second * GIVEN["output_tokens"]) for row in rows)
+    keep_up = [row for row in rows if row.requests_per_second == rate]
+    assert best.requests_per_second == rate and best.request_seconds == min(row.request_seconds for row in keep_up)
+    assert best.tp == 4 and "answers all that arrive" in plans.why()
+    assert [len(row.answered) for row in rows if row.batch == 8] == [64] * 3
+
+
+def test_a_plan_that_does_not_keep_up_answers_what_it_can():
+    """With far more requests than it can answer it has about the tokens a second that it has with as many as it takes."""
+    one, loaded = found(rate=1e4, batch=4, tp=1, pp=1).best, found(batch=4, tp=1, pp=1).best
+    assert one.requests_per_second < 1e4 and "answers all" not in found(rate=1e4, batch=4, tp=1, pp=1).why()
+    assert one.tokens_per_second == pytest.approx(loaded.tokens_per_second, rel=0.1)
+    assert found(rate=1e300, batch=4, tp=1, pp=1).best.tokens_per_second == pytest.approx(one.tokens_per_second, rel=0.1)
+
+
+def test_windows_take_the_memory_of_their_tokens_and_of_one_step():
+    """Of gemma3-27b: 10 layers keep all tokens, 52 the 65 pages that a window of 1,024 touches; a step has 128 more."""
+    gemma = {"spec": models.transformer("gemma3-27b"), "devices": 1, "tp": 1, "pp": 1, "input_tokens": 4000}
+    plan = found(**gemma, batch=16).best
+    of_layer = 2 * 16 * 128 * 2 * 16                        # keys and values of 16 heads of 128, in bfloat16, of 16 tokens
+    windows = 52 * of_layer * (16 * 65 + 128)
+    assert plan.memory["cache"] == windows + 10 * of_layer * plan.cache_tokens // 16
+    requests = (plan.memory["cache"] - 52 * of_layer * 128) // (52 * of_layer * 65 + 10 * of_layer * 253)
+    assert 16 < requests < 32
+    assert found(**gemma, batch=requests).rows and not found(**gemma, batch=requests + 1).rows
+
+
 def test_fewer_bits_are_faster():
     plain, fewer = (found(precision=each, tp=1, pp=1, batch=4).best for each in ("bf16", "fp8"))
     assert fewer.token_seconds < 0.7 * plain.token_seconds and fewer.cache_tokens > 2 * plain.cache_tokens
@@ -176,6 +210,22 @@ def test_the_command_tells_plans_the_front_and_the_memory(capsys):
     for part in ("first token", "cache tokens", "tokens/s of a user", "tp=1", "The first again:", "weights", "compared with"):
         assert part in out
     assert max(map(len, out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("option", ["--token", "--first-token"])
+def test_a_limit_that_has_lost_its_unit_is_refused(option, capsys):
+    with pytest.raises(WrongWords, match=f"{option}: needs a unit, as 50ms or 50s, got '50'"):
+        told(capsys, option, "50")
+    assert told(capsys, option, "5", "--tp", "1", "--batch", "1")[0] == 0       # seconds
+
+
+def test_the_command_says_how_requests_come_and_in_what_the_cache_is(capsys):
+    _, out, _ = told(capsys, "--precision", "fp8", "--tp", "1", "--batch", "4")
+    assert "as many as a plan takes at a time, the first all at once" in " ".join(out.split())
+    assert "65.5 kB of cache in float8_e4m3fn in all layers" in " ".join(out.split())
+    _, out, _ = told(capsys, "--precision", "int4", "--tp", "1", "--batch", "4", "--concurrency", "8")
+    assert "from 8 clients, who begin at once" in " ".join(out.split())
+    assert "131 kB of cache in bfloat16 in all layers" in " ".join(out.split())
 
 
 def test_nothing_within_the_limits_is_exit_1_with_the_nearest(capsys):

@@ -21,8 +21,10 @@ from parallelism.serving import (
     Workload,
     run_engine,
 )
+from parallelism.serving.engine import Row, Work, read_and_scored
 from parallelism.serving.expert_rows import ExpertRows
 from parallelism.serving.placement import ALONE, Placement, usual_strategy
+from parallelism.serving.priced_engine import PricedEngine
 from parallelism.serving.prices import Precision, kinds_in
 from parallelism.serving.requests import Request
 from parallelism.serving.serve import on_simulator
@@ -103,6 +105,25 @@ def test_a_stretch_of_steps_is_its_steps():
     found = prices.seconds_of_stretch([{"t": 4, "r": 4}] * 2, [moving, moving], 3)
     steps = [{"t": 4, "r": 4} | {name: int(each[step]) for name, each in moving.items()} for step in range(3)]
     assert found.tolist() == pytest.approx([prices.seconds([step, step]) for step in steps], rel=1e-12)
+
+
+def test_a_program_that_runs_keeps_rings():
+    placement = placed(model("gemma3"), {})
+    with pytest.raises(ValueError, match="programs that run keep windows in rings: frees_pages is for prices alone"):
+        ServedModel(placement, settings(placement, frees_pages=True))
+
+
+def test_a_stretch_reads_the_pages_that_its_steps_read():
+    spec = model("gemma3")
+    placement = placed(spec, {})
+    chosen = settings(placement, chunk=4, frees_pages=True)
+    engine = PricedEngine(Engine(spec, chosen), StepPrices(placement, chosen, Hardware.preset(PLAIN)))
+    step = Work(((Row(0, 5, 6, True), Row(1, 17, 18, True)),))
+    _, (moving,) = engine._numbers((step,), 9)
+    for later in range(9):
+        for kind in ("full", "window"):
+            read, scored = read_and_scored(spec, chosen, step.later(later), kind)
+            assert (moving[f"read_{kind}"][later], moving[f"scored_{kind}"][later]) == (read, scored)
 
 
 def test_blocks_that_do_the_same_are_priced_once():

@@ -45,17 +45,25 @@ from vcluster.report.plain_page import as_shown, write_plain_page
 
 HARDWARE, INPUT, OUTPUT = "dgx-h100", 1000, 300
 """What is taken where nothing is said."""
+NO_SECONDS = 10
+"""Nobody waits for a token so long: a number without a unit that is as large has lost it."""
 _SHARE = re.compile(r"(\d+(?:\.\d*)?|\.\d+)%?", re.ASCII)
 
 
 def _limit(text: str) -> float:
-    """A type for argparse: a time above 0, as ``500ms``, ``1.5s`` or ``30us``; without a unit it is in seconds."""
+    """A type for argparse: a time above 0, as ``500ms``, ``1.5s`` or ``30us``; without a unit it is in seconds, of which
+    so many as `NO_SECONDS` are meant to be milliseconds."""
+    is_bare = text.strip()[-1:].isdigit()
     try:
-        value = seconds_in(f"{text}s" if text.strip()[-1:].isdigit() else text)
+        value = seconds_in(f"{text}s" if is_bare else text)
     except ValueError:
         value = 0.0
     if not 0 < value < inf:
         raise argparse.ArgumentTypeError(f"needs a time above 0, such as 500ms or 1.5s, got {text!r}")
+    if is_bare and value >= NO_SECONDS:
+        raise argparse.ArgumentTypeError(
+            f"needs a unit, as {text.strip()}ms or {text.strip()}s, got {text!r}"
+        )
     return value
 
 
@@ -116,7 +124,8 @@ OWN: Arguments = {
         "type": choice(tuple(PRECISIONS)),
         "default": "bf16",
         "metavar": "NAME",
-        "help": f"{', '.join(PRECISIONS)} (default: bf16)",
+        "help": "bf16; fp16; fp8: weights, products and the cache; int8, int4: weights alone, as mxfp4, nvfp4, AWQ "
+        "and GPTQ, with the cache in bf16 (default: bf16)",
     },
     "--chunk": {"type": whole(), "metavar": "N", "help": "the most tokens of a step (default: 2048)"},
     "--memory": {"metavar": "72GB", "help": "the memory of a device that may be used (default: all)"},

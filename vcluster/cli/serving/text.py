@@ -10,6 +10,7 @@ from parallelism.display import WIDTH, in_columns
 from parallelism.display.quantities import count, decimal_bytes, plural, seconds
 from parallelism.hardware import validation_text
 from parallelism.serving.plans import SETTINGS, ServingPlan, ServingPlans
+from parallelism.serving.prices import Precision
 from vcluster.cli.training import gigabytes
 
 FIGURES = ("first token", "token", "tokens/s", "a device")
@@ -60,12 +61,12 @@ def _asked(name: str, plans: ServingPlans) -> list[str]:
         if not more
         else f"{len(more) + 1} lengths of requests"
     )
-    come = "as many as a plan takes at a time"
+    come = "as many as a plan takes at a time, the first all at once"
     if not task.is_loaded:
         come = (
             f"{task.workload.rate:g} a second"
             if task.workload.concurrency is None
-            else f"from {task.workload.concurrency} clients"
+            else f"from {task.workload.concurrency} clients, who begin at once"
         )
     hits = f", {task.workload.hits:.0%} of prompts in the cache" if task.workload.hits else ""
     limits = [
@@ -128,13 +129,14 @@ def _parts(plan: ServingPlan) -> list[str]:
 
 def _memory(plan: ServingPlan, plans: ServingPlans) -> list[str]:
     parts = ", ".join(f"{name} {gigabytes(nbytes)}" for name, nbytes in plan.memory.items())
-    spec, dtype = plans.task.spec, "float8_e4m3fn" if plans.task.precision == "fp8" else "bfloat16"
+    spec = plans.task.spec
+    dtype = Precision.parse(plans.task.precision).cache or spec.dtype
     states = spec.cache_bytes(0, dtype)
     token = spec.cache_bytes(1, dtype) - states
     told = [f"GB of a device of {plan.words}: {parts}."]
     if token:
         told.append(
-            f"A token takes {token / 1e3:.3g} kB of cache in all layers, over all devices of a replica; "
+            f"A token takes {token / 1e3:.3g} kB of cache in {dtype} in all layers, over all devices of a replica; "
             f"{count(plan.cache_tokens)} tokens fit."
         )
     if states:
