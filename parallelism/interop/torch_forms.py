@@ -44,7 +44,9 @@ def cumulative_products(torch: Any) -> dict[Any, Callable[..., Any]]:
     """``torch.cumprod``, by its operator, in products of twice as many elements each: ONNX has none in this opset."""
 
     def cumprod(x: Any, dim: int, *, dtype: Any = None) -> Any:
-        found = x.to(dtype) if dtype is not None else x if x.is_floating_point() else x.to(torch.int64)
+        if dtype is None:
+            dtype = x.dtype if x.is_floating_point() else torch.int64
+        found = x.to(dtype)
         if not x.dim():
             return found.clone()
         step, extent = 1, x.shape[dim]

@@ -258,9 +258,10 @@ def _weighted_second(
     to_weights = np.zeros_like(weights) if g[-1] is None else g[-1]
     of_all, *of_given = second(g[:-1], y[:-1], grad * weights[..., None], *given)
     through = apply(f"{name}_gradient", to_weights[..., None] * grad, *given)
+    through = through if len(given) > 1 else [through]
     return [
         of_all * weights[..., None] + to_weights[..., None] * apply(name, *given),
-        *(a + b for a, b in zip(of_given, through if len(given) > 1 else [through], strict=True)),
+        *(a + b for a, b in zip(of_given, through, strict=True)),
         np.sum(of_all * grad, axis=-1),
     ]
 

@@ -97,7 +97,8 @@ class _Propagation:
         for op, values in zip(function.ops, self.values, strict=True):
             free = [place for place, value in enumerate(values) if value.name not in given]
             count = len(op.inputs)
-            inputs, outputs = ([place for place in free if (place < count) == side] for side in (True, False))
+            inputs = [place for place in free if place < count]
+            outputs = [place for place in free if place >= count]
             self.sides.append((inputs, outputs))
         self.near: dict[str, list[int]] = {value.name: [] for value in function.values}
         for number, values in enumerate(self.values):

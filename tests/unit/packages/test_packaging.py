@@ -75,7 +75,6 @@ def test_functions_are_short():
     assert {file: found for file in files if (found := long_functions(file, 60))} == {}
 
 
-@pytest.mark.takes_seconds
 def test_expressions_are_not_nested():
     files = [file for package in PACKAGES for file in modules(package)]
     assert {file: found for file in files if (found := nested_expressions(file))} == {}
