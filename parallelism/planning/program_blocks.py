@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -92,7 +93,7 @@ class Blocks:
             pairs.append((own, there))
         return dict(pairs)
 
-    @property
+    @cached_property
     def _weights(self) -> dict[Value, int]:
         """The inputs that the second block alone has, with the place of its number in their names."""
         found = _matched(self.blocks[0], self.blocks[1], self.function.inputs)

@@ -59,6 +59,13 @@ def test_a_chain_has_its_own_constants_or_those_of_its_longest_op():
     assert kernel_of({**KERNELS, "add+gelu": Kernel(7)}, "add+gelu").launches == 7
 
 
+def test_an_activation_with_weights_has_the_constants_of_the_one_without():
+    kernels = {"swiglu": Kernel(3), "swiglu_gradient": Kernel(5)}
+    for name, kernel in kernels.items():
+        assert kernel_of(kernels, f"weighted_{name}") is kernel
+    assert kernel_of({"gelu": Kernel(7)}, "weighted_swiglu") is None
+
+
 def test_the_bytes_of_other_dtypes_of_a_product_are_moved_by_a_kernel_behind_it():
     given = {"flops": 4e6, "nbytes": 5e6}
     alone = seconds(OURS, "einsum", **given)

@@ -37,7 +37,8 @@ def test_rows_need_features():
         ir.record(weighted, rows, rows)
 
 
-@pytest.mark.parametrize(("activation", "results"), [("swiglu", 3), ("clamped_swiglu", 3), ("relu2", 2), ("geglu_exact", 4)])
+@pytest.mark.parametrize(("activation", "results"), [
+    ("swiglu", 3), ("geglu", 3), ("clamped_swiglu", 3), ("relu2", 2), ("geglu_exact", 4)])
 def test_experts_keep_what_the_kernels_of_megatron_core_keep(activation, results):
     """The backward reads what the first products of the experts make, and what the last one reads; nothing between them,
     but where Megatron-Core has no kernel for both."""
