@@ -155,16 +155,20 @@ def fourier(x: Any, kind: str, lengths: Sequence[int]) -> Any:
     axes = [*range(len(x.shape) - len(lengths), len(x.shape))]
     last, n = axes[-1], lengths[-1]
     if kind == "RFFT":
-        cosines, sines = _table(n, n // 2 + 1, x.dtype)
-        along_last = Pair(_by(x, cosines, last), ew("negative", _by(x, sines, last)))
-        return _through(along_last, axes[:-1], lengths, sign=-1)
+        return transformed(half_transformed(x, last, n), axes[:-1], lengths, sign=-1)
     if kind == "IRFFT":
-        along_others = _through(pair(x), axes[:-1], lengths, sign=1)
-        return _to_real(along_others, last, n)
-    return _through(pair(x), axes, lengths, sign=1 if kind == "IFFT" else -1)
+        along_others = transformed(pair(x), axes[:-1], lengths, sign=1)
+        return from_half(along_others, last, n)
+    return transformed(pair(x), axes, lengths, sign=1 if kind == "IFFT" else -1)
 
 
-def _through(x: Pair, axes: Sequence[int], lengths: Sequence[int], *, sign: int) -> Pair:
+def half_transformed(x: Any, axis: int, n: int) -> Pair:
+    """The first half of the transform of real numbers along a dim of ``n``, and the number behind it."""
+    cosines, sines = _table(n, n // 2 + 1, x.dtype)
+    return Pair(_by(x, cosines, axis), ew("negative", _by(x, sines, axis)))
+
+
+def transformed(x: Pair, axes: Sequence[int], lengths: Sequence[int], *, sign: int) -> Pair:
     """The transform along each dim; with a ``sign`` of 1 the inverse one."""
     for axis, n in zip(axes, lengths, strict=False):
         cosines, sines = _table(n, n, x.real.dtype)
@@ -176,7 +180,7 @@ def _through(x: Pair, axes: Sequence[int], lengths: Sequence[int], *, sign: int)
     return x
 
 
-def _to_real(x: Pair, axis: int, n: int) -> Any:
+def from_half(x: Pair, axis: int, n: int) -> Any:
     """The inverse transform of half of the numbers; the other half are their conjugates.
 
     A number whose conjugate is another number counts twice: all but the first, and but the middle one if n is even.

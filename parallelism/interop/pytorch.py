@@ -21,7 +21,13 @@ from parallelism.interop.onnx_models.programs import Imported, imported
 from parallelism.interop.torch_derivatives import corners, detach_ungraded, lost_derivatives
 from parallelism.interop.torch_embeddings import bags_of_rows, embedding
 from parallelism.interop.torch_experts import dealt_experts
-from parallelism.interop.torch_forms import cumulative_products, for_any_rows
+from parallelism.interop.torch_forms import (
+    attention,
+    complex_numbers,
+    cumulative_products,
+    for_any_rows,
+    means_of_all,
+)
 from parallelism.interop.torch_meta import on_the_host, zeros
 from parallelism.interop.torch_refusals import refusal
 from parallelism.interop.torch_sizes import Bounds, lines_that_fix_sizes, within_bounds
@@ -367,8 +373,11 @@ def _decompositions(torch: Any) -> dict[Any, Callable[..., Any]]:
         aten.embedding.default: _embedding,
         aten.split.Tensor: _split,
         aten.squeeze.dim: _squeeze,
+        **attention(torch),
+        **complex_numbers(torch),
         **corners(torch),
         **cumulative_products(torch),
+        **means_of_all(torch),
     }
 
 
@@ -388,9 +397,11 @@ def _view_copies(torch: Any, module: Any) -> None:
 
 
 def _split(x: Any, size: int, dim: int = 0) -> Any:
-    """``torch.split`` of numbers in bfloat16 in slices: ONNX has no sequences of them, which the exporter would write."""
+    """``torch.split`` of numbers in bfloat16, and of complex ones, in slices: ONNX has no sequences of them, which the
+    exporter would write."""
     extent = x.shape[dim]
-    if x.dtype != _torch().bfloat16 or not isinstance(extent, int):
+    has_sequences = x.dtype != _torch().bfloat16 and not x.is_complex()
+    if has_sequences or not isinstance(extent, int):
         return NotImplemented
     return [x.narrow(dim, first, min(size, extent - first)) for first in range(0, extent, size)]
 

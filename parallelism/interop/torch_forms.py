@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -57,3 +57,131 @@ def cumulative_products(torch: Any) -> dict[Any, Callable[..., Any]]:
         return found
 
     return {torch.ops.aten.cumprod.default: cumprod}
+
+
+def attention(torch: Any) -> dict[Any, Callable[..., Any]]:
+    """``F.scaled_dot_product_attention`` of any number of dims, of which some are broadcast, by its operator.
+
+    The exporter to ONNX takes four dims alone, with equally many heads in all, or with fewer in keys and values that
+    ``enable_gqa`` allows.
+    """
+
+    def scaled_dot_product_attention(
+        q: Any, k: Any, v: Any, mask: Any = None, *options: Any, enable_gqa: bool = False, **scale: Any
+    ) -> Any:
+        if _is_plain_attention(q, k, v, enable_gqa):
+            return NotImplemented  # the exporter knows this one
+        q, k, v = _with_equal_heads(torch, q, k, v, enable_gqa)
+        before = q.shape[:-2]
+        if mask is not None and mask.dim() > 2:
+            mask = _four_dims(mask.expand(*before, *mask.shape[-2:]))
+        attended = torch.nn.functional.scaled_dot_product_attention(
+            *map(_four_dims, (q, k, v)), mask, *options, **scale
+        )
+        return attended.reshape(*before, *attended.shape[-2:])
+
+    return {torch.ops.aten.scaled_dot_product_attention.default: scaled_dot_product_attention}
+
+
+def _is_plain_attention(q: Any, k: Any, v: Any, enable_gqa: bool) -> bool:
+    """Whether all have four dims, with equally many heads, or with fewer in keys and values if ``enable_gqa`` says so."""
+    if {x.dim() for x in (q, k, v)} != {4} or k.shape[1] != v.shape[1]:
+        return False
+    return bool(enable_gqa == (q.shape[1] != k.shape[1]))
+
+
+def _with_equal_heads(torch: Any, q: Any, k: Any, v: Any, enable_gqa: bool) -> list[Any]:
+    """Queries, keys and values with the same dims in front of the last two; with ``enable_gqa`` heads are repeated."""
+    if enable_gqa:
+        k, v = [x.repeat_interleave(q.shape[-3] // x.shape[-3], -3) for x in (k, v)]
+    before = torch.broadcast_shapes(*[x.shape[:-2] for x in (q, k, v)])
+    return [x.expand(*before, *x.shape[-2:]) for x in (q, k, v)]
+
+
+def _four_dims(x: Any) -> Any:
+    """``x`` with one dim more or with fewer: those in front of the heads are one."""
+    while x.dim() < 4:
+        x = x.unsqueeze(0 if x.dim() == 2 else -3)
+    return x.flatten(0, -4)
+
+
+def means_of_all(torch: Any) -> dict[Any, Callable[..., Any]]:
+    """Adaptive averages with one element, by their operators, as means: PyTorch writes the mean of an array that lies by
+    channels as places in memory, in which no row is found again."""
+
+    def pool_of(dims: tuple[int, ...]) -> Callable[..., Any]:
+        def pool(x: Any, extents: Sequence[int]) -> Any:
+            return x.mean(dims, keepdim=True) if set(extents) == {1} else NotImplemented
+
+        return pool
+
+    aten = torch.ops.aten
+    return {
+        aten.adaptive_avg_pool1d.default: pool_of((-1,)),
+        aten.adaptive_avg_pool2d.default: pool_of((-2, -1)),
+    }
+
+
+def complex_numbers(torch: Any) -> dict[Any, Callable[..., Any]]:
+    """What is done to complex numbers as what is done to pairs of real ones, by operators that the exporter has for real
+    numbers alone."""
+    aten = torch.ops.aten
+    moves: dict[Any, Callable[..., Any]] = {
+        aten.expand.default: lambda pairs, extents: pairs.expand(*extents, 2),
+        aten.index.Tensor: lambda pairs, indices: aten.index(pairs, indices),
+        aten.repeat.default: lambda pairs, times: pairs.repeat(*times, 1),
+        aten.select.int: lambda pairs, dim, place: pairs.select(_of_pairs(dim), place),
+        aten.unsqueeze.default: lambda pairs, dim: pairs.unsqueeze(_of_pairs(dim)),
+        aten.zeros_like.default: lambda pairs: torch.zeros_like(pairs),
+    }
+
+    def einsum(equation: str, arrays: Sequence[Any], **path: Any) -> Any:
+        if len(arrays) != 2 or not all(x.is_complex() for x in arrays):
+            return NotImplemented
+        (a, b), (c, d) = [(x.real, x.imag) for x in arrays]
+        real = torch.einsum(equation, a, c) - torch.einsum(equation, b, d)
+        return torch.complex(real, torch.einsum(equation, a, d) + torch.einsum(equation, b, c))
+
+    def where(chosen: Any, x: Any, y: Any) -> Any:
+        if not (x.is_complex() and y.is_complex()):
+            return NotImplemented
+        return torch.view_as_complex(
+            torch.where(chosen[..., None], torch.view_as_real(x), torch.view_as_real(y))
+        )
+
+    def copied(x: Any, y: Any, non_blocking: bool = False) -> Any:
+        return y.to(x.dtype).expand(x.shape) if x.is_complex() else NotImplemented
+
+    def slice_scatter(x: Any, y: Any, dim: int = 0, *places: Any) -> Any:
+        if not x.is_complex():
+            return NotImplemented
+        pairs = torch.view_as_real(x), torch.view_as_real(y)
+        return torch.view_as_complex(torch.slice_scatter(*pairs, _of_pairs(dim), *places))
+
+    def zeros(extents: Any, *, dtype: Any = None, **how: Any) -> Any:
+        if dtype is None or not dtype.is_complex:
+            return NotImplemented
+        return torch.view_as_complex(torch.zeros([*extents, 2], dtype=dtype.to_real()))
+
+    return {
+        **{operator: _moved_pairs(torch, move) for operator, move in moves.items()},
+        aten.copy.default: copied,
+        aten.einsum.default: einsum,
+        aten.slice_scatter.default: slice_scatter,
+        aten.where.self: where,
+        aten.zeros.default: zeros,
+    }
+
+
+def _moved_pairs(torch: Any, move: Callable[..., Any]) -> Callable[..., Any]:
+    def moved(x: Any, *how: Any, **options: Any) -> Any:
+        if not x.is_complex():
+            return NotImplemented
+        return torch.view_as_complex(move(torch.view_as_real(x), *how))
+
+    return moved
+
+
+def _of_pairs(dim: int) -> int:
+    """The dim of pairs for one of complex numbers: they have one more, the last."""
+    return dim if dim >= 0 else dim - 1

@@ -11,8 +11,19 @@ import numpy as np
 
 from parallelism.arrays import reduced_shape
 from parallelism.dtypes import is_floating
+from parallelism.interop.complex_numbers import Pair, from_half, half_transformed, pair, transformed
 from parallelism.interop.folding import Spread, convert, emit, known, spread, traced, whole
-from parallelism.interop.moving_elements import flipped, iota, number, padded, part, reshaped, rounded_once
+from parallelism.interop.moving_elements import (
+    concatenated,
+    flipped,
+    iota,
+    number,
+    padded,
+    part,
+    reshaped,
+    rounded_once,
+    transposed,
+)
 from parallelism.interop.onnx_models.elementwise import ew
 from parallelism.interop.onnx_models.graph import GraphNode
 from parallelism.interop.onnx_models.reading import Reader, meaning, with_optional
@@ -220,6 +231,84 @@ def _cumsum(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
         windows = grid(wide, [axis], [n], [1], [1])
         a = convert(emit("prod", whole(windows), axes=(ndim,), keepdims=False), a.dtype)
     return flipped(a, axis) if node.get("reverse", 0) else a
+
+
+# -- Fourier transforms ------------------------------------------------------------------------------------------------
+
+
+@meaning("DFT")
+def _fourier(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    """The transform along a dim; the last dim of arrays has the real and the imaginary part, or the real one alone."""
+    a, length, of_dim = with_optional(x, 3)
+    ndim, is_half, is_inverse = len(a.shape), node.get("onesided", 0), node.get("inverse", 0)
+    default = 1 if reader.opsets[""] < 20 else -2
+    axis = node.get("axis", default) if of_dim is None else int(reader.ints(node, of_dim, "the axis")[0])
+    axis %= ndim
+    if length is None:
+        n = _number_of_elements(a, axis)
+        n = 2 * (n - 1) if is_half and is_inverse else n
+    else:
+        n = int(reader.ints(node, length, "the length of the transform")[0])
+    elements = n // 2 + 1 if is_half and is_inverse else n
+    parts = _parts(_of_length(a, axis, elements))
+    if is_half and is_inverse:
+        return reshaped(from_half(parts, axis, n), (*a.shape[:axis], n, *a.shape[axis + 1 : -1], 1))
+    return _as_one(_along(parts, axis, n, is_half=is_half, is_inverse=is_inverse))
+
+
+@meaning("STFT")
+def _fourier_of_frames(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    """The transforms of frames of a signal, each times a window."""
+    signal, step, window, length = with_optional(x, 4)
+    stride = int(reader.ints(node, step, "the step from frame to frame")[0])
+    if window is not None:
+        n = _number_of_elements(window, 0)
+    elif length is not None:
+        n = int(reader.ints(node, length, "the length of frames")[0])
+    else:
+        n = _number_of_elements(signal, 1)
+    frames = grid(signal, [1], [n], [stride], [1])
+    last = len(frames.shape) - 1
+    frames = transposed(frames, [*range(last - 1), last, last - 1])
+    if window is not None:
+        frames = ew("multiply", frames, reshaped(window, (n, 1)))
+    return _as_one(_along(_parts(frames), 2, n, is_half=node.get("onesided", 1), is_inverse=0))
+
+
+def _along(parts: Any, axis: int, n: int, *, is_half: int, is_inverse: int) -> Pair:
+    if not is_half:
+        return transformed(pair(parts), [axis], [n], sign=1 if is_inverse else -1)
+    if isinstance(parts, Pair):
+        raise ValueError(
+            "a transform with onesided=1 takes real numbers, these have a real and an imaginary part"
+        )
+    return half_transformed(parts, axis, n)
+
+
+def _number_of_elements(x: Any, axis: int) -> int:
+    """The extent of a dim along which there is a transform."""
+    n = x.shape[axis]
+    if not isinstance(n, int):
+        raise ValueError(f"a transform along a dim of {n} elements needs a number: sizes={{...}} gives it")
+    return n
+
+
+def _of_length(x: Any, axis: int, n: int) -> Any:
+    """The first ``n`` elements along a dim; zeros behind them where there are fewer."""
+    more = n - _number_of_elements(x, axis)
+    high = [more if d == axis else 0 for d in range(len(x.shape))]
+    return padded(x, number(0, x), [0] * len(high), high, [0] * len(high)) if more else x
+
+
+def _parts(x: Any) -> Any:
+    """The real and the imaginary part, which the last dim has; the real part alone if that has one element."""
+    parts = [reshaped(part(x, len(x.shape) - 1, k, k + 1), x.shape[:-1]) for k in range(x.shape[-1])]
+    return Pair(*parts) if len(parts) == 2 else parts[0]
+
+
+def _as_one(x: Pair) -> Any:
+    """An array whose last dim has the real and the imaginary part."""
+    return concatenated([reshaped(of, (*of.shape, 1)) for of in (x.real, x.imag)], len(x.real.shape))
 
 
 @meaning("TopK")

@@ -113,6 +113,68 @@ def test_complex_numbers_that_a_module_keeps_are_pairs_of_real_ones(is_trained):
     check(Rotated(is_trained=is_trained))
 
 
+def rotated_heads(x, w):
+    """Rotary positions as Llama's and DeepSeek's code has them: queries are complex numbers, turned by a table."""
+    queries = torch.view_as_complex((x @ w).reshape(*x.shape[:2], 2, 2, 2))
+    angles = torch.outer(torch.arange(float(TIME)), torch.tensor([1.0, 0.3]))
+    turns = torch.polar(torch.ones_like(angles), angles)
+    return torch.view_as_real(queries * turns[None, :, None, :]).flatten(2)
+
+
+def spectral_layer(x, w):
+    """A layer of a Fourier neural operator: the lowest frequencies are mixed, the others are dropped."""
+    found = torch.fft.rfft(x, n=8, dim=1)
+    mixed = torch.zeros(x.shape[0], 5, w.shape[1], dtype=torch.cfloat)
+    mixed[:, :3] = torch.einsum("bkd,de->bke", found[:, :3], torch.view_as_complex(w))
+    return torch.fft.irfft(mixed, n=8, dim=1)[:, :TIME]
+
+
+def moved_pairs(x, w):
+    """Moves of complex numbers: a dim more, one place, parts, repeated ones, and a choice."""
+    pairs = torch.view_as_complex((x @ w).reshape(*x.shape[:2], 2, 2, 2))
+    a, b = pairs[:, :, 0].unsqueeze(-1), torch.stack(pairs.split(1, 2)[::-1], 0)[0]
+    both = torch.where(x[..., :1, None] > 0, a.repeat(1, 1, 1, 2), b.transpose(2, 3).expand(-1, -1, -1, 2))
+    return torch.view_as_real(both[:, [2, 0]]).flatten(1)
+
+
+@pytest.mark.parametrize(("compute", "shape"), [
+    (rotated_heads, (WIDTH, 8)), (moved_pairs, (WIDTH, 8)), (spectral_layer, (WIDTH, 5, 2))])
+def test_complex_numbers_are_moved_and_transformed_as_pairs(compute, shape):
+    check(Computed(compute, *shape))
+
+
+ATTENTIONS = {
+    "one head": ((2,), (2,), (2,), {"is_causal": True}),
+    "keys for all heads": ((4, 2), (1, 2), (1, 2), {"is_causal": True}),
+    "groups of one": ((4, 2), (4, 2), (4, 2), {"enable_gqa": True}),
+    "other groups of values": ((4, 2), (2, 2), (1, 2), {"enable_gqa": True, "scale": 0.3}),
+    "two dims of heads": ((2, 3, 2), (1, 3, 2), (2, 1, 2), {"attn_mask": torch.tensor([[[[1, 0, 0]]], [[[1, 1, 0]]]]) > 0}),
+}
+
+
+@pytest.mark.parametrize("case", ATTENTIONS)
+def test_attention_takes_any_number_of_dims_and_broadcasts_them(case):
+    *heads, options = ATTENTIONS[case]
+    counts = [int(np.prod(each)) for each in heads]
+
+    def attend(x, w):
+        parts = (x @ w).split(counts, -1)
+        arrays = [part.unflatten(-1, own).movedim(1, -2) for part, own in zip(parts, heads, strict=True)]
+        return torch.nn.functional.scaled_dot_product_attention(*arrays, **options)
+
+    check(Computed(attend, WIDTH, sum(counts)))
+
+
+@pytest.mark.parametrize(("pool", "lay"), [
+    (torch.nn.AdaptiveAvgPool1d(1), lambda x: x.transpose(1, 2)),
+    (torch.nn.AdaptiveAvgPool2d(1), lambda x: x.unflatten(1, (TIME, 1)).permute(0, 3, 1, 2))], ids=["1d", "2d"])
+def test_the_mean_of_all_elements_that_lie_by_channels_is_planned(pool, lay):
+    module = Computed(lambda x, w: pool(lay(x @ w)).flatten(1), WIDTH, 5)
+    check(module)
+    program, _ = from_torch(module, numbers(ROWS, TIME, WIDTH), loss=squares)
+    assert find_plan(program, hardware="dgx-h100", devices=2, batch=4).best.seconds > 0
+
+
 class Triplet(torch.nn.Module):
     def __init__(self):
         super().__init__()
