@@ -159,10 +159,11 @@ def _parts(works: int, processes: int) -> list[BothEnds[range]]:
     """The places of works, in a part for two processes each, or for the last one alone: in pieces that are taken whole."""
     length = 1 + works // MOST_PIECES
     bounds = [works * min(number, processes) // processes for number in range(0, processes + 2, 2)]
-    return [
-        BothEnds([range(begin, min(begin + length, end)) for begin in range(first, end, length)])
-        for first, end in pairwise(bounds)
-    ]
+    parts = list[BothEnds[range]]()
+    for first, end in pairwise(bounds):
+        pieces = [range(begin, min(begin + length, end)) for begin in range(first, end, length)]
+        parts.append(BothEnds(pieces))
+    return parts
 
 
 class _Team:
