@@ -122,6 +122,69 @@ def test_few_positions_of_a_pipeline_tell_all(monkeypatch: pytest.MonkeyPatch) -
     assert_as_whole(replace(run, optimizer=SGD(0.1)))
 
 
+DENSE_AT_FIRST = replace(GATED, experts=Experts(count=4, chosen=2, dense_layers=3))
+
+
+def placed(counts: Sequence[int], positions: int, microbatches: int, spec: TransformerSpec, strategy: str) -> TrainingRun:
+    """A run with these numbers of layers in its stages, of several at each position."""
+    chunks = len(counts) // positions
+    schedule = f"interleaved_1f1b:{microbatches}x{chunks}" if chunks > 1 else f"1f1b:{microbatches}"
+    run = run_of(f"{strategy} pp={positions} {schedule}", replace(spec, layers=sum(counts)), 4 * microbatches)
+    *others, pipeline = run.strategy.transforms
+    assert isinstance(pipeline, Pipeline)
+    return replace(run, strategy=Strategy(*others, replace(pipeline, begin=begins_of(counts))))
+
+
+@pytest.mark.parametrize(("counts", "positions", "spec", "wanted"), [
+    pytest.param([1] * 5, 5, GATED, (0, 1, 1, 1, 2), id="equal stages"),
+    pytest.param([1, 1, *[2] * 5, 1], 8, DENSE_AT_FIRST, (0, 1, 2, 3, 3, 3, 3, 4), id="dense layers in three stages"),
+    pytest.param([1] * 9 + [2], 5, DENSE_AT_FIRST, (0, 1, 1, 2, 3), id="two stages of a dense layer"),
+    pytest.param([2, 1, 2, 1, 1], 5, GATED, (0, 1, 2, 1, 3), id="stages of two lengths in turn"),
+])
+def test_positions_whose_stages_compute_the_same_are_told_by_one(
+        counts: Sequence[int], positions: int, spec: TransformerSpec, wanted: tuple[int, ...]) -> None:
+    assert few_layers._stand_for(placed(counts, positions, positions, spec, "")) == wanted
+
+
+@pytest.mark.takes_seconds
+def test_dense_layers_in_several_stages_are_at_positions_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(few_layers, "WORTH", 5)
+    spec = replace(GATED, experts=Experts(count=4, chosen=2, dense_layers=2))
+    run = placed([1, 1, 1, 1, 1, 2], 6, 6, spec, "ep=2")
+    step = layered_step(run, PLAIN)
+    assert step is not None and step.few.pipeline.ranks == 4
+    assert_as_whole(replace(run, optimizer=SGD(0.1)))
+
+
+@pytest.mark.takes_seconds
+def test_a_pipeline_whose_stages_all_differ_is_told_by_few_microbatches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(few_layers, "WORTH", 5)
+    run = placed([1, 2, 2], 3, 13, WINDOWS, "dp=2")
+    assert layered_step(placed([1, 2, 2], 3, 11, WINDOWS, "dp=2"), PLAIN) is None
+    step = layered_step(run, PLAIN)
+    assert step is not None and step.few.pipeline.microbatches == 6
+    assert_as_whole(replace(run, optimizer=SGD(0.1)))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved"])
+@pytest.mark.parametrize("strategy", [
+    "precision=bf16 dp=2 ep=2 zero=1", "precision=bf16,products:f8 dp=2 tp=2 sp zero=2 overlap=3KB", "dp=2 tp=2 cp=2",
+    "precision=bf16 dp=2 recompute=block.* overlap=1GB",
+])
+@pytest.mark.parametrize("spec", [DENSE_AT_FIRST, replace(DENSE_AT_FIRST, tied=True), WINDOWS])
+def test_positions_that_stand_for_all_tell_the_step(
+        monkeypatch: pytest.MonkeyPatch, schedule: str, strategy: str, spec: TransformerSpec) -> None:
+    monkeypatch.setattr(few_layers, "WORTH", 5)
+    is_interleaved = schedule == "interleaved"
+    run = placed([1, 2, 1, 1, 1, *[1] * (5 * is_interleaved)], 5, 20, spec, strategy)
+    if schedule == "gpipe":
+        run = replace(run, strategy=run.strategy.with_pipeline(schedule="gpipe"))
+    assert_as_whole(run)
+    assert_as_whole(run, Software(fused=True, overlapping=True, gradient_buffers=True))
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("counts", "strategy", "spec"), [
@@ -177,7 +240,7 @@ def test_a_bucket_that_only_all_layers_fill_is_told_by_as_many_stages_at_a_posit
     for each in (size, "5KB"):
         step = layered_step(in_stages([1] * 32, GATED, f"precision=bf16,products:f8 dp=2 zero=1 overlap={each}"), PLAIN)
         assert step is not None
-        chunks.append(step.few.program.pipeline.chunks)
+        chunks.append(step.few.pipeline.chunks)
     assert chunks == [8, 2]
 
 
