@@ -34,8 +34,8 @@ FEW_STAGES: tuple[int, ...] = (2, 3)
 """So many stages at each position: beside the first stage, and the last, are one or two others."""
 WORTH, FEWER = 16, 2
 """A model with fewer layers is simulated whole, and so is one that has not so many times the stages of both with few."""
-MANY = 4
-"""A pipeline with so many times as many microbatches as positions is told by few microbatches."""
+FEW_MICROBATCHES = 2
+"""So many for each position are run: there is more than one before the last backward of a stage."""
 _FEWEST_STAGES = 3
 """With fewer, there is none between the first and the last."""
 _BUCKETS = 3
@@ -90,7 +90,7 @@ def _sizes_of_stages(run: TrainingRun) -> Iterator[tuple[int, int]]:
     are_alike = len({*kinds[1:-1]}) == 1 and positions * pipeline.chunks >= FEWER * few
     if are_alike and _is_regular(run, in_stages=True):
         yield from pairwise(FEW_STAGES)
-    if different < positions or pipeline.microbatches >= MANY * positions:
+    if different < positions or pipeline.microbatches >= FEW_MICROBATCHES * positions:
         yield pipeline.chunks, pipeline.chunks
 
 
@@ -158,7 +158,7 @@ def _with_chunks(run: TrainingRun, chunks: int) -> TrainingRun:
     ]
     of_stages[-1] = kinds[-1]
     counts = [*map(len, of_stages)]
-    microbatches = 2 * len(first)
+    microbatches = FEW_MICROBATCHES * len(first)
     cut = {"chunks": chunks, "microbatches": microbatches, "begin": begins_of(counts)}
     small = replace(
         run,
