@@ -140,7 +140,7 @@ def placed(counts: Sequence[int], positions: int, microbatches: int, spec: Trans
     """A run with these numbers of layers in its stages, of several at each position."""
     chunks = len(counts) // positions
     schedule = f"interleaved_1f1b:{microbatches}x{chunks}" if chunks > 1 else f"1f1b:{microbatches}"
-    run = run_of(f"{strategy} pp={positions} {schedule}", replace(spec, layers=sum(counts)), 4 * microbatches)
+    run = run_of(f"{strategy} pp={positions} {schedule}", replace(spec, layers=sum(counts)), 12 * microbatches)
     *others, pipeline = run.strategy.transforms
     assert isinstance(pipeline, Pipeline)
     return replace(run, strategy=Strategy(*others, replace(pipeline, begin=begins_of(counts))))
@@ -185,7 +185,6 @@ def test_positions_with_windows_at_different_places_tell_the_step(
         monkeypatch: pytest.MonkeyPatch, counts: Sequence[int], strategy: str) -> None:
     monkeypatch.setattr(few_layers, "WORTH", 5)
     run = placed(counts, 5, 21, WINDOWS, strategy)
-    run = replace(run, batch=3 * run.batch)
     assert_as_whole(run)
     assert_as_whole(run, Software(fused=True, overlapping=True, gradient_buffers=True))
 
