@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from itertools import pairwise
+from itertools import chain, pairwise
 from math import inf
+from pathlib import Path
 from select import poll
 from time import perf_counter
 from typing import Any, Generic, TypeVar
@@ -26,12 +28,19 @@ PATIENCE, PATIENCE_SECONDS = 4, 10.0
 """A copy may take so many times as long as this process for its own share, and so many seconds more."""
 HEAD = 8
 """The bytes of the length of a result."""
+MOST_PIECES = 32_768
+"""The most pieces of works that two processes take from both ends: a pipe holds a byte for each."""
 PLACE = 2
 """The bytes of the place of a work: so a pipe holds those of 32,768."""
 ROOM = 1 << 20
 """The bytes of results that a copy may have sent before this process reads them: until then it goes on working."""
-UNSAFE = "jax", "mpi4py.MPI", "torch"
-"""Libraries with threads or connections of their own: a process that has loaded one of them is not copied."""
+UNSAFE = ("mpi4py.MPI",)
+"""Libraries with connections of their own: a process that has loaded one of them is not copied.
+
+Libraries with threads of their own may be loaded, as PyTorch and JAX.  A copy has none of their threads and calls none of
+their functions.  If it waits for one all the same, it is stuck: it is ended, and its works are done here."""
+STILL_SECONDS = 5.0
+"""A copy that has sent nothing and computed nothing for so long is stuck."""
 
 
 _ALONE: ContextVar[bool] = ContextVar("_ALONE", default=False)
@@ -53,13 +62,24 @@ def side_by_side(
 
     For works of minutes there is ``took(place, result)``, called here for each result as soon as it is known, and for
     all that there are where an exception, such as `KeyboardInterrupt`, ends the work.  Then each process does works that
-    stand beside each other, which may share what the process keeps, and copies may take as long as they need.
+    stand beside each other, which may share what the process keeps, until all are taken; and copies may take as long as
+    they need.
 
-    Without copies, all works are done here: on one core, outside of Linux, beside threads that are no daemons, where a
-    library of `UNSAFE` is loaded, and inside of a work.
+    Without copies, all works are done here: on one core, outside of Linux, beside Python threads that are no daemons, where
+    a library of `UNSAFE` is loaded, and inside of a work.  A copy that is stuck is ended, however patient this process is.
     """
-    count = min(max(len(works), 1), 1 + copies())
-    return _Team(works, count, told, took, is_patient=took is not None).done()
+    count = _processes(works)
+    if took is None:
+        dealt = [range(place, len(works), count) for place in range(count)]
+        return _Team(works, dealt, told, None, is_patient=False).done()
+    parts = _parts(len(works), count)
+    try:
+        ends = [part.taken(from_front=is_front) for part in parts for is_front in (True, False)]
+        shares = [chain.from_iterable(pieces) for pieces in ends[:count]]
+        return _Team(works, shares, told, took, is_patient=True).done()
+    finally:
+        for part in parts:
+            part.close()
 
 
 def first_come(
@@ -73,36 +93,18 @@ def first_come(
     As `side_by_side` with ``took``, but each process begins the next work as soon as it has done one, so the longest should
     come first; and the patience with copies is that of short works.  This process does the first.
     """
-    turns = _Turns(range(1, len(works)))
-    found = dict[int, Result]()
-
-    def following() -> tuple[int, Result] | None:
-        place = next(turns, None)
-        return None if place is None else (place, works[place]())
-
-    def first() -> tuple[int, Result]:
-        return 0, works[0]()
-
-    def take(_: int, result: tuple[int, Result] | None) -> None:
-        if result is not None:
-            place, found[place] = result
-            if took is not None:
-                took(place, found[place])
-
-    def tell(_: int, __: int) -> None:
-        if told is not None and len(found) < len(works):
-            told(len(found), len(works))
-
-    count = min(max(len(works), 1), 1 + copies())
+    places = range(len(works))
+    turns = _Turns(places[1:])
     try:
-        turned = [following] * (len(works) * count - 1)
-        _Team([first, *turned] if works else [], count, tell, take, is_patient=False).done()
+        shares: list[Iterable[int]] = [chain(places[:1], turns), *[turns] * (_processes(works) - 1)]
+        return _Team(works, shares, told, took or (lambda place, result: None), is_patient=False).done()
     finally:
         turns.close()
-    for place in range(len(works)):
-        if place not in found:  # a copy had taken it that failed
-            take(place, (place, works[place]()))
-    return [found[place] for place in range(len(works))]
+
+
+def _processes(works: Sequence[object]) -> int:
+    """How many processes do the works."""
+    return min(max(len(works), 1), 1 + copies())
 
 
 class _Turns:
@@ -112,6 +114,9 @@ class _Turns:
         self._left, sending = os.pipe()
         os.write(sending, b"".join(place.to_bytes(PLACE, "little") for place in places))
         os.close(sending)
+
+    def __iter__(self) -> Iterator[int]:
+        return self
 
     def __next__(self) -> int:
         """The next place, for this process."""
@@ -150,20 +155,34 @@ class BothEnds(Generic[Item]):
         os.close(self._left)
 
 
+def _parts(works: int, processes: int) -> list[BothEnds[range]]:
+    """The places of works, in a part for two processes each, or for the last one alone: in pieces that are taken whole."""
+    length = 1 + works // MOST_PIECES
+    bounds = [works * min(number, processes) // processes for number in range(0, processes + 2, 2)]
+    parts = list[BothEnds[range]]()
+    for first, end in pairwise(bounds):
+        pieces = [range(begin, min(begin + length, end)) for begin in range(first, end, length)]
+        parts.append(BothEnds(pieces))
+    return parts
+
+
 class _Team:
-    """This process and its copies, which do some works together."""
+    """This process and its copies, which do some works together: each those at the places of its share, the first's here.
+
+    Where somebody ``took`` results, copies send each as soon as they have it, else all of them at the end.
+    """
 
     def __init__(
         self,
         works: Sequence[Callable[[], Any]],
-        count: int,
+        shares: Sequence[Iterable[int]],
         told: Callable[[int, int], object] | None,
         took: Callable[[int, Any], object] | None,
         *,
         is_patient: bool,
     ) -> None:
-        self.works, self.count, self.told, self.took = works, count, told, took
-        self.at_once, self.is_patient = took is not None, is_patient
+        self.works, self.shares, self.told, self.took = works, shares, told, took
+        self.is_patient = is_patient
         self.copies: list[_Copy] = []
         self.found: dict[int, Any] = {}
 
@@ -178,16 +197,16 @@ class _Team:
             self.end()
 
     def _results(self) -> list[Any]:
-        own, *others = _shares(len(self.works), self.count, beside=self.at_once)
+        own, *others = self.shares
         with suppress(OSError):  # the system allows no further process or descriptor
             for share in others:
-                self.copies.append(_Copy([self.works[place] for place in share], share, at_once=self.at_once))
+                self.copies.append(_Copy(self.works, share, at_once=self.took is not None))
         start = perf_counter()
-        with _others(self.count > 1):
+        with _others(len(self.shares) > 1):
             for number, place in enumerate(own):
                 self._tell(number)
                 self._take(place, self.works[place]())
-                if self.at_once:
+                if self.took is not None:
                     self.read(0.0)
         self.read(inf if self.is_patient else PATIENCE * (perf_counter() - start) + PATIENCE_SECONDS)
         for place in range(len(self.works)):
@@ -206,22 +225,17 @@ class _Team:
             copy.end()
 
     def _tell(self, number: int) -> None:
+        """Tells how many works are done, before the one with a number of this process: where nobody takes results as they
+        come, copies are taken to be as fast."""
         if self.told is not None:
             count = len(self.works)
-            self.told(len(self.found) if self.at_once else min(number * self.count, count), count)
+            done = len(self.found) if self.took is not None else number * len(self.shares)
+            self.told(min(done, count), count)
 
     def _take(self, place: int, result: Any) -> None:
         self.found[place] = result
         if self.took is not None:
             self.took(place, result)
-
-
-def _shares(works: int, count: int, *, beside: bool) -> list[Sequence[int]]:
-    """The places of the works of each process: in turns, or in pieces that stand ``beside`` each other."""
-    if not beside:
-        return [range(place, works, count) for place in range(count)]
-    bounds = [works * place // count for place in range(count + 1)]
-    return [range(first, end) for first, end in pairwise(bounds)]
 
 
 @contextmanager
@@ -250,13 +264,14 @@ class _Copy:
     With ``at_once`` it sends each result as soon as it has it, else all of them at the end: a pipe does not hold much.
     """
 
-    def __init__(self, works: Sequence[Callable[[], Any]], places: Sequence[int], *, at_once: bool) -> None:
-        self.places, self.taken, self.data = places, 0, bytearray()
+    def __init__(self, works: Sequence[Callable[[], Any]], places: Iterable[int], *, at_once: bool) -> None:
+        self.data = bytearray()
         self.receiving, sending = _wide_pipe()
         life, self.life = os.pipe()
         with warnings.catch_warnings():
-            # Python 3.12 warns of threads: those here are daemons, and a copy that waits for one is ended.
+            # Python 3.12 and JAX warn of threads: a copy that waits for one is stuck, and ended.
             warnings.simplefilter("ignore", DeprecationWarning)
+            warnings.simplefilter("ignore", RuntimeWarning)
             try:
                 self.pid = os.fork()
             except OSError:
@@ -264,37 +279,57 @@ class _Copy:
                     os.close(descriptor)
                 raise
         if self.pid == 0:
+            gc.freeze()  # what the parent has made is not collected here: it may belong to threads of a library
             os.close(self.receiving)
             os.close(self.life)
             _end_with_parent(life)
-            _work(works, sending, at_once=at_once)
+            _work(works, places, sending, at_once=at_once)
         os.close(sending)
         os.close(life)
 
     def read(self, patience_seconds: float, take: Callable[[int, Any], object]) -> None:
         """Takes its results, up to its last one or as far as they come in so many seconds."""
         end = perf_counter() + patience_seconds
-        asked = poll()
-        asked.register(self.receiving)
-        while asked.poll(_milliseconds(end - perf_counter())):
+        while self._sends_until(end):
             piece = os.read(self.receiving, 1 << 20)
             if not piece:
                 return
             self.data += piece
-            for result in self._whole():
-                take(self.places[self.taken], result)
-                self.taken += 1
+            for place, result in self._whole():
+                take(place, result)
 
-    def _whole(self) -> Iterator[Any]:
-        """The results that have come as a whole, each behind its length."""
+    def _sends_until(self, end: float) -> bool:
+        """Waits until the copy sends something or ends.  It is False at the time ``end``, and where the copy is stuck."""
+        asked = poll()
+        asked.register(self.receiving)
+        computed = -1.0  # nothing is known yet
+        while not asked.poll(1e3 * max(min(end - perf_counter(), STILL_SECONDS), 0.0)):
+            if perf_counter() >= end:
+                return False
+            before, computed = computed, self._computed_seconds()
+            if computed == before:
+                return False
+        return True
+
+    def _computed_seconds(self) -> float:
+        """The time for which cores have worked for the copy; -1 where nothing says it."""
+        try:
+            said = Path(f"/proc/{self.pid}/stat").read_text(encoding="ascii", errors="replace")
+        except OSError:  # the copy has ended
+            return -1.0
+        in_its_code, in_the_system = said.rpartition(")")[2].split()[11:13]
+        return (int(in_its_code) + int(in_the_system)) / os.sysconf("SC_CLK_TCK")
+
+    def _whole(self) -> Iterator[tuple[int, Any]]:
+        """The results that have come as a whole, each with its place, behind the length of both."""
         while len(self.data) >= HEAD:
             end = HEAD + int.from_bytes(self.data[:HEAD], "little")
             if len(self.data) < end:
                 return
             with memoryview(self.data) as sent, sent[HEAD:end] as content:
-                result = pickle.loads(content)  # noqa: S301  (from a copy of this process)
+                place_and_result = pickle.loads(content)  # noqa: S301  (from a copy of this process)
             del self.data[:end]
-            yield result
+            yield place_and_result
 
     def end(self) -> None:
         """Ends the copy, which may have ended before."""
@@ -316,11 +351,6 @@ def _wide_pipe() -> tuple[int, int]:
     return receiving, sending
 
 
-def _milliseconds(seconds: float) -> float | None:
-    """How long `poll` is to wait: None is without an end."""
-    return None if seconds == inf else 1e3 * max(seconds, 0.0)
-
-
 def _end_with_parent(life: int) -> None:
     """The kernel kills this copy when the other end of ``life`` closes, as it does when the parent is killed: what the
     copy works on may take minutes, and nobody waits for it."""
@@ -335,14 +365,14 @@ def _end_with_parent(life: int) -> None:
         os._exit(1)
 
 
-def _work(works: Sequence[Callable[[], Any]], sending: int, *, at_once: bool) -> None:
+def _work(works: Sequence[Callable[[], Any]], places: Iterable[int], sending: int, *, at_once: bool) -> None:
     """What a copy does.  It never returns, and it runs nothing that its parent wanted to run at the end."""
     data = bytearray()
     _ALONE.set(True)
     try:
         with suppress(Exception):  # the parent meets the same error
-            for work in works:
-                content = pickle.dumps(work(), pickle.HIGHEST_PROTOCOL)
+            for place in places:
+                content = pickle.dumps((place, works[place]()), pickle.HIGHEST_PROTOCOL)
                 data += len(content).to_bytes(HEAD, "little") + content
                 if at_once:
                     data = _sent(data, sending)

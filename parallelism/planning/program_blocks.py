@@ -16,7 +16,7 @@ import numpy as np
 
 from parallelism.ir import Function, Value
 from parallelism.ir.core import Op
-from parallelism.ir.passes import tables, with_tables_once
+from parallelism.ir.passes import tables, unstacked, with_tables_once
 
 CONSTANT = "constant"
 BLOCK = "block"
@@ -196,18 +196,15 @@ def _key(op: Op) -> Any:
 
 
 def _place_of_number(a: str, b: str) -> int | None:
-    """Which part of two names differs, if it is the first number in both."""
+    """Which part of two names differs, if it is a number in both, and the only part that does."""
     a_parts, b_parts = a.split("."), b.split(".")
-    place = _first_number(a_parts)
-    if len(a_parts) != len(b_parts) or place is None or place != _first_number(b_parts):
+    if len(a_parts) != len(b_parts):
         return None
     differing = [i for i, (x, y) in enumerate(zip(a_parts, b_parts, strict=True)) if x != y]
-    return place if differing == [place] else None
-
-
-def _first_number(parts: Sequence[str]) -> int | None:
-    """The place of the first part that is a number."""
-    return next((i for i, part in enumerate(parts) if part.isdecimal()), None)
+    if len(differing) != 1:
+        return None
+    (place,) = differing
+    return place if a_parts[place].isdecimal() and b_parts[place].isdecimal() else None
 
 
 def with_later_calls_outside(function: Function, prefix: str) -> Function:
@@ -325,7 +322,20 @@ _NUMBERED = re.compile(r"((?:(?!\d+\.)\w+\.)*(?!\d+\.)\w+)\.(\d+)")
 def found_blocks(function: Function) -> tuple[Function, str, int]:
     """The function, the region with most numbered parts, and their number: parts that are alike, or those of an outermost
     region.  They are alike in the function, or where modules that are called again behind all blocks are of none, or by
-    what the ops compute, in whatever regions."""
+    what the ops compute, in whatever regions; or where stacks are an input for each of their rows (`unstacked`)."""
+    found = _alike_blocks(function)
+    if found is None and (of_rows := unstacked(function)) is not function:
+        found = _alike_blocks(of_rows)
+    if found is not None:
+        return found
+    function = with_regions(function)
+    count = _numbered_parts(function)
+    outer = [(prefix, len(parts)) for prefix, parts in count.items() if "." not in prefix]
+    return function, *max(outer, key=lambda item: item[1], default=("", 0))
+
+
+def _alike_blocks(function: Function) -> tuple[Function, str, int] | None:
+    """What `found_blocks` finds where blocks are alike; else None."""
     function = with_regions(function)
     count = _numbered_parts(function)
     for prefix, parts in sorted(count.items(), key=lambda item: -len(item[1])):
@@ -336,8 +346,7 @@ def found_blocks(function: Function) -> tuple[Function, str, int]:
                 return made, prefix, len(parts)
     if function.regions and (made := with_other_regions(function)) is not function:
         return made, BLOCK, len(_numbered_parts(made)[BLOCK])
-    outer = [(prefix, len(parts)) for prefix, parts in count.items() if "." not in prefix]
-    return function, *max(outer, key=lambda item: item[1], default=("", 0))
+    return None
 
 
 def _numbered_parts(function: Function) -> dict[str, set[int]]:

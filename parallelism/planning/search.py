@@ -125,10 +125,12 @@ def find_plan(
     """The plans for training steps of ``model`` on batches of ``batch`` rows, the best first.
 
     ``model`` is a `TransformerSpec`, the name of a published one, or the program of a loss with the symbol ``B`` for
-    the rows of the batch.  A published one is trained in bfloat16, with main copies in float32, and its vocabulary is
-    padded to a multiple of 128 (`TransformerSpec.padded`), so that ``tp`` can divide it.  A `TransformerSpec` is taken
-    as it is: ``replace(spec, dtype="bfloat16")`` is in mixed precision.  ``hardware`` is a `Hardware`, a file, a preset
-    with the number of its nodes (``dgx-h100:8`` has 64 GPUs), or a preset alone with the number of ``devices``.
+    the rows of the batch.  Where layers of a program read their rows of stacked weights, each row is an input of
+    `Plan.step` (`parallelism.ir.passes.unstacked`).  A published model is trained in bfloat16, with main copies in
+    float32, and its vocabulary is padded to a multiple of 128 (`TransformerSpec.padded`), so that ``tp`` can divide it.
+    A `TransformerSpec` is taken as it is: ``replace(spec, dtype="bfloat16")`` is in mixed precision.  ``hardware`` is a
+    `Hardware`, a file, a preset with the number of its nodes (``dgx-h100:8`` has 64 GPUs), or a preset alone with the
+    number of ``devices``.
     ``memory`` limits the bytes of a device, as a number or a text such as ``72GB``; None is all of its memory.
     ``reserve`` is what tensors cannot use of it: a `Reserve`, or bytes as for ``memory``; None is that of the hardware,
     or nothing if ``memory`` says what may be used.

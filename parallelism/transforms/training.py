@@ -22,6 +22,7 @@ from parallelism.ir.core import Attributes, Builder, Function, Op, TensorType, V
 from parallelism.ir.core.derived import renamed_value, repeated_op
 from parallelism.ir.passes.frozen import frozen_inputs, with_frozen
 from parallelism.ir.passes.gradients import DELAYED, GRADIENT, MARK, depending
+from parallelism.ir.passes.stacked_weights import rows_of_stacks
 from parallelism.ir.tracing.current import recording
 from parallelism.ir.tracing.tracing import Traced, lift
 from parallelism.kernels.optimizers import SGD, Adam, AdamState, AdamW, clipped
@@ -120,6 +121,7 @@ def first_state(step: Function | Step, parameters: Mapping[str, Any]) -> dict[st
     parts = Parts.of(step)
     kept = frozen_in_float8(parts)
     names = {value.name for value in given_weights(step)}
+    parameters = rows_of_stacks(names, parameters)
     if names != parameters.keys():
         has = "has the weights" if parts.frozen else "trains"
         raise ValueError(

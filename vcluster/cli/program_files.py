@@ -19,6 +19,7 @@ from parallelism.dtypes import is_floating, is_narrow
 from parallelism.execution import Executable, Profile, TrainedPipeline, operation_on
 from parallelism.hardware.fields import shown
 from parallelism.interop import Partitioned
+from parallelism.ir.passes import rows_of_stacks, unstacked
 from parallelism.ir.passes.given_arrays import numbers_in
 from parallelism.layouts import localize
 from parallelism.mesh import Mesh
@@ -258,9 +259,11 @@ def _trained(arguments: argparse.Namespace, program: ir.Function | Step) -> ir.F
 
 
 def _with_named_blocks(arguments: argparse.Namespace, loss: ir.Function) -> ir.Function:
-    """The loss with the blocks that a search finds by what repeats, if the strategy names them, as in ``pp@block.2=2``."""
+    """The loss as a search plans it: with the blocks that it finds by what repeats, if the strategy names them, as in
+    ``pp@block.2=2``, or if they are rows of stacks, which are inputs of their own then."""
     names_blocks = re.search(rf"\b{BLOCK}\.", arguments.strategy or "") is not None
-    return found_blocks(loss)[0] if names_blocks and BLOCK not in loss.regions else loss
+    has_stacks = bool(arguments.strategy) and unstacked(loss) is not loss
+    return found_blocks(loss)[0] if (names_blocks and BLOCK not in loss.regions) or has_stacks else loss
 
 
 def held(arguments: argparse.Namespace, program: ir.Function) -> ir.Function:
@@ -475,7 +478,7 @@ def sizes_in(path: Path, function: ir.Function) -> dict[str, int]:
 
 
 def arrays_in(path: Path, function: ir.Function) -> dict[str, NDArray[Any]]:
-    """The arrays in a file, by their names."""
+    """The arrays in a file, by their names: those of stacks as the rows that the function takes."""
     try:
         with accessing(path, "read", "inputs"):
             zipfile.ZipFile(path).close()  # NumPy would take another file for a pickle
@@ -488,6 +491,7 @@ def arrays_in(path: Path, function: ir.Function) -> dict[str, NDArray[Any]]:
             f"--inputs: {path} cannot be read: it is not an .npz file of numpy.savez ({error})"
         ) from None
     types = {value.name: value.type.dtype for value in function.inputs}
+    found = rows_of_stacks(types, found)
     for name, array in found.items():
         dtype = types.get(name, array.dtype)
         if array.dtype.kind == "V" and is_narrow(dtype):  # NumPy saves narrow floats as bytes

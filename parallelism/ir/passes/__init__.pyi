@@ -20,3 +20,4 @@ from .memory import (
 from .renaming import Form as Form, Renaming as Renaming
 from .room import with_room as with_room
 from .shared_tables import tables as tables, with_tables_once as with_tables_once
+from .stacked_weights import rows_of_stacks as rows_of_stacks, unstacked as unstacked

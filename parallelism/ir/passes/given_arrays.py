@@ -13,6 +13,7 @@ from parallelism.arrays import Array, plain_array
 from parallelism.display.quantities import cut, plural
 from parallelism.ir.core import Extent, Function, Value, names_in
 from parallelism.ir.core.extents import specialized
+from parallelism.ir.passes.stacked_weights import rows_of_stacks
 
 MOST_NAMES = 300
 """Characters of a list of names in an error, about."""
@@ -21,12 +22,14 @@ FEW = 8
 
 
 def named_arrays(function: Function, inputs: Sequence[Any] | Mapping[str, Any]) -> dict[str, Array]:
-    """The inputs by name, in the order of the function.  They are given in order or by name.
+    """The inputs by name, in the order of the function.  They are given in order or by name; by name an array may hold the
+    rows of several inputs (`rows_of_stacks`).
 
     ``ValueError`` if there are more or fewer, or others; ``TypeError`` for masked arrays.
     """
     names = [value.name for value in function.inputs]
     if isinstance(inputs, Mapping):
+        inputs = rows_of_stacks(names, inputs)
         if inputs.keys() != set(names):
             raise ValueError(
                 f"@{function.name} takes the inputs {_listed(names)}; got {_listed(inputs)}{_differing(inputs, names)}"

@@ -2,10 +2,13 @@
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from select import select
+from subprocess import run
 from typing import Any
 
 import numpy as np
@@ -63,11 +66,32 @@ def test_results_are_in_order_and_works_are_dealt_out(count: int, works: int) ->
 
 
 @pytest.mark.sampled(3)
-def test_results_are_taken_as_they_come_and_neighbours_stay_together(count: int) -> None:
-    took: dict[int, bool] = {}
-    found = side_by_side([in_a_copy] * 7, took=took.__setitem__)
-    bounds = [7 * place // (1 + count) for place in range(2 + count)]
-    assert found == [place >= bounds[1] for place in range(7)] == [took[place] for place in range(7)]
+@pytest.mark.parametrize("most", [1 << 15, 3])
+def test_results_are_taken_as_they_come_and_neighbours_stay_together(
+    count: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST_PIECES", most)
+    took: dict[int, int] = {}
+    found = side_by_side([os.getpid] * 7, took=took.__setitem__)
+    assert found == [took[place] for place in range(7)]
+    assert sum(one != other for one, other in pairwise(found)) == len({*found}) - 1 <= count
+
+
+def test_a_copy_does_what_this_process_has_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "copies", lambda: 1)
+    told, tell = os.pipe()
+
+    def work(place: int) -> bool:
+        if place == 0:
+            assert select([told], [], [], 20)[0]        # the copy has done all others
+        if place == 1:
+            os.write(tell, b".")
+        return in_a_copy()
+
+    found = side_by_side([partial(work, place) for place in range(5)], took=lambda place, result: None)
+    assert found == [False, True, True, True, True]
+    os.close(told)
+    os.close(tell)
 
 
 def test_an_interrupt_leaves_what_was_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +102,7 @@ def test_an_interrupt_leaves_what_was_taken(monkeypatch: pytest.MonkeyPatch) -> 
         if number == 1:
             assert select([told], [], [], 20)[0]        # a result of the copy is on its way
             raise KeyboardInterrupt
-        if number == 3:
+        if number == 2:
             os.write(tell, b".")
             threading.Event().wait()
         return number
@@ -86,7 +110,7 @@ def test_an_interrupt_leaves_what_was_taken(monkeypatch: pytest.MonkeyPatch) -> 
     took: dict[int, int] = {}
     with pytest.raises(KeyboardInterrupt):
         side_by_side([partial(work, number) for number in range(4)], took=took.__setitem__)
-    assert took == {0: 0, 2: 2}
+    assert took == {0: 0, 3: 3}
     os.close(told)
     os.close(tell)
 
@@ -130,6 +154,62 @@ def test_a_copy_that_never_ends_is_ended_and_its_work_done_here(monkeypatch: pyt
     monkeypatch.setattr(module, "copies", lambda: 1)
     monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.1)
     assert side_by_side([lambda: 1, lambda: threading.Event().wait() if in_a_copy() else 2]) == [1, 2]
+
+
+def test_a_copy_that_waits_for_a_lock_of_nobody_is_ended_where_this_process_is_patient(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "copies", lambda: 1)
+    monkeypatch.setattr(module, "STILL_SECONDS", 0.25)
+    lock = threading.Lock()
+    lock.acquire()          # as by a thread of a library, which a copy does not have
+
+    def work(place: int) -> tuple[int, bool]:
+        if in_a_copy() and place == 1:
+            lock.acquire()
+        return place, in_a_copy()
+
+    found = side_by_side([partial(work, place) for place in range(2)], took=lambda place, result: None)
+    assert found == [(0, False), (1, False)]
+
+
+@pytest.mark.takes_seconds
+def test_a_copy_that_computes_is_not_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "copies", lambda: 1)
+    monkeypatch.setattr(module, "STILL_SECONDS", 0.25)
+    begun, begin = os.pipe()
+
+    def work(place: int) -> tuple[bool, int]:
+        if place == 0:
+            return in_a_copy(), len(select([begun], [], [], 20)[0])     # the copy has begun the other
+        os.write(begin, b".")
+        return in_a_copy(), sum(range(20_000_000))
+
+    found = side_by_side([partial(work, place) for place in range(2)], took=lambda place, result: None)
+    assert found == [(False, 1), (True, 199_999_990_000_000)]
+    os.close(begun)
+    os.close(begin)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("library", "work"), [
+    ("jax", "jax.numpy.ones((300, 300)) @ jax.numpy.ones(300)"),
+    ("torch", "torch.ones(4_000_000).add(299)"),
+])
+def test_a_process_that_has_loaded_a_library_with_threads_is_copied_and_nothing_is_said(library: str, work: str) -> None:
+    pytest.importorskip(library)
+    program = f"""
+import os, {library}
+from parallelism.side_by_side import copies, side_by_side
+assert float(({work})[0]) == 300
+assert copies() == len(os.sched_getaffinity(0)) - 1
+processes = {{*side_by_side([os.getpid, os.getpid])}}
+assert len(processes) == min(2, 1 + copies())
+assert float(({work})[0]) == 300
+"""
+    found = run([sys.executable, "-W", "always", "-c", program], env=os.environ | {"OMP_NUM_THREADS": "2"},
+                capture_output=True, text=True, timeout=120, check=False)
+    assert found.returncode == 0 and not found.stdout + found.stderr, found.stderr
 
 
 def test_works_are_done_here_where_no_further_process_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -196,6 +196,32 @@ def test_the_line_of_a_plan_names_blocks_that_the_file_does_not(
 
 
 @pytest.mark.takes_seconds
+@pytest.mark.parametrize("pp", ["1", "2"])
+def test_the_line_of_a_plan_is_for_a_file_whose_layers_are_rows_of_stacks(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, pp: str
+) -> None:
+    def loss(p: Any, x: Any) -> Any:
+        for layer in range(4):
+            x = x + np.tanh(x @ p["up"][layer]) @ p["down"][layer]
+        return np.mean(x * x)
+
+    stacks = {"up": ir.TensorType("f32", (4, 6, 10)), "down": ir.TensorType("f32", (4, 10, 6))}
+    path, found, arrays = tmp_path / "loss.vcl", tmp_path / "plans.json", tmp_path / "arrays.npz"
+    path.write_text(str(ir.record(loss, stacks, ir.TensorType("f32", (*ir.symbols("B"), 6)))))
+    status, _, err = said(capsys, "plan", str(path), "--batch", "B=16", "--hardware", "dgx-h100", "--devices", "4",
+                          "--fix", f"pp={pp}", "--fix", "zero=1", "--top", "1", "--save", str(found))
+    assert (status, err) == (0, "")
+    first, = json.loads(found.read_text())["plans"]
+    line = shlex.split(first["command"])
+    status, out, err = said(capsys, *line[3:], "--json")
+    assert (status, err) == (0, "")
+    assert json.loads(out)["seconds"] == first["seconds"]
+    np.savez(arrays, **{"p.up": np.ones((4, 6, 10), "f4"), "p.down": np.ones((4, 10, 6), "f4"), "x": np.ones((16, 6), "f4")})
+    sgd = ["--optimizer", "sgd", *line[line.index("--strategy"):], "--inputs", str(arrays)]
+    assert said(capsys, "run", str(path), *sgd)[::2] == (0, "")
+
+
+@pytest.mark.takes_seconds
 def test_no_word_of_a_plan_is_cut(capsys: pytest.CaptureFixture[str], file: Path, tmp_path: Path) -> None:
     split = "pp=16 dp=64 cp=2 tp=8 sp zero=1 overlap interleaved_1f1bx10 recompute=selective order=dp-pp-cp-tp mb=128"
     document, other, reason = json.loads(file.read_text()), tmp_path / "other.json", "a reason " * 20 + "with its end"

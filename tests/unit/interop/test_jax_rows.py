@@ -14,6 +14,7 @@ from parallelism import ir  # noqa: E402
 from parallelism.interop import from_jax  # noqa: E402
 from parallelism.layouts.stages.beginnings import by_rows  # noqa: E402
 from parallelism.planning import find_plan  # noqa: E402
+from parallelism.planning.program_blocks import Blocks, found_blocks  # noqa: E402
 
 B, = ir.symbols("B")
 ROWS, NODES, EDGES, WIDTH = 3, 7, 11, 5
@@ -75,3 +76,31 @@ def test_a_net_over_graphs_is_planned_from_pieces():
     program = from_jax(loss, weights, ir.TensorType("f32", (B, NODES, WIDTH)), edges, edges)
     plans = find_plan(program, hardware="dgx-h100", devices=4, batch=16, tp=1)
     assert plans.best.is_simulated and not plans.one_by_one
+
+
+@pytest.mark.takes_seconds
+def test_layers_of_a_scan_are_blocks():
+    """``lax.scan`` goes over weights that are stacked layer behind layer; each layer is a block with its own rows."""
+    layers, width = 3, 6
+
+    def loss(p, x):
+        layer = lambda x, w: (x + jnp.tanh(x @ w["up"] * w["scale"]) @ w["down"], None)
+        return (jax.lax.scan(layer, x @ p["first"], p["layers"])[0] ** 2).mean()
+
+    f32 = lambda *shape: ir.TensorType("f32", shape)
+    stacks = {"up": f32(layers, width, 7), "down": f32(layers, 7, width), "scale": f32(layers)}
+    program = from_jax(loss, {"first": f32(5, width), "layers": stacks}, f32(B, 5))
+    found, prefix, count = found_blocks(program)
+    assert count == layers == len({value.name for value in found.inputs if value.name.startswith("p.layers.scale.")})
+    assert Blocks.of(found, prefix, count) is not None
+    rng = np.random.default_rng(0)
+    arrays = {value.name: rng.normal(size=value.type.specialize({"B": ROWS}).shape).astype("f4") for value in program.inputs}
+    names = [value.name for value in found.inputs if value.name != "x"]
+    step = ir.gradient(found.specialize(B=ROWS), names, keep_outputs=True)
+    value, *slopes = ir.interpret(step, arrays).outputs
+    params = {"first": arrays["p.first"], "layers": {name: arrays[f"p.layers.{name}"] for name in stacks}}
+    expected, slope = jax.value_and_grad(loss)(params, arrays["x"])
+    np.testing.assert_allclose(value, expected, rtol=1e-5)
+    for name in stacks:
+        rows = [own for own, each in zip(slopes, names, strict=True) if each.startswith(f"p.layers.{name}.")]
+        np.testing.assert_allclose(np.stack(rows), slope["layers"][name], rtol=1e-4, atol=1e-5)

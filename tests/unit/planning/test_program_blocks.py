@@ -9,7 +9,7 @@ from numpy.testing import assert_array_equal
 from parallelism import ir
 from parallelism.ir.passes import with_tables_once
 from parallelism.planning import find_plan, promising
-from parallelism.planning.program_blocks import Blocks, with_regions
+from parallelism.planning.program_blocks import Blocks, found_blocks, with_regions
 from parallelism.planning.promising import (
     MOST_LEFT,
     PROMISING,
@@ -316,3 +316,55 @@ def test_rows_of_the_best_meshes_fill_the_room():
     assert most_promising(meshes, [8, 1, 5], 0) == {8, 1, 5}
     assert most_promising(meshes, [8, 1, 5], 3) == {8, 1, 5, 7, 9, 2}
     assert most_promising(meshes, [8, 1, 5], 99) == {1, 2, 3, 4, 5, 6, 7, 8, 9}
+
+
+def with_stacks(layers, *, regions):
+    """`residual`, whose layers read their own rows of weights that are stacked."""
+    def loss(p, x):
+        x = x @ p["first"]
+        for i in range(layers):
+            with ir.region(f"layers.{i}") if regions else ir.region("all"):
+                up, bias, down = (p["layers"][name][i] for name in ("up", "bias", "down"))
+                x = x + np.tanh(x @ up + bias) @ down
+        return np.mean((x @ p["last"]) ** 2)
+
+    f32 = lambda *shape: ir.TensorType("f4", shape)
+    each = {"up": f32(layers, WIDTH, INNER), "bias": f32(layers, INNER), "down": f32(layers, INNER, WIDTH)}
+    made = ir.record(loss, {"first": f32(5, WIDTH), "layers": each, "last": f32(WIDTH, 4)}, f32(B, 5))
+    return made if regions else without_regions(made)
+
+
+@pytest.mark.takes_seconds
+@pytest.mark.parametrize("regions", [True, False])
+def test_layers_that_read_rows_of_stacks_are_blocks(regions):
+    program = with_stacks(4, regions=regions)
+    found, prefix, count = found_blocks(program)
+    assert (prefix, count) == ("layers" if regions else "block", 4)
+    assert [value.name for value in found.inputs if ".up" in value.name] == [f"p.layers.up.{i}" for i in range(4)]
+    assert found_blocks(found) == (found, prefix, count)
+    listed = residual(4, regions=regions)
+    fixed = {"recompute": "none", "microbatch": 2, "schedule": "1f1b", "hardware": "dgx-h100", "devices": 4, "batch": 16}
+    rows, others = find_plan(program, **fixed), find_plan(listed, **fixed)
+    assert not rows.one_by_one and len(rows) == len(others) > 5 and {row.settings["pp"] for row in rows} == {1, 2, 4}
+    for row, other in zip(rows, others, strict=True):
+        assert row.settings == other.settings and row.peak_bytes == other.peak_bytes
+        assert row.seconds == pytest.approx(other.seconds, rel=1e-12)
+
+
+def test_stacks_stay_where_layers_are_not_alike():
+    program = ir.record(lambda p, x: np.mean(np.sin(x @ p["w"][0]) @ p["w"][1]), {"w": ir.TensorType("f4", (2, 5, 5))},
+                        ir.TensorType("f4", (B, 5)))
+    assert found_blocks(program)[0] == program
+
+
+def test_the_number_of_a_block_may_be_behind_another_number():
+    def loss(p, x):
+        for i in range(3):
+            x = np.tanh(x @ p["towers"][1]["layers"][i]["up"]) @ p["towers"][1]["layers"][i]["down"] + p["towers"][0]
+        return np.mean(x ** 2)
+
+    each = {"up": ir.TensorType("f4", (5, 8)), "down": ir.TensorType("f4", (8, 5))}
+    program = ir.record(loss, {"towers": [ir.TensorType("f4", (5,)), {"layers": [each] * 3}]}, ir.TensorType("f4", (B, 5)))
+    found, prefix, count = found_blocks(without_regions(program))
+    assert (prefix, count) == ("block", 3)
+    assert_array_equal(run(Blocks.of(found, prefix, count).of_layers(3)), run(program))
