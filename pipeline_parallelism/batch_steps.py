@@ -69,6 +69,8 @@ class TrainStep(ModelStep):
     loss on the last stage's rank.
     """
 
+    kept_by_devices = True
+
     def __init__(
         self, model: Model, optimizer: Optimizer, returns: str | Iterable[str], recompute: Recompute = "none"
     ) -> None:
@@ -208,6 +210,8 @@ class PredictStep(ModelStep):
 
     **Communication**: ``stages - 1`` messages for each microbatch, as in `TrainStep`.
     """
+
+    kept_by_devices = True
 
     def inputs(self, mesh: Mesh, *args: npt.ArrayLike) -> list[tuple[Any, ...]]:
         """For each rank: the inputs of its replica, if it has the first stage, and their number of rows."""

@@ -84,8 +84,10 @@ class ModelStep(PipelinedOperation):
         return np.array_split(x, self.pipeline.microbatches)
 
     def _rows(self, rows: int) -> list[int]:
-        """The number of rows of each microbatch, for a replica with ``rows`` rows."""
-        return [len(part) for part in self._split(np.arange(rows))]
+        """The number of rows of each microbatch, for a replica with ``rows`` rows: as `_split` cuts them."""
+        count = self.pipeline.microbatches
+        least, more = divmod(rows, count)
+        return [least + 1] * more + [least] * (count - more)
 
     def _by_inner_place(self, mesh: Mesh, outputs: Sequence[Any]) -> dict[tuple[int, int], list[Any]]:
         """The outputs by (position in the pipeline, replica), each a list in the order of the ranks."""

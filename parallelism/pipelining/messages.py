@@ -1,6 +1,7 @@
 """The messages between the actions of a schedule: the result that each takes, where its own goes, and their tags."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -35,18 +36,35 @@ def passed(pipeline: Pipeline, actions: Sequence[Action]) -> list[Passed]:
     A tag says which action takes the result, so every result of a step has another.  It does not matter whether the
     stage that takes a gradient splits its backward.
     """
-    return list(map(Passed, *passed_columns(pipeline, actions).tolist()))
+    return list(_passed(*_facts(pipeline), tuple(actions)))
 
 
 def passed_columns(pipeline: Pipeline, actions: Sequence[Action]) -> npt.NDArray[np.int64]:
     """`passed` as an array: a row for each field of `Passed`, a column for each action."""
-    schedule, count = pipeline.schedule, pipeline.microbatches
-    ranks = np.array(
-        [*schedule.placement, NOBODY]
-    )  # also of the stage before the first, and of that after the last
+    return _columns(*_facts(pipeline), actions)
+
+
+def _facts(pipeline: Pipeline) -> tuple[tuple[int, ...], int, tuple[str, ...]]:
+    """What decides who passes what on: the rank of each stage, the number of microbatches, the kinds that pass on."""
+    schedule = pipeline.schedule
+    return schedule.placement, pipeline.microbatches, tuple(filter(schedule.passes_on, KINDS))
+
+
+@lru_cache(maxsize=16)
+def _passed(
+    placement: tuple[int, ...], count: int, passing: tuple[str, ...], actions: tuple[Action, ...]
+) -> tuple[Passed, ...]:
+    """`passed`, found once: the steps of a training repeat their actions."""
+    return tuple(map(Passed, *_columns(placement, count, passing, actions).tolist()))
+
+
+def _columns(
+    placement: tuple[int, ...], count: int, passing: tuple[str, ...], actions: Sequence[Action]
+) -> npt.NDArray[np.int64]:
+    ranks = np.array([*placement, NOBODY])  # also of the stage before the first, and of that after the last
     kinds = {kind: number for number, kind in enumerate((*KINDS, *MESSAGES))}
     step_of = np.where([kind[-1] == "F" for kind in kinds], 1, -1)
-    passes = np.array([kind in MESSAGES or schedule.passes_on(kind) for kind in kinds])
+    passes = np.array([kind in MESSAGES or kind in passing for kind in kinds])
     takes = passes & [kind[0] != "S" for kind in kinds]
     gives = passes & [kind[0] != "R" for kind in kinds]
     stages, names, microbatches = zip(*actions, strict=True) if actions else ((), (), ())

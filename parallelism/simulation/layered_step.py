@@ -1,40 +1,39 @@
 """`LayeredStep`: a step of a model with many equal layers as an operation, from steps of two models with few.
 
 It has the events of a `PipelinedStep` of the whole model, whose program is never made.  The two have either fewer layers
-in one stage, or fewer stages with as many layers each, on at most `POSITIONS` positions of a pipeline: the first, the last,
-and one that stands for all between them.
+in one stage, or fewer stages with as many layers each: at those positions of a pipeline that stand for all, such as the
+first, the last, and one of those between them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import replace
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from parallelism.collectives import MemberCall
-from parallelism.execution import StagePrograms, TypedArray
+from parallelism.execution import TypedArray
 from parallelism.execution.last_backward import LastBackward
 from parallelism.hardware import Software
 from parallelism.layouts.stages import Part
-from parallelism.layouts.stages.messages import packed
 from parallelism.memoized import memoized
 from parallelism.mesh import Mesh
 from parallelism.pipelining import Pipeline, message_user
 from parallelism.simulation.device_events import DeviceEvents
 from parallelism.simulation.equal_layers import MARK, MayGrow, UnequalLayers, with_layers
 from parallelism.simulation.event_classes import Ints, Templates
-from parallelism.simulation.operations import PipelinedStep, PriceEvents, SimulatedOperation
+from parallelism.simulation.operations import PriceEvents, SimulatedOperation
+from parallelism.simulation.ran_step import DeviceRun, RanStep, StageActions
 from parallelism.simulation.repeated_actions import run_repeated
 from parallelism.simulation.repeated_stages import RepeatedEvents, RepeatingStage
-from parallelism.simulation.step_tails import Tail, head_of, tail_of
+from parallelism.simulation.step_tails import Tail
 from parallelism.simulation.typed_device import TypedDevice
 
-POSITIONS = 3
 FEWEST = 3
 """With fewer layers none is between the first and the last: what is done once a layer, one layer ahead, is not told from
 what is done for all layers at first."""
@@ -52,6 +51,8 @@ class Whole(NamedTuple):
     software: Software
     made: Callable[[Software], SimulatedOperation]
     """Makes the step for other software."""
+    stand_for: tuple[int, ...] = (0,)
+    """By position in the pipeline, the position in the steps of few layers that does the same."""
 
 
 class LayeredStep:
@@ -60,25 +61,23 @@ class LayeredStep:
     `UnequalLayers` where its events do not follow from those of the two.
     """
 
-    def __init__(self, few: PipelinedStep, more: PipelinedStep, whole: Whole) -> None:
+    def __init__(self, few: RanStep, more: RanStep, whole: Whole) -> None:
         self.few, self.more, self.whole, self.software = few, more, whole, whole.software
         self.mesh, self.pipeline = whole.mesh, whole.pipeline
-        small = few.program.pipeline
-        self.axis, self.stages = few.program.axes(few.mesh)[0], small.stages
+        small = few.pipeline
+        self.axis, self.stages = few.axis, small.stages
         if self.stages == 1 and whole.few < FEWEST:
             raise UnequalLayers("one or two layers have none between the first and the last")
         if any(each != number % small.ranks for number, each in enumerate(small.schedule.placement)):
             raise UnequalLayers("stages lie on the ranks in another order than one round after the other")
-        if not np.array_equal(few.classes[1], more.classes[1]):
+        if not np.array_equal(few.first, more.first):
             raise UnequalLayers("other devices are equal with a layer more")
         self.places = self._small_places()
         self.first, self.class_of = self._classes()
         self._known: dict[Any, RepeatedEvents] = {}
-        ran = {rank: few.run(rank, None) for rank in few.classes[0]}
-        self._run = {}
-        for rank, own in ran.items():
-            self._run[rank] = own, own if more is few else more.run(rank, None)
-        self._around = {rank: self._around_actions(*devices) for rank, devices in self._run.items()}
+        self._around = {
+            rank: self._around_actions(device, more.devices[rank]) for rank, device in few.devices.items()
+        }
         for number, rank in enumerate(self.first):
             self._check(len(self._stages_of(number)), self._small_rank(rank))
 
@@ -124,17 +123,13 @@ class LayeredStep:
         coordinates = np.unravel_index(np.arange(self.mesh.size), shape)
         places = dict(zip(self.mesh.axes, coordinates, strict=True))
         if self.axis is not None:
-            # The first position is the first, the last the last; one between them does what all between do.
-            last, small_last = self.mesh.shape[self.axis] - 1, self.few.mesh.shape[self.axis] - 1
-            own = places[self.axis]
-            between = np.minimum(own, 1 if small_last > 1 else 0)
-            places[self.axis] = np.where(own == last, small_last, between)
+            places[self.axis] = np.array(self.whole.stand_for)[places[self.axis]]
         return np.ravel_multi_index(tuple(places.values()), small_shape)
 
     def _classes(self) -> tuple[list[int], Ints]:
         """The first rank of each class of devices that have the same events, and the class of each rank."""
         positions = self._positions
-        keys = zip(positions, self.few.classes[1][self.places].tolist(), strict=True)
+        keys = zip(positions, self.few.first[self.places].tolist(), strict=True)
         first: dict[Any, int] = {}
         of = [first.setdefault(key, rank) for rank, key in enumerate(keys)]
         return list(first.values()), np.unique(of, return_inverse=True)[1]
@@ -152,10 +147,9 @@ class LayeredStep:
         """The stage of the step of few layers that does what a stage does, on the device that stands for its position."""
         if number in (0, self.pipeline.stages - 1):
             return 0 if number == 0 else self.stages - 1
-        small = self.few.program.pipeline.ranks
-        if position == 0:
-            return small
-        return 1 if position < self.pipeline.ranks - 1 else small - 1
+        small = self.few.pipeline
+        chunk = number // self.pipeline.ranks if small.chunks == self.pipeline.chunks else int(position == 0)
+        return chunk * small.ranks + self.whole.stand_for[position]
 
     def _stages_of(self, number: int) -> dict[int, Any]:
         """The programs of the stages of a class of devices."""
@@ -169,7 +163,7 @@ class LayeredStep:
 
     def _small_rank(self, rank: int) -> int:
         """The representative of the devices that do what this one does, in the steps of few layers."""
-        return self.few.classes[0][int(self.few.classes[1][self.places[rank]])]
+        return int(self.few.first[self.places[rank]])
 
     # -- events --------------------------------------------------------------------------------------------------------
 
@@ -182,7 +176,7 @@ class LayeredStep:
         device.events.repeat(head)
         tail = Tail(behind, device, self.pipeline)
         works = self.pipeline.schedule.works[position]
-        results = {each.stage: each.result for each in self._run[small][0].closings}
+        results = self.few.devices[small].results
         parts = self._parts(self.few.places[small][1])
         stages = {}
         for stage, own in programs.items():
@@ -214,20 +208,18 @@ class LayeredStep:
         last = next(each for each in reversed(works) if each.stage == stage and each.kind in ("B", "W"))
         return LastBackward(last.microbatch, frozenset(), _no_program)
 
-    def _around_actions(self, few: TypedDevice, more: TypedDevice) -> tuple[DeviceEvents, DeviceEvents]:
+    def _around_actions(self, few: DeviceRun, more: DeviceRun) -> tuple[DeviceEvents, DeviceEvents]:
         """The events of a device before the first action; and those of its last backwards and behind the last action."""
-        heads = (
-            self._with_all_inputs(head_of(few), self.few),
-            self._with_all_inputs(head_of(more), self.more),
-        )
-        tails = tail_of(few, self.few.program.pipeline), tail_of(more, self.more.program.pipeline)
+        heads = self._with_all_inputs(few.head, self.few), self._with_all_inputs(more.head, self.more)
+        if few is more:
+            return heads[0], few.tail
         further = self.whole.more
-        return with_layers(*heads, further), with_layers(*tails, further, self._is_one_call)
+        return with_layers(*heads, further), with_layers(few.tail, more.tail, further, self._is_one_call)
 
     def _is_one_call(self, axes: Any, few: MemberCall, call: MemberCall) -> bool:
         """Whether a call for all layers is one: it is smaller than the buckets into which a program with overlap cuts calls.
         Or its last part fills the bucket, as in that of few layers, and those before do not."""
-        overlap = self.few.program.overlap
+        overlap = self.few.overlap
         if overlap is None:
             return True
         group = prod(self.mesh.shape[axis] for axis in axes) if call.kind == "all_gather" else 1
@@ -238,70 +230,57 @@ class LayeredStep:
 
     def _is_one_bucket(self, axes: Any, few: MemberCall, call: MemberCall) -> bool:
         """Whether a call for all layers in an action is one: only sums of gradients beside the backward are joined there."""
-        return self.few.program.overlap is not None and self._is_one_call(axes, few, call)
+        return self.few.overlap is not None and self._is_one_call(axes, few, call)
 
     @cached_property
     def _gathered_first(self) -> int:
         """The most bytes that a bucket of gathered parameters has before its last part, in the larger step of few layers."""
-        updates, found = self.more.program.updates, [0]
-        programs = (
-            ()
-            if updates is None
-            else [updates.program(r, self.more.places[r][0]) for r in self.more.classes[0]]
-        )
-        for program in programs:
-            for call in program.calls:
-                ops = [program.function.ops[number] for number in call]
-                if ops[0].kind == "all_gather":
-                    found.append(sum(int(op.outputs[0].type.nbytes) for op in ops[:-1]))
-        return max(found)
+        return max(device.gathered_first for device in self.more.devices.values())
 
-    def _with_all_inputs(self, head: DeviceEvents, step: PipelinedStep) -> DeviceEvents:
+    def _with_all_inputs(self, head: DeviceEvents, step: RanStep) -> DeviceEvents:
         """The events before the first action, with the inputs of as many microbatches as the whole step has."""
-        own, wanted = step.program.pipeline.microbatches, self.pipeline.microbatches
+        own, wanted = step.pipeline.microbatches, self.pipeline.microbatches
         if own != wanted and (head.collectives or len(head.rows) > _HEAD):
             raise UnequalLayers("something is computed of all microbatches before the first action")
-        head.rows = [
+        rows = [
             row._replace(nbytes=row.nbytes / own * wanted) if row.name == "inputs" else row
             for row in head.rows
         ]
-        return head
+        return DeviceEvents(rows, head.collectives)
 
     def _messages(self, rank: int) -> Callable[[int], TypedArray]:
         """A function from a tag to an array of the type of the message that a rank receives with this tag."""
         small, position = self._small_rank(rank), self._positions[rank]
-        rows = self._parts(self.few.places[small][1])[0]
-
-        @cache
-        def received(stage: int, kind: str) -> Any:
-            programs = self.few.programs(self._small_stage(stage, position), small)
-            types = programs.message(kind, programs.alike(rows), last=stage == self.pipeline.stages - 1)
-            return packed([TypedArray.of(type) for type in types])  # type: ignore[misc]
+        stages = self.few.devices[small].stages
 
         def incoming(tag: int) -> TypedArray:
             stage, kind, _ = message_user(self.pipeline, tag)
-            array: TypedArray = received(stage, kind)
-            return array
+            return stages[self._small_stage(stage, position)].received[kind]
 
         return incoming
 
     @memoized
-    def _programs_of(self, stage: int, rank: int) -> Any:
-        """The programs of a stage of the steps of few layers on one of their ranks, with all layers."""
-        few = self.few.programs(stage, rank)
+    def _programs_of(self, stage: int, rank: int) -> StageActions:
+        """The actions of a stage of the steps of few layers on one of their ranks, with all layers."""
+        few = self.few.devices[rank].stages[stage]
         is_whole = self.stages > 1
-        more = few if is_whole else self.more.programs(stage, rank)
-        return self._programs_with(few.first, more.first, stage == self.stages - 1)
+        more = few if is_whole else self.more.devices[rank].stages[stage]
+        return self._programs_with(few, more)
 
     @memoized
-    def _programs_with(self, few: StagePrograms, more: StagePrograms, last: bool) -> Any:
-        """The programs of a stage, whose actions are known."""
-        programs = _LayeredPrograms(few, more, self.whole.more)
-        known = self.few.actions, (self.few if few is more else self.more).actions
-        for key in [key for key in known[0] if key[0] is few and key[-1] == last]:
-            _, *action = key
-            self._known[(programs, *action)] = _repeated(
-                known[0][key], known[1][(more, *action)], self.whole.more, self._is_one_bucket
+    def _programs_with(self, few: StageActions, more: StageActions) -> StageActions:
+        """The actions of a stage with all layers, which are known."""
+        further = partial(_further, layers=self.whole.more)
+        programs = replace(
+            few,
+            held_after={
+                kind: further(few.held_after[kind], more.held_after[kind]) for kind in few.held_after
+            },
+            freed_by={kind: further(few.freed_by[kind], more.freed_by[kind]) for kind in few.freed_by},
+        )
+        for key in few.actions:
+            self._known[(programs, *key)] = _repeated(
+                few.actions[key], more.actions[key], self.whole.more, self._is_one_bucket
             )
         return programs
 
@@ -329,50 +308,15 @@ class _LayeredStage(RepeatingStage):
         return self.result
 
 
-class _LayeredPrograms:
-    """The programs of a stage, as far as a stage of known events asks for them."""
-
-    like = None
-    adds_up = False
-    sum_types = ()
-
-    def __init__(self, few: StagePrograms, more: StagePrograms, layers: int) -> None:
-        self.few, self.more, self.layers, self.functions = few, more, layers, few.functions
-
-    @property
-    def first(self) -> _LayeredPrograms:
-        """This."""
-        return self
-
-    def alike(self, part: Part) -> Part:
-        """All parts of one size are alike."""
-        return 0, part[1]
-
-    def all_alike(self, parts: Sequence[Part]) -> list[Part]:
-        """`alike` for each of the parts."""
-        return list(map(self.alike, parts))
-
-    def held(self, kind: str | None, part: Part) -> int:
-        """As `StagePrograms.held`."""
-        return _further(self.few.held(kind, part), self.more.held(kind, part), self.layers)
-
-    def freed(self, kind: str, part: Part) -> int:
-        """As `StagePrograms.freed`."""
-        return _further(self.few.freed(kind, part), self.more.freed(kind, part), self.layers)
-
-
 def _repeated(few: RepeatedEvents, more: RepeatedEvents, layers: int, may_grow: MayGrow) -> RepeatedEvents:
     """An action of a stage with further layers."""
-    kept: Mapping[str, Any] | None = None if few.kept is None else {}
     if few is more:
-        return replace(few, kept=kept)
-    return RepeatedEvents(
-        kept,
-        _further(few.kept_more, more.kept_more, layers),
-        _further(few.freed, more.freed, layers),
-        few.result,
-        few.outputs,
-        with_layers(few.events, more.events, layers, may_grow),
+        return few
+    return replace(
+        few,
+        kept_more=_further(few.kept_more, more.kept_more, layers),
+        freed=_further(few.freed, more.freed, layers),
+        events=with_layers(few.events, more.events, layers, may_grow),
     )
 
 

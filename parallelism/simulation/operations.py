@@ -154,22 +154,33 @@ class PipelinedStep:
         """The first rank of each class of devices that have the same events, and the class of each rank."""
         if self.program.own is not None:
             return tuple(range(self.mesh.size)), np.arange(self.mesh.size)
-        inside = list(map(self._classes_inside, range(self.program.pipeline.ranks)))
-        updates, first = self.program.updates, dict[Any, int]()
-        parts: dict[Any, int] = {}
-        dealt = [parts.setdefault(each, len(parts)) for each in self._alike]
-        of = []
-        for rank, (position, replica) in enumerate(self.places):
-            classes = inside[position]
+        first: dict[int, int] = {}
+        for position in range(self.program.pipeline.ranks):
+            first |= self.classes_at(position)
+        of = [first[rank] for rank in range(self.mesh.size)]
+        return tuple(dict.fromkeys(of)), np.unique(of, return_inverse=True)[1]
+
+    def classes_at(self, position: int) -> dict[int, int]:
+        """For each rank at a position of the pipeline, which has no mesh of its own, the first that has the same events."""
+        inside = self._classes_inside(position)
+        updates, first, found = self.program.updates, dict[Any, int](), dict[int, int]()
+        for rank, (own, replica) in enumerate(self.places):
+            if own != position:
+                continue
             key = (
-                position,
-                dealt[replica],
-                classes[self.program.place(self.mesh, rank)] if classes else 0,
+                self._dealt[replica],
+                inside[self.program.place(self.mesh, rank)] if inside else 0,
                 updates and updates.class_in_time(rank, position),
                 self._class_at_beginning(rank, position),
             )
-            of.append(first.setdefault(key, rank))
-        return tuple(first.values()), np.unique(of, return_inverse=True)[1]
+            found[rank] = first.setdefault(key, rank)
+        return found
+
+    @cached_property
+    def _dealt(self) -> list[int]:
+        """For each replica, a number that is equal where the parts of the batch are alike."""
+        parts: dict[Any, int] = {}
+        return [parts.setdefault(each, len(parts)) for each in self._alike]
 
     def _class_at_beginning(self, rank: int, position: int) -> int:
         """The number of the ranks that compute the same before the first action."""

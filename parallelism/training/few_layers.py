@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
-from functools import cache, partial
+from functools import partial
 from itertools import islice, pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 from parallelism import transforms
 from parallelism.dtypes import as_dtype
@@ -16,9 +16,11 @@ from parallelism.hardware import Software
 from parallelism.mesh import Mesh
 from parallelism.models import TransformerSpec
 from parallelism.models.figures import kind_of_layer
+from parallelism.side_by_side import side_by_side
 from parallelism.simulation.equal_layers import UnequalLayers
-from parallelism.simulation.layered_step import POSITIONS, LayeredStep, Whole
+from parallelism.simulation.layered_step import LayeredStep, Whole
 from parallelism.simulation.operations import PipelinedStep, SimulatedOperation, simulated_operation
+from parallelism.simulation.ran_step import RanStep, ran
 from parallelism.training.stage_layers import begins_of, counts_of
 from parallelism.training.state_sharding import FULLY_SHARDED
 from parallelism.training.training_run import TrainingRun
@@ -32,6 +34,8 @@ FEW_STAGES: tuple[int, ...] = (2, 3)
 """So many stages at each position: beside the first stage, and the last, are one or two others."""
 WORTH, FEWER = 16, 2
 """A model with fewer layers is simulated whole, and so is one that has not so many times the stages of both with few."""
+FEW_MICROBATCHES = 2
+"""So many for each position are run: there is more than one before the last backward of a stage."""
 _FEWEST_STAGES = 3
 """With fewer, there is none between the first and the last."""
 _BUCKETS = 3
@@ -52,11 +56,15 @@ def layered_step(run: TrainingRun, software: Software) -> LayeredStep | None:
     scheduled = pipeline.on(run.mesh)
     in_stages = scheduled.stages > 1
     whole = pipeline.chunks if in_stages else model.layers
-    steps = cache(lambda size: _whole((_with_chunks if in_stages else _with_layers)(run, size), software))
+    steps = dict[int, RanStep]()
     for few, more in _sizes_of_stages(run) if in_stages else _sizes_of_layers(run):
         with suppress(UnequalLayers):
-            what = Whole(run.mesh, scheduled, few, whole - few, software, partial(_step_of, run))
-            return LayeredStep(steps(few), steps(more), what)
+            sizes = [size for size in dict.fromkeys((few, more)) if size not in steps]
+            made = side_by_side([partial(_ran, run, size, software) for size in sizes])
+            steps |= dict(zip(sizes, made, strict=True))
+            made_for = partial(_step_of, run)
+            what = Whole(run.mesh, scheduled, few, whole - few, software, made_for, _stand_for(run))
+            return LayeredStep(steps[few], steps[more], what)
     return None
 
 
@@ -70,18 +78,19 @@ def _sizes_of_layers(run: TrainingRun) -> Iterator[tuple[int, int]]:
 def _sizes_of_stages(run: TrainingRun) -> Iterator[tuple[int, int]]:
     """The numbers of stages at each position of the two models that may tell a model of several stages.
 
-    The last two are as many as the whole model has at each position, at fewer positions.
+    The last two are as many as the whole model has at each position, at those positions that stand for all, or of few
+    microbatches.
     """
-    pipeline = run.pipeline
+    pipeline, kinds = run.pipeline, _kinds_of_stages(run)
     assert pipeline is not None
-    if _kinds_of_stages(run) is None:
+    if kinds is None:
         return
-    positions = run.mesh.shape[pipeline.axis]
-    if positions * pipeline.chunks >= FEWER * sum(FEW_STAGES) * POSITIONS and _is_regular(
-        run, in_stages=True
-    ):
+    positions, different = run.mesh.shape[pipeline.axis], 1 + max(_stand_for(run))
+    few = sum(FEW_STAGES) * different
+    are_alike = len({*kinds[1:-1]}) == 1 and positions * pipeline.chunks >= FEWER * few
+    if are_alike and _is_regular(run, in_stages=True):
         yield from pairwise(FEW_STAGES)
-    if positions > POSITIONS:
+    if different < positions or pipeline.microbatches >= FEW_MICROBATCHES * positions:
         yield pipeline.chunks, pipeline.chunks
 
 
@@ -114,6 +123,13 @@ def _step_of(run: TrainingRun, software: Software) -> SimulatedOperation:
     return layered_step(run, software) or _whole(run, software)
 
 
+def _ran(run: TrainingRun, size: int, software: Software) -> RanStep:
+    """What the devices do in the step of a run with so many layers, or stages at each of few positions."""
+    pipeline = run.pipeline
+    in_stages = pipeline is not None and pipeline.on(run.mesh).stages > 1
+    return ran(_whole((_with_chunks if in_stages else _with_layers)(run, size), software))
+
+
 def _whole(run: TrainingRun, software: Software) -> PipelinedStep:
     placed: Any = run.placed
     step = simulated_operation(run.step, placed["mesh"], placed["batch"], None, software=software)
@@ -128,22 +144,28 @@ def _with_layers(run: TrainingRun, layers: int) -> TrainingRun:
 
 
 def _with_chunks(run: TrainingRun, chunks: int) -> TrainingRun:
-    """The run of a model with so many stages at each of few positions, with as many layers in each stage.
+    """The run of a model with so many stages at each of the positions that stand for all, with as many layers in each.
 
     `UnequalLayers` where its stages do not compute what those of the run do.
     """
-    of_stages, pipeline, model = _kinds_of_stages(run), run.pipeline, run.model
-    assert of_stages is not None and pipeline is not None and isinstance(model, TransformerSpec)
-    positions = min(POSITIONS, run.mesh.shape[pipeline.axis])
-    counts = [len(of_stages.first), *[len(of_stages.between)] * (positions * chunks - 2), len(of_stages.last)]
-    microbatches = 2 * positions
+    kinds, pipeline, model, stand_for = _kinds_of_stages(run), run.pipeline, run.model, _stand_for(run)
+    assert kinds is not None and pipeline is not None and isinstance(model, TransformerSpec)
+    first = [stand_for.index(place) for place in range(1 + max(stand_for))]
+    of_stages = [
+        kinds[min(chunk * len(stand_for) + place, len(kinds) - 2)]
+        for chunk in range(chunks)
+        for place in first
+    ]
+    of_stages[-1] = kinds[-1]
+    counts = [*map(len, of_stages)]
+    microbatches = FEW_MICROBATCHES * len(first)
     cut = {"chunks": chunks, "microbatches": microbatches, "begin": begins_of(counts)}
     small = replace(
         run,
         model=replace(model, layers=sum(counts)),
         batch=run.batch // pipeline.microbatches * microbatches,
         strategy=run.strategy.with_pipeline(**cut),
-        mesh=Mesh(**{**run.mesh.shape, pipeline.axis: positions}),
+        mesh=Mesh(**{**run.mesh.shape, pipeline.axis: len(first)}),
     )
     if _kinds_of_stages(small) != of_stages:
         raise UnequalLayers("the layers of fewer stages compute something else")
@@ -154,24 +176,31 @@ _Kinds = tuple[tuple[Any, ...], ...]
 """For each layer, a key that is equal where layers compute the same."""
 
 
-class _Stages(NamedTuple):
-    """The layers of the first stage, of each between, and of the last."""
-
-    first: _Kinds
-    between: _Kinds
-    last: _Kinds
-
-
-def _kinds_of_stages(run: TrainingRun) -> _Stages | None:
-    """The layers of the stages; None where those between do not compute the same."""
+def _kinds_of_stages(run: TrainingRun) -> list[_Kinds] | None:
+    """The layers of each stage; None where few stages tell nothing."""
     pipeline, model = run.pipeline, run.model
     assert pipeline is not None and isinstance(model, TransformerSpec)
     counts = counts_of(pipeline.begin, model.layers)
     if counts is None or pipeline.microbatches == 1 or len(counts) < _FEWEST_STAGES or 0 in counts:
         return None
     layers = iter(_kinds_of_layers(model))
-    first, *between, last = [tuple(islice(layers, count)) for count in counts]
-    return _Stages(first, between[0], last) if len({*between}) == 1 else None
+    return [tuple(islice(layers, count)) for count in counts]
+
+
+def _stand_for(run: TrainingRun) -> tuple[int, ...]:
+    """For each position of a pipeline the number, from 0 on, of those that do the same; the ends are alike no other."""
+    kinds, pipeline = _kinds_of_stages(run), run.pipeline
+    assert pipeline is not None
+    if kinds is None:
+        return (0,)
+    positions = run.mesh.shape[pipeline.axis]
+    numbers: dict[Any, int] = {}
+    return tuple(
+        numbers.setdefault(
+            (position == 0, position == positions - 1, *kinds[position::positions]), len(numbers)
+        )
+        for position in range(positions)
+    )
 
 
 def _kinds_of_layers(spec: TransformerSpec) -> _Kinds:

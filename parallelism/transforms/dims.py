@@ -39,9 +39,12 @@ class DimClasses:
             first: dict[str, Place] = {}
             for value, letters in lettered(op):
                 for dim, letter in enumerate(letters):
-                    if letter is not None:
-                        place = value.name, dim
-                        self._join(first.setdefault(letter, place), place)
+                    if letter is None:
+                        continue
+                    place = value.name, dim
+                    before = first.setdefault(letter, place)
+                    if before is not place:
+                        self._join(before, place)
 
     def of(self, value: Value, dim: int) -> Place:
         """A place that stands for the class of a dim."""
@@ -66,7 +69,8 @@ class DimClasses:
         while (above := self._above.get(place, place)) != place:
             path.append(place)
             place = above
-        self._above.update(dict.fromkeys(path, place))
+        for below in path[:-1]:  # the last one is below it already
+            self._above[below] = place
         return place
 
     def _join(self, one: Place, other: Place) -> None:

@@ -60,6 +60,10 @@ NAPS_WITH_QUEUES_SECONDS = SHORTEST_NAP_SECONDS, 0.1
 """The first and the longest sleep under the queue transport. A message arrives after the word that announces it, and
 its arrival wakes no endpoint."""
 
+QUIET_NS = 5_000_000
+"""Nanoseconds of a wait, from its first sleep on, in which an endpoint publishes nothing. Most waits end sooner, and to
+find out and publish what an endpoint waits for takes longer than a message."""
+
 NAP_BESIDE_OTHERS_NS = 50_000_000
 """Nanoseconds of a sleep, at most, while another thread of the kernel runs. The host is told when none does."""
 
@@ -224,15 +228,17 @@ class Signals:
     def _sleep_until(self, ready: Callable[[], bool], me: int) -> None:
         """Sleep again and again, as the thread ``me``, until ``ready()`` is true."""
         nap_ns, last_seen = self._first_nap_ns, -1
+        quiet_until = time.perf_counter_ns() + (0 if self.note_awaited is None else QUIET_NS)
         while True:
             seen = self._lie_down(me)
             if seen != last_seen:
                 nap_ns, last_seen = self._first_nap_ns, seen
-            awaited = None if self.note_awaited is None else self.note_awaited()
+            quiet_ns = 0 if self.threads.many else max(0, quiet_until - time.perf_counter_ns())
+            awaited = None if self.note_awaited is None or quiet_ns else self.note_awaited()
             if ready():
                 return
             self.check()
-            if self.note_awaited is not None and self.publish_awaited is not None:
+            if awaited is not None and self.note_awaited is not None and self.publish_awaited is not None:
                 if self.note_awaited() != awaited:
                     continue
                 if not self.threads.some_other_may_act(self._arena.asleep):
@@ -243,7 +249,7 @@ class Signals:
                 self.home.stay()
             held = self.threads.let_go()
             try:
-                self._sleep(self._address, seen, nap_ns)
+                self._sleep(self._address, seen, min(nap_ns, quiet_ns or nap_ns))
             finally:
                 self.threads.take_back(held)
             if ready():  # check this first, because the caches are cold

@@ -3,7 +3,7 @@
 A device is running, blocked, or finished with its kernel. A blocked device lists what each pending operation needs: the
 peer that must act, the kind of operation the peer must perform, and the word in shared memory that will change then.
 The host (`vcluster.runs.deadlock`) reads this only after it has received nothing for a moment, so a device writes it
-only before it sleeps.
+only before it sleeps, and after it has waited for a moment itself.
 
 A version word counts the changes. A reader that sees the same version before and after has read one consistent state.
 

@@ -11,7 +11,7 @@ one contiguous array. Its *form* describes how the receiver rebuilds the value f
 import pickle
 import struct
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import prod
 from typing import Any, NamedTuple
 
@@ -34,6 +34,7 @@ except ImportError:  # not CPython
     from hashlib import blake2b as blake2b
 
 HEADER_BYTES = 64
+MOST_PLAIN_PARTS = 64
 
 
 class Encoded(NamedTuple):
@@ -112,7 +113,36 @@ def encode(value: Any, subject: str) -> Encoded:
     if type(value) is np.ndarray and is_numeric(value.dtype) and value.flags.c_contiguous:
         return _array(value)
     buffers: list[Any] = []
+    if _has_plain_parts(value):
+        return _pickled(partial(_dump_plain, buffers), value, buffers)
     return _pickled(lambda obj: dump(obj, subject, lambda b: buffers.append(b.raw())), value, buffers)
+
+
+def _has_plain_parts(value: Any) -> bool:
+    """Whether a value is made of few plain values and arrays, in lists, tuples and dicts.
+
+    Python's own pickler does the same with them as `dump`, in a fifth of the time. A long value is not looked through.
+    """
+    parts = [value]
+    for part in parts:  # which grows
+        kind = type(part)
+        if kind is list or kind is tuple:
+            parts.extend(part)
+        elif kind is dict:
+            parts.extend(part)
+            parts.extend(part.values())
+        elif kind is np.ndarray:
+            if not (part.flags.forc and is_numeric(part.dtype)):
+                return False
+        elif kind not in _PLAIN:
+            return False
+        if len(parts) > MOST_PLAIN_PARTS:
+            return False
+    return True
+
+
+def _dump_plain(buffers: list[Any], value: Any) -> bytes:
+    return pickle.dumps(value, 5, buffer_callback=lambda b: buffers.append(b.raw()))
 
 
 def decode(block: NDArray[np.uint8]) -> Any:

@@ -7,6 +7,7 @@ import inspect
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from parallelism.mesh import Mesh
@@ -46,7 +47,8 @@ class KeptEncodings:
 
     def of(self, program: Operation) -> KeptEncoding:
         """The encoding of a program, made again if the program may have changed: if one of its attributes was replaced,
-        and always if it has arrays or if its class travels by value, with the globals of its methods.
+        or an attribute of these; and always if it has arrays, or if its class or that of an attribute travels by value,
+        with the globals of its methods.
 
         ``TypeError`` as `encode`.
         """
@@ -55,7 +57,8 @@ class KeptEncodings:
         entries = self._entries
         state = state if isinstance(state, dict) else {"": state}
         known = entries.get(key)
-        by_value = travels_by_value(type(program).__module__)
+        by_value = any(travels_by_value(type(each).__module__) for each in (program, *state.values()))
+        state = state | _attributes_of(state)
         if known is not None and not by_value and not known[2].encoded.buffers and _same(known[1], state):
             entries.move_to_end(key)
             return known[2]
@@ -65,6 +68,16 @@ class KeptEncodings:
         while len(entries) > MOST_PROGRAMS:
             entries.popitem(last=False)
         return made
+
+
+def _attributes_of(parts: dict[str, Any]) -> dict[str, Any]:
+    """What the attributes of a program consist of, but for what they derive: an optimizer may be given another rate."""
+    found = {}
+    for name, part in parts.items():
+        for inner, value in getattr(part, "__dict__", {}).items():
+            if not isinstance(getattr(type(part), inner, None), cached_property):
+                found[f"{name}.{inner}"] = value
+    return found
 
 
 def _same(a: dict[str, Any], b: dict[str, Any]) -> bool:

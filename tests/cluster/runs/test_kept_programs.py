@@ -16,8 +16,11 @@ from parallelism.execution import Executable
 from parallelism.execution.device_program import DeviceProgram
 from parallelism.mesh import Mesh
 from parallelism.operation import Operation
+from parallelism.pipelining import Pipeline as Training
 from parallelism.transforms import SGD, Pipeline, Strategy, train_step
+from pipeline_parallelism import MLP
 from vcluster.code import ClusterError, DeviceFailedError
+from vcluster.processes import kept_programs
 from vcluster.processes.kept_programs import MOST_PROGRAMS
 from vcluster.runs import VirtualCluster
 
@@ -131,6 +134,59 @@ def test_a_change_in_an_array_of_an_imported_class_makes_another_program(cluster
         assert cluster.run(program).outputs == [13.0] * 2
     finally:
         del sys.modules["kept_sum"]
+
+
+RATE = 0.0
+
+
+class Descent:
+    """An optimizer with a rate that somebody may change, though it should be frozen."""
+
+    def update(self, parameters, gradients, state):
+        return [p - RATE * g for p, g in zip(parameters, gradients, strict=True)], state
+
+
+def biases_after(cluster, step):
+    """The biases after a step with inputs and targets that are integers."""
+    x = np.array([[1.0, 2.0], [3.0, -1.0]])
+    return [bias for _, bias in cluster.run(step, x, x[:, :1]).result.parameters]
+
+
+@pytest.mark.parametrize("cluster", ["thread"], indirect=True)
+def test_a_step_of_training_is_unpickled_once(cluster, monkeypatch):
+    decoded, programs = [], kept_programs.decode
+    monkeypatch.setattr(kept_programs, "decode", lambda block: decoded.append(len(block)) or programs(block))
+    model = MLP((2, 3, 1), Training(2, 2))
+    steps = model.train_step(returns="parameters"), model.predict_step()
+    for _ in range(3):
+        biases_after(cluster, steps[0])
+        cluster.run(steps[1], np.ones((2, 2)))
+    assert len(decoded) == 2 * cluster.size
+
+
+def test_an_optimizer_with_another_rate_makes_another_step(cluster, tmp_path, monkeypatch):
+    (tmp_path / "kept_rate.py").write_text(
+        "class Descent:\n    def __init__(self, rate):\n        self.rate = rate\n"
+        "    def update(self, parameters, gradients, state):\n"
+        "        return [p - self.rate * g for p, g in zip(parameters, gradients)], state\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import kept_rate
+
+    try:
+        optimizer = kept_rate.Descent(0.0)
+        step = MLP((2, 3, 1), Training(2, 2), seed=1).train_step(optimizer, returns="parameters")
+        assert not any(bias.any() for bias in biases_after(cluster, step))
+        optimizer.rate = 1.0
+        assert all(bias.any() for bias in biases_after(cluster, step))
+    finally:
+        del sys.modules["kept_rate"]
+
+
+def test_an_optimizer_of_a_script_is_sent_with_its_globals_each_time(cluster, monkeypatch):
+    step = MLP((2, 3, 1), Training(2, 2), seed=2).train_step(Descent(), returns="parameters")
+    assert not any(bias.any() for bias in biases_after(cluster, step))
+    monkeypatch.setattr(sys.modules[__name__], "RATE", 1.0)
+    assert all(bias.any() for bias in biases_after(cluster, step))
 
 
 def test_subclasses_and_arguments_are_not_kept(cluster):

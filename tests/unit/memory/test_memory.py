@@ -3,6 +3,7 @@
 import gc
 import re
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -158,6 +159,37 @@ def test_functions_travel_with_the_arrays_they_close_over():
     encoded = encode(lambda x: weights @ x, "a function")
     assert encoded.nbytes == weights.nbytes
     np.testing.assert_array_equal(through_memory(encoded)(np.ones(50)), weights.sum(1))
+
+
+@pytest.mark.parametrize("value", [
+    [np.arange(6.0).reshape(2, 3), np.asfortranarray(np.arange(6).reshape(2, 3)), None],
+    {"step": 3, "loss": (0.5, True, "mean", b"x"), 7: {}}, (), [[]], ([np.zeros((0, 2), "f2")],), [np.array(4, ">i4")],
+], ids=str)
+def test_few_plain_parts_need_no_pickler_of_ours(value, monkeypatch):
+    monkeypatch.setattr("vcluster.messages.encoding.dump", None)
+    np.testing.assert_equal(through_memory(encode(value, "a result")), value)
+
+
+class Pair(NamedTuple):
+    first: int
+    second: int
+
+
+@pytest.mark.parametrize("value", [
+    [np.arange(12.0)[::3]], [np.array(["a", None], object)], [np.zeros(2, [("a", "i4")])], [np.float32(1.5)], [True] * 99,
+    (Pair(1, 2),), {"kinds": (int, Pair)},
+], ids=str)
+def test_other_parts_travel_as_ever(value):
+    arrived = through_memory(encode(value, "a result"))
+    np.testing.assert_equal(arrived, value)
+    assert [type(part) for part in arrived] == [type(part) for part in value]
+
+
+def test_a_list_that_has_itself_in_it_arrives():
+    value: list = [1]
+    value.append(value)
+    arrived = through_memory(encode(value, "a result"))
+    assert arrived[0] == 1 and arrived[1] is arrived
 
 
 def test_arrays_that_hold_no_numbers_are_refused_by_name():

@@ -40,6 +40,36 @@ def test_a_sleeper_with_queues_naps_shortly_first_and_again_when_it_was_woken(ar
     assert naps_of(arena, NAPS_WITH_QUEUES_SECONDS, 0, 12)[-1] == longest
 
 
+@pytest.mark.parametrize("quiet_ns", [10**12, 0])
+def test_what_is_awaited_is_published_only_in_a_long_wait(arena, monkeypatch, quiet_ns):
+    monkeypatch.setattr("vcluster.memory.signals.QUIET_NS", quiet_ns)
+    signals = Signals(arena, Layout(2, 16 * PAGE), 0, spins=0)
+    done, published = [], []
+    signals._sleep = lambda *_: done.append("slept")
+    signals.threads.some_other_may_act = lambda asleep: False     # pytest-xdist has a thread
+    signals.note_awaited, signals.publish_awaited = lambda: "a message", published.append
+    signals.wait(lambda: len(done) == 2)
+    assert published == ([] if quiet_ns else ["a message"] * 2)
+
+
+def test_a_wait_that_becomes_long_is_published_as_soon_as_it_is(arena, monkeypatch):
+    monkeypatch.setattr("vcluster.memory.signals.QUIET_NS", 10**9)
+    signals = Signals(arena, Layout(2, 16 * PAGE), 0, spins=0)
+    clock, naps, published = [0], [], []
+    monkeypatch.setattr("vcluster.memory.signals.time.perf_counter_ns", lambda: clock[0])
+
+    def sleep(address, seen, longest_ns):
+        naps.append(longest_ns)
+        clock[0] += longest_ns // 2 if len(naps) == 1 else longest_ns
+
+    signals._sleep = sleep
+    signals.threads.some_other_may_act = lambda asleep: False
+    signals.note_awaited, signals.publish_awaited = lambda: "a message", lambda what: published.append(len(naps))
+    signals.wait(lambda: len(naps) == 3)
+    assert naps == [10**9, 5 * 10**8, 10**9]    # no longer than nothing may be published
+    assert published == [2]
+
+
 def test_who_was_woken_looks_before_anything_else(arena):
     signals = Signals(arena, Layout(2, 16 * PAGE), 0, spins=0)
     done = []

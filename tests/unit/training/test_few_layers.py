@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import pickle
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from parallelism.hardware import Hardware, Software
 from parallelism.models import Experts, TransformerSpec
 from parallelism.planning.assembled_steps import figures_of_run
-from parallelism.simulation import simulate
+from parallelism.simulation import ran_step, simulate
 from parallelism.simulation.device_events import FIELDS
 from parallelism.simulation.layered_step import LayeredStep
 from parallelism.simulation.operations import simulated_operation
@@ -24,6 +25,16 @@ from parallelism.transforms import SGD, Pipeline, Strategy
 SPEC = TransformerSpec(layers=WORTH, width=24, heads=4, vocabulary=56, sequence=8)
 GATED = replace(SPEC, norm="rms", activation="swiglu", positions="rotary", biases=False, tied=False, key_value_heads=2)
 PLAIN = Software()
+
+
+@pytest.fixture(autouse=True)
+def as_from_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that is told comes in a pickle, as from another process."""
+    def side_by_side(works: Sequence[Callable[[], Any]]) -> list[Any]:
+        return [pickle.loads(pickle.dumps(work())) for work in works]  # noqa: S301  (made here)
+
+    for module in (few_layers, ran_step):
+        monkeypatch.setattr(module, "side_by_side", side_by_side)
 
 
 def run_of(strategy: str, spec: TransformerSpec = SPEC, batch: int = 32) -> TrainingRun:
@@ -122,6 +133,81 @@ def test_few_positions_of_a_pipeline_tell_all(monkeypatch: pytest.MonkeyPatch) -
     assert_as_whole(replace(run, optimizer=SGD(0.1)))
 
 
+DENSE_AT_FIRST = replace(GATED, experts=Experts(count=4, chosen=2, dense_layers=3))
+
+
+def placed(counts: Sequence[int], positions: int, microbatches: int, spec: TransformerSpec, strategy: str) -> TrainingRun:
+    """A run with these numbers of layers in its stages, of several at each position."""
+    chunks = len(counts) // positions
+    schedule = f"interleaved_1f1b:{microbatches}x{chunks}" if chunks > 1 else f"1f1b:{microbatches}"
+    run = run_of(f"{strategy} pp={positions} {schedule}", replace(spec, layers=sum(counts)), 12 * microbatches)
+    *others, pipeline = run.strategy.transforms
+    assert isinstance(pipeline, Pipeline)
+    return replace(run, strategy=Strategy(*others, replace(pipeline, begin=begins_of(counts))))
+
+
+@pytest.mark.parametrize(("counts", "positions", "spec", "wanted"), [
+    pytest.param([1] * 5, 5, GATED, (0, 1, 1, 1, 2), id="equal stages"),
+    pytest.param([1, 1, *[2] * 5, 1], 8, DENSE_AT_FIRST, (0, 1, 2, 3, 3, 3, 3, 4), id="dense layers in three stages"),
+    pytest.param([1] * 9 + [2], 5, DENSE_AT_FIRST, (0, 1, 1, 2, 3), id="two stages of a dense layer"),
+    pytest.param([2, 1, 2, 1, 1], 5, GATED, (0, 1, 2, 1, 3), id="stages of two lengths in turn"),
+])
+def test_positions_whose_stages_compute_the_same_are_told_by_one(
+        counts: Sequence[int], positions: int, spec: TransformerSpec, wanted: tuple[int, ...]) -> None:
+    assert few_layers._stand_for(placed(counts, positions, positions, spec, "")) == wanted
+
+
+@pytest.mark.takes_seconds
+def test_dense_layers_in_several_stages_are_at_positions_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(few_layers, "WORTH", 5)
+    spec = replace(GATED, experts=Experts(count=4, chosen=2, dense_layers=2))
+    run = placed([1, 1, 1, 1, 1, 2], 6, 6, spec, "ep=2")
+    step = layered_step(run, PLAIN)
+    assert step is not None and step.few.pipeline.ranks == 4
+    assert_as_whole(replace(run, optimizer=SGD(0.1)))
+
+
+@pytest.mark.takes_seconds
+def test_a_pipeline_whose_stages_all_differ_is_told_by_few_microbatches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(few_layers, "WORTH", 5)
+    run = placed([1, 2, 2], 3, 13, WINDOWS, "dp=2")
+    assert layered_step(placed([1, 2, 2], 3, 5, WINDOWS, "dp=2"), PLAIN) is None
+    step = layered_step(run, PLAIN)
+    assert step is not None and step.few.pipeline.microbatches == 6
+    assert_as_whole(replace(run, optimizer=SGD(0.1)))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("counts", [[1, 2, 1, 2, 1], [2, 1, 3, 2, 1]])
+@pytest.mark.parametrize("strategy", ["precision=bf16 dp=2 zero=1 overlap=3KB", "dp=2 tp=2 sp", "dp=3 overlap=1KB"])
+def test_positions_with_windows_at_different_places_tell_the_step(
+        monkeypatch: pytest.MonkeyPatch, counts: Sequence[int], strategy: str) -> None:
+    monkeypatch.setattr(few_layers, "WORTH", 5)
+    run = placed(counts, 5, 21, WINDOWS, strategy)
+    assert_as_whole(run)
+    assert_as_whole(run, Software(fused=True, overlapping=True, gradient_buffers=True))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved"])
+@pytest.mark.parametrize("strategy", [
+    "precision=bf16 dp=2 ep=2 zero=1", "precision=bf16,products:f8 dp=2 tp=2 sp zero=2 overlap=3KB", "dp=2 tp=2 cp=2",
+    "precision=bf16 dp=2 recompute=block.* overlap=1GB",
+])
+@pytest.mark.parametrize("spec", [DENSE_AT_FIRST, replace(DENSE_AT_FIRST, tied=True)])
+def test_positions_that_stand_for_all_tell_the_step(
+        monkeypatch: pytest.MonkeyPatch, schedule: str, strategy: str, spec: TransformerSpec) -> None:
+    monkeypatch.setattr(few_layers, "WORTH", 5)
+    is_interleaved = schedule == "interleaved"
+    run = placed([1, 2, 1, 1, 1, *[1] * (5 * is_interleaved)], 5, 20, spec, strategy)
+    if schedule == "gpipe":
+        run = replace(run, strategy=run.strategy.with_pipeline(schedule="gpipe"))
+    assert_as_whole(run)
+    assert_as_whole(run, Software(fused=True, overlapping=True, gradient_buffers=True))
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("counts", "strategy", "spec"), [
@@ -132,6 +218,8 @@ def test_few_positions_of_a_pipeline_tell_all(monkeypatch: pytest.MonkeyPatch) -
     pytest.param([2] * 8, "precision=bf16 ep=2", replace(GATED, experts=Experts(count=4, chosen=2, dense_layers=1)),
                  id="a dense layer in the first stage"),
     pytest.param([3] * 7 + [1], "dp=2", WINDOWS, id="windows"),
+    pytest.param([2] * 8, "dp=2 zero=1", WINDOWS, id="windows at other places in each stage"),
+    pytest.param([1] * 30 + [2, 1], "precision=bf16 dp=2 overlap=3KB", SPEC, id="a longer stage before the last"),
 ])
 def test_stages_at_few_positions_tell_those_at_all(counts: Sequence[int], strategy: str, spec: TransformerSpec) -> None:
     run = in_stages(counts, spec, strategy)
@@ -139,15 +227,13 @@ def test_stages_at_few_positions_tell_those_at_all(counts: Sequence[int], strate
     assert_as_whole(run, Software(fused=True, overlapping=True, gradient_buffers=True))
 
 
-def test_stages_with_other_numbers_of_layers_are_simulated_as_a_whole() -> None:
-    for counts in ([1] * 31 + [0], [1] * 30 + [2, 1]):
-        assert layered_step(in_stages(counts, SPEC, "dp=2"), PLAIN) is None, counts
+def test_a_last_stage_without_layers_is_simulated_as_a_whole() -> None:
+    assert layered_step(in_stages([1] * 31 + [0], SPEC, "dp=2"), PLAIN) is None
 
 
-@pytest.mark.parametrize("every", [3, 16])
-def test_stages_that_few_others_do_not_stand_for_are_simulated_as_a_whole(every: int) -> None:
-    """Either the second stage has its windows at other places than the third, or the last layer alone has none."""
-    spec = replace(GATED, window=4, full_attention_every=every)
+def test_stages_that_few_others_do_not_stand_for_are_simulated_as_a_whole() -> None:
+    """The last layer alone has no window, and would have one as the last of few."""
+    spec = replace(GATED, window=4, full_attention_every=16)
     assert layered_step(in_stages([2] * 8, spec, "dp=2"), PLAIN) is None
 
 
@@ -177,7 +263,7 @@ def test_a_bucket_that_only_all_layers_fill_is_told_by_as_many_stages_at_a_posit
     for each in (size, "5KB"):
         step = layered_step(in_stages([1] * 32, GATED, f"precision=bf16,products:f8 dp=2 zero=1 overlap={each}"), PLAIN)
         assert step is not None
-        chunks.append(step.few.program.pipeline.chunks)
+        chunks.append(step.few.pipeline.chunks)
     assert chunks == [8, 2]
 
 
