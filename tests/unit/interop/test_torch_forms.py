@@ -13,6 +13,7 @@ from numpy.testing import assert_allclose  # noqa: E402
 
 from parallelism import ir  # noqa: E402
 from parallelism.interop import UnsupportedError, from_torch  # noqa: E402
+from parallelism.layouts.stages.beginnings import by_rows  # noqa: E402
 from parallelism.planning import find_plan  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -253,3 +254,16 @@ def test_what_the_host_has_is_in_the_weights_beside_what_is_on_meta():
     assert sorted(value.name for value in program.inputs) == ["input", "p.0.bias", "p.0.weight", "p.1.weight"]
     assert weights.keys() == {"p.0.bias", "p.0.weight"}
     assert np.shares_memory(weights["p.0.weight"], module[0].weight.detach().numpy())
+
+
+
+@pytest.mark.parametrize("size", [(1,), (1, 1), (1, 1, 1), (3,)])
+def test_a_pool_of_values_that_lie_in_another_order_stays_in_its_row(size):
+    """Vectors that come last are channels for a pool, which come behind the rows: so pool Swin and ConvNeXt."""
+    pool = getattr(torch.nn.functional, f"adaptive_avg_pool{len(size)}d")
+    x = numbers(ROWS, *[TIME, 2, 5][:len(size)], WIDTH)
+    module = Computed(lambda x, w: pool((x @ w).movedim(-1, 1), size), WIDTH, 7)
+    check(module, x=x)
+    program, _ = from_torch(module, x, loss=squares)
+    by_rows(program, "B", ["p.weights"])
+    assert size == (3,) or "take" not in {op.kind for op in program.ops}
