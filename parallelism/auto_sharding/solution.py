@@ -208,8 +208,8 @@ def auto_shard(
     return replace(found, build_seconds=built, blocks=blocks, ties=tuple(ties))
 
 
-def _check(function: Function, mesh: Mesh) -> None:
-    """``TypeError`` for what is no program or no mesh, ``ValueError`` for a layout with another axis than those of the mesh."""
+def _check(function: Any, mesh: Any) -> None:
+    """``TypeError`` for what is no program or no mesh, ``ValueError`` for a layout with an axis that the mesh lacks."""
     if not isinstance(function, Function):
         instead = "; ir.record makes a program of a function" if callable(function) else ""
         raise TypeError(f"auto_shard takes a Function, got {type(function).__name__}{instead}")
