@@ -174,8 +174,10 @@ def auto_shard(
     backward are stored in shards, and gathered before use, where that costs least time.  A copy that forward and
     backward need is kept, or made twice.  `NoLayoutFits` says how many bytes a device needs at least.
 
-    ``ValueError`` for a program with symbols or collectives; ``ModuleNotFoundError`` without SciPy.
+    ``ValueError`` for a program with symbols or collectives, and for a layout that names an axis that the mesh does not
+    have; ``ModuleNotFoundError`` without SciPy.
     """
+    _check(function, mesh)
     if limit_bytes is not None and (not isinstance(limit_bytes, int) or limit_bytes < 1):
         raise ValueError(f"limit_bytes must be an integer of at least 1, got {limit_bytes!r}")
     machine = Hardware.of(hardware)
@@ -204,6 +206,19 @@ def auto_shard(
     built = perf_counter() - start
     found = laid_within(problem, machine, priced_dtype, limit_bytes, time_limit)
     return replace(found, build_seconds=built, blocks=blocks, ties=tuple(ties))
+
+
+def _check(function: Any, mesh: Any) -> None:
+    """``TypeError`` for what is no program or no mesh, ``ValueError`` for a layout with an axis that the mesh lacks."""
+    if not isinstance(function, Function):
+        instead = "; ir.record makes a program of a function" if callable(function) else ""
+        raise TypeError(f"auto_shard takes a Function, got {type(function).__name__}{instead}")
+    if not isinstance(mesh, Mesh):
+        raise TypeError(f"mesh must be a Mesh, got {mesh!r}")
+    devices = Devices.of(mesh)
+    for value in function.values:
+        if value.layout is not None:
+            devices.check(value.layout, f"@{function.name}, %{value.name}")
 
 
 def laid_within(

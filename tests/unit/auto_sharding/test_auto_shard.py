@@ -149,3 +149,13 @@ def test_what_cannot_be_laid_out():
         auto_shard(models.mlp((4, 8), ir.symbol("B")), Mesh(x=2), "dgx-h100")
     with pytest.raises(ValueError, match="has no value %q to tie"):
         auto_shard(models.mlp((4, 8), 4), Mesh(x=2), "dgx-h100", ties=[("q", "p.w0")])
+
+
+def test_a_wrong_program_mesh_or_axis_is_named():
+    program = models.mlp((4, 8), 4)
+    with pytest.raises(TypeError, match=r"auto_shard takes a Function, got function; ir\.record makes a program of"):
+        auto_shard(lambda x: x, Mesh(x=2), "dgx-h100")
+    with pytest.raises(TypeError, match="mesh must be a Mesh, got 'x=2'"):
+        auto_shard(program, "x=2", "dgx-h100")
+    with pytest.raises(ValueError, match=r"@mlp, %p\.w0: .* names axis 'tp', but the axes of .* are 'x', 'y'"):
+        auto_shard(annotate(program, {"p.w0": "[tp, None]"}), Mesh(x=2, y=3), "dgx-h100")
