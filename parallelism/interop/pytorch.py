@@ -373,7 +373,6 @@ def _decompositions(torch: Any) -> dict[Any, Callable[..., Any]]:
         aten.embedding.default: _embedding,
         aten.split.Tensor: _split,
         aten.squeeze.dim: _squeeze,
-        **{getattr(aten, f"adaptive_avg_pool{n}d").default: _mean_of_all for n in (1, 2, 3)},
         **attention(torch),
         **complex_numbers(torch),
         **corners(torch),
@@ -411,13 +410,6 @@ def _squeeze(x: Any, dim: int) -> Any:
     """``x.squeeze(dim)`` of a dim that has several elements, which stays; the exporter would write that it goes."""
     extent = x.shape[dim] if x.dim() else 1
     return x.view_as(x) if isinstance(extent, int) and extent != 1 else NotImplemented
-
-
-def _mean_of_all(x: Any, size: Sequence[int]) -> Any:
-    """Pools of one element, as a mean.  Of values that lie in another order, as behind a transpose, PyTorch would take
-    elements by their places in memory, which are in no row of the batch."""
-    dims = [-1 - place for place in range(len(size))]
-    return x.mean(dims, keepdim=True) if all(each == 1 for each in size) else NotImplemented
 
 
 def _embedding(

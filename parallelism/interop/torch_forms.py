@@ -109,17 +109,13 @@ def means_of_all(torch: Any) -> dict[Any, Callable[..., Any]]:
     """Adaptive averages with one element, by their operators, as means: PyTorch writes the mean of an array that lies by
     channels as places in memory, in which no row is found again."""
 
-    def pool_of(dims: tuple[int, ...]) -> Callable[..., Any]:
-        def pool(x: Any, extents: Sequence[int]) -> Any:
-            return x.mean(dims, keepdim=True) if set(extents) == {1} else NotImplemented
-
-        return pool
+    def pool(x: Any, extents: Sequence[int]) -> Any:
+        dims = tuple(range(-len(extents), 0))
+        return x.mean(dims, keepdim=True) if set(extents) == {1} else NotImplemented
 
     aten = torch.ops.aten
-    return {
-        aten.adaptive_avg_pool1d.default: pool_of((-1,)),
-        aten.adaptive_avg_pool2d.default: pool_of((-2, -1)),
-    }
+    pools = aten.adaptive_avg_pool1d, aten.adaptive_avg_pool2d, aten.adaptive_avg_pool3d
+    return {each.default: pool for each in pools}
 
 
 def complex_numbers(torch: Any) -> dict[Any, Callable[..., Any]]:

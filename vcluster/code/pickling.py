@@ -166,6 +166,12 @@ _arrived: weakref.WeakSet[type] = weakref.WeakSet()
 # -- what travels by value ---------------------------------------------------------------------------------------------
 
 
+def has_parts_by_value(pickled: bytes) -> bool:
+    """Whether a class or a function may travel by value in a pickle: what arrives is made by functions of cloudpickle,
+    which the pickle names."""
+    return _reducers.__name__.encode() in pickled
+
+
 def travels_by_value(module_name: object) -> bool:
     """Whether the functions and classes of this module must travel by value, because a device could not import it."""
     if module_name in ("__main__", "__mp_main__"):

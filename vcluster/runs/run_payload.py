@@ -14,7 +14,7 @@ from parallelism.mesh import Mesh
 from parallelism.operation import Operation
 from vcluster.code import PerDevice, Sharded, code_of
 from vcluster.code.arguments import deal
-from vcluster.code.pickling import dump, travels_by_value
+from vcluster.code.pickling import dump, has_parts_by_value
 from vcluster.messages import Encoded
 from vcluster.messages.encoding import encode
 from vcluster.processes.kept_programs import MOST_PROGRAMS
@@ -36,6 +36,12 @@ class KeptEncoding(NamedTuple):
     digest: bytes
     """Equal for equal encoded programs."""
 
+    @property
+    def is_fixed(self) -> bool:
+        """Whether it stays what it is as long as no attribute is replaced: it has no arrays, and nothing in it travels by
+        value."""
+        return not self.encoded.buffers and not has_parts_by_value(self.encoded.description)
+
 
 class KeptEncodings:
     """The encodings of the last programs that devices may keep, as long as these programs live."""
@@ -47,8 +53,8 @@ class KeptEncodings:
 
     def of(self, program: Operation) -> KeptEncoding:
         """The encoding of a program, made again if the program may have changed: if one of its attributes was replaced,
-        or an attribute of these; and always if it has arrays, or if its class or that of an attribute travels by value,
-        with the globals of its methods.
+        or an attribute of these; and always if it has arrays, or a class or a function in it travels by value, with the
+        globals that it reads.
 
         ``TypeError`` as `encode`.
         """
@@ -57,9 +63,8 @@ class KeptEncodings:
         entries = self._entries
         state = state if isinstance(state, dict) else {"": state}
         known = entries.get(key)
-        by_value = any(travels_by_value(type(each).__module__) for each in (program, *state.values()))
         state = state | _attributes_of(state)
-        if known is not None and not by_value and not known[2].encoded.buffers and _same(known[1], state):
+        if known is not None and known[2].is_fixed and _same(known[1], state):
             entries.move_to_end(key)
             return known[2]
         encoded = encode(program, "the program")

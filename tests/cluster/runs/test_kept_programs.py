@@ -189,6 +189,22 @@ def test_an_optimizer_of_a_script_is_sent_with_its_globals_each_time(cluster, mo
     assert all(bias.any() for bias in biases_after(cluster, step))
 
 
+def test_a_part_of_a_script_deep_inside_of_an_imported_class_is_sent_with_its_globals(cluster, tmp_path, monkeypatch):
+    (tmp_path / "kept_several.py").write_text(
+        "class Several:\n    def __init__(self, *parts):\n        self.parts = parts\n"
+        "    def update(self, *given):\n        return self.parts[0].update(*given)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import kept_several
+
+    try:
+        step = MLP((2, 3, 1), Training(2, 2), seed=3).train_step(kept_several.Several(Descent()), returns="parameters")
+        assert not any(bias.any() for bias in biases_after(cluster, step))
+        monkeypatch.setattr(sys.modules[__name__], "RATE", 1.0)
+        assert all(bias.any() for bias in biases_after(cluster, step))
+    finally:
+        del sys.modules["kept_several"]
+
+
 def test_subclasses_and_arguments_are_not_kept(cluster):
     program = Subclass(9.0)
     assert [runs(cluster, program) for _ in range(2)] == [[1, 1], [1, 1]]

@@ -13,7 +13,6 @@ from numpy.testing import assert_allclose  # noqa: E402
 
 from parallelism import ir  # noqa: E402
 from parallelism.interop import UnsupportedError, from_torch  # noqa: E402
-from parallelism.layouts.stages.beginnings import by_rows  # noqa: E402
 from parallelism.planning import find_plan  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -168,7 +167,9 @@ def test_attention_takes_any_number_of_dims_and_broadcasts_them(case):
 
 @pytest.mark.parametrize(("pool", "lay"), [
     (torch.nn.AdaptiveAvgPool1d(1), lambda x: x.transpose(1, 2)),
-    (torch.nn.AdaptiveAvgPool2d(1), lambda x: x.unflatten(1, (TIME, 1)).permute(0, 3, 1, 2))], ids=["1d", "2d"])
+    (torch.nn.AdaptiveAvgPool2d(1), lambda x: x.unflatten(1, (TIME, 1)).permute(0, 3, 1, 2)),
+    (torch.nn.AdaptiveAvgPool3d(1), lambda x: x.unflatten(1, (TIME, 1, 1)).permute(0, 4, 1, 2, 3)),
+], ids=["1d", "2d", "3d"])
 def test_the_mean_of_all_elements_that_lie_by_channels_is_planned(pool, lay):
     module = Computed(lambda x, w: pool(lay(x @ w)).flatten(1), WIDTH, 5)
     check(module)
@@ -254,16 +255,3 @@ def test_what_the_host_has_is_in_the_weights_beside_what_is_on_meta():
     assert sorted(value.name for value in program.inputs) == ["input", "p.0.bias", "p.0.weight", "p.1.weight"]
     assert weights.keys() == {"p.0.bias", "p.0.weight"}
     assert np.shares_memory(weights["p.0.weight"], module[0].weight.detach().numpy())
-
-
-
-@pytest.mark.parametrize("size", [(1,), (1, 1), (1, 1, 1), (3,)])
-def test_a_pool_of_values_that_lie_in_another_order_stays_in_its_row(size):
-    """Vectors that come last are channels for a pool, which come behind the rows: so pool Swin and ConvNeXt."""
-    pool = getattr(torch.nn.functional, f"adaptive_avg_pool{len(size)}d")
-    x = numbers(ROWS, *[TIME, 2, 5][:len(size)], WIDTH)
-    module = Computed(lambda x, w: pool((x @ w).movedim(-1, 1), size), WIDTH, 7)
-    check(module, x=x)
-    program, _ = from_torch(module, x, loss=squares)
-    by_rows(program, "B", ["p.weights"])
-    assert size == (3,) or "take" not in {op.kind for op in program.ops}
