@@ -70,6 +70,8 @@ class Blocks:
     def _are_alike(self) -> bool:
         if _matched(self.blocks[0], self.blocks[1], self.function.inputs) is None:
             return False
+        if any(self._weight_name(own, 1) != own.name for own in self._weights):
+            return False  # the numbers in names of weights are not those of blocks
         for i in range(2, len(self.blocks)):
             values = self._values_of(i)
             if values is None:
@@ -196,15 +198,21 @@ def _key(op: Op) -> Any:
 
 
 def _place_of_number(a: str, b: str) -> int | None:
-    """Which part of two names differs, if it is a number in both, and the only part that does."""
+    """Which part of two names of weights differs, if it is the first number in both.
+
+    The pieces of a step find the block of a weight by this number (`parallelism.symbolic.stages.layer_in`).
+    """
     a_parts, b_parts = a.split("."), b.split(".")
-    if len(a_parts) != len(b_parts):
+    place = _first_number(a_parts)
+    if len(a_parts) != len(b_parts) or place is None or place != _first_number(b_parts):
         return None
     differing = [i for i, (x, y) in enumerate(zip(a_parts, b_parts, strict=True)) if x != y]
-    if len(differing) != 1:
-        return None
-    (place,) = differing
-    return place if a_parts[place].isdecimal() and b_parts[place].isdecimal() else None
+    return place if differing == [place] else None
+
+
+def _first_number(parts: Sequence[str]) -> int | None:
+    """The place of the first part that is a number."""
+    return next((i for i, part in enumerate(parts) if part.isdecimal()), None)
 
 
 def with_later_calls_outside(function: Function, prefix: str) -> Function:

@@ -8,7 +8,7 @@ from numpy.testing import assert_array_equal
 
 from parallelism import ir
 from parallelism.ir.passes import with_tables_once
-from parallelism.planning import find_plan, promising
+from parallelism.planning import find_plan, program_blocks, promising
 from parallelism.planning.program_blocks import Blocks, found_blocks, with_regions
 from parallelism.planning.promising import (
     MOST_LEFT,
@@ -357,14 +357,19 @@ def test_stacks_stay_where_layers_are_not_alike():
     assert found_blocks(program)[0] == program
 
 
-def test_the_number_of_a_block_may_be_behind_another_number():
-    def loss(p, x):
-        for i in range(3):
-            x = np.tanh(x @ p["towers"][1]["layers"][i]["up"]) @ p["towers"][1]["layers"][i]["down"] + p["towers"][0]
-        return np.mean(x ** 2)
+@pytest.mark.parametrize(("names", "place"), [
+    (("p.layers.0.up", "p.layers.1.up"), 2), (("p.up.1", "p.up.3"), 2), (("p.0.experts.1", "p.1.experts.1"), 1),
+    (("p.1.layers.0", "p.1.layers.1"), None), (("p.0.0", "p.1.1"), None), (("p.layers.0.up", "p.layers.1.down"), None),
+    (("p.layers.0", "p.layers.1.up"), None), (("p.a", "p.b"), None), (("p.0.up", "p.0.up"), None),
+])
+def test_the_number_of_a_block_is_the_first_in_the_names_of_its_weights(names, place):
+    """Pieces of a step find the block of a weight by this number: others would be taken for those of another block."""
+    assert program_blocks._place_of_number(*names) == place
 
-    each = {"up": ir.TensorType("f4", (5, 8)), "down": ir.TensorType("f4", (8, 5))}
-    program = ir.record(loss, {"towers": [ir.TensorType("f4", (5,)), {"layers": [each] * 3}]}, ir.TensorType("f4", (B, 5)))
-    found, prefix, count = found_blocks(without_regions(program))
-    assert (prefix, count) == ("block", 3)
-    assert_array_equal(run(Blocks.of(found, prefix, count).of_layers(3)), run(program))
+
+@pytest.mark.parametrize("layers", [3, 4])
+def test_blocks_whose_weights_have_other_numbers_are_none(layers):
+    """Behind a first layer of another kind block 0 has the weights of layer 1."""
+    program = residual(layers, regions=False, activation=lambda i: np.tanh if i else np.cos)
+    named = with_regions(program)
+    assert named.regions == () and found_blocks(program)[1:] == ("", 0)
