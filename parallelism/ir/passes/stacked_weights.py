@@ -55,20 +55,16 @@ def rows_of_stacks(names: Iterable[str], arrays: Mapping[str, Any]) -> dict[str,
     """The arrays by name, in which those of stacks are their rows, as the inputs ``names`` of a function want them."""
     wanted, found = {*names}, dict[str, Any]()
     for name, array in arrays.items():
-        rows = [_row_name(name, row) for row in range(len(array))] if _has_rows(array) else []
-        if name not in wanted and rows and wanted.issuperset(rows):
-            found.update(zip(rows, array, strict=True))
-        else:
+        if name in wanted or _row_name(name, 0) not in wanted or not getattr(array, "ndim", 0):
             found[name] = array
+            continue
+        rows = [_row_name(name, row) for row in range(len(array))]
+        found.update(zip(rows, array, strict=True) if wanted.issuperset(rows) else {name: array})
     return found
 
 
 def _row_name(name: str, row: int) -> str:
     return f"{name}.{row}"
-
-
-def _has_rows(array: Any) -> bool:
-    return bool(getattr(array, "ndim", 0))
 
 
 def _is_row(op: Op) -> bool:
