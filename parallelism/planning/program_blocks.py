@@ -17,6 +17,7 @@ import numpy as np
 from parallelism.ir import Function, Value
 from parallelism.ir.core import Op
 from parallelism.ir.passes import tables, unstacked, with_tables_once
+from parallelism.transforms.parts import first_argument
 
 CONSTANT = "constant"
 BLOCK = "block"
@@ -104,10 +105,13 @@ class Blocks:
 
     @property
     def reads_outside(self) -> bool:
-        """Whether a weight of the first block is read outside of the blocks, too."""
-        inputs = set(self.function.inputs)
-        of_first = inputs.intersection(_inputs_of(self.blocks[0])).difference(_inputs_of(self.blocks[1]))
-        return not of_first.isdisjoint(_inputs_of([*self.before, *self.after]))
+        """Whether a weight of the first block is read outside of it, too: by other blocks, or outside of the blocks."""
+        of_first = set(self.function.inputs).intersection(_inputs_of(self.blocks[0]))
+        of_others = set(_inputs_of(self.blocks[1]))
+        if not of_first.intersection(first_argument(self.function)).isdisjoint(of_others):
+            return True
+        own = of_first.difference(of_others)
+        return not own.isdisjoint(_inputs_of([*self.before, *self.after]))
 
     @property
     def _reads_later_weights(self) -> bool:

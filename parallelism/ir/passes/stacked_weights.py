@@ -18,8 +18,9 @@ SLICE, RESHAPE = "slice", "reshape"
 def unstacked(function: Function) -> Function:
     """The function, in which each stack is an input for each of its rows: ``p.q`` of 12 rows is ``p.q.0`` to ``p.q.11``.
 
-    A stack is an input that is read by slices of one row along its first dim alone, and each of whose rows is read.  It is
-    the same function where there is no stack.  Arrays of stacks are still taken by name: see `rows_of_stacks`.
+    A stack is an input without symbols that is read by slices of one row along its first dim alone, and each of whose rows
+    is read.  So it is no data, whose batch has a symbol.  It is the same function where there is no stack.  Arrays of
+    stacks are still taken by name: see `rows_of_stacks`.
     """
     stacks = _stacks(function)
     if not stacks:
@@ -99,7 +100,7 @@ def _stacks(function: Function) -> dict[Value, list[Value]]:
 
 
 def _may_be_stack(type: TensorType) -> bool:
-    return bool(type.shape) and isinstance(type.shape[0], int) and type.shape[0] > 1
+    return not type.symbols and type.ndim > 0 and int(type.shape[0]) > 1
 
 
 def _without_unread(function: Function, values: set[Value]) -> Function:

@@ -73,10 +73,14 @@ def test_no_input_has_the_name_of_another_one() -> None:
     assert unstacked(taken) is taken and unstacked(program) is not program
 
 
-def test_one_layer_and_rows_of_a_symbol_are_no_stack() -> None:
+def test_one_layer_and_arrays_with_symbols_are_no_stack() -> None:
+    """Of data over time a recurrent net reads one step after another."""
     for shape in ((1, 4, 4), ir.symbols("L") + (4, 4)):
         program = ir.record(lambda x, w: x @ w[0], X, ir.TensorType("f8", shape))
         assert unstacked(program) is program
+    over_time = ir.TensorType("f8", (3, *ir.symbols("B"), 4))
+    program = ir.record(lambda w, x: x[0] @ w + x[1] @ w + x[2], ir.TensorType("f8", (4, 4)), over_time)
+    assert unstacked(program) is program
 
 
 def test_flags_of_layers_are_rows_too_and_a_row_may_be_returned() -> None:

@@ -373,3 +373,24 @@ def test_blocks_whose_weights_have_other_numbers_are_none(layers):
     program = residual(layers, regions=False, activation=lambda i: np.tanh if i else np.cos)
     named = with_regions(program)
     assert named.regions == () and found_blocks(program)[1:] == ("", 0)
+
+
+@pytest.mark.takes_seconds
+def test_stages_that_share_the_weights_of_blocks_are_simulated():
+    """As in ALBERT, whose layers have the same weights: their gradients are summed over stages, which no piece tells."""
+    def loss(p, x):
+        x = x @ p["first"]
+        for _ in range(4):
+            x = x + np.tanh(x @ p["up"]) @ p["down"]
+        return np.mean((x @ p["last"]) ** 2)
+
+    f32 = lambda *shape: ir.TensorType("f4", shape)
+    types = {"first": f32(5, WIDTH), "up": f32(WIDTH, INNER), "down": f32(INNER, WIDTH), "last": f32(WIDTH, 4)}
+    fixed = {"recompute": "none", "zero": 1, "microbatch": 2, "schedule": "1f1b"}
+    program = ir.record(loss, types, f32(B, 5))
+    plans = find_plan(program, hardware="dgx-h100", devices=4, batch=16, **fixed)
+    assert found_blocks(program)[1:] == ("block", 4)
+    assert [*plans.one_by_one] == ["a weight of a block is read in another stage, too"]
+    for plan in plans:
+        trace = simulate(plan.run.step, "dgx-h100", link_sharing=False, **plan.run.placed)
+        assert trace.makespan_seconds == pytest.approx(plan.bound_seconds, rel=1e-9)
