@@ -335,20 +335,19 @@ def found_blocks(function: Function) -> tuple[Function, str, int]:
     """The function, the region with most numbered parts, and their number: parts that are alike, or those of an outermost
     region.  They are alike in the function, or where modules that are called again behind all blocks are of none, or by
     what the ops compute, in whatever regions; or where stacks are an input for each of their rows (`unstacked`)."""
-    found = _alike_blocks(function)
+    named = with_regions(function)
+    found = _alike_blocks(named)
     if found is None and (of_rows := unstacked(function)) is not function:
-        found = _alike_blocks(of_rows)
+        found = _alike_blocks(with_regions(of_rows))
     if found is not None:
         return found
-    function = with_regions(function)
-    count = _numbered_parts(function)
+    count = _numbered_parts(named)
     outer = [(prefix, len(parts)) for prefix, parts in count.items() if "." not in prefix]
-    return function, *max(outer, key=lambda item: item[1], default=("", 0))
+    return named, *max(outer, key=lambda item: item[1], default=("", 0))
 
 
 def _alike_blocks(function: Function) -> tuple[Function, str, int] | None:
-    """What `found_blocks` finds where blocks are alike; else None."""
-    function = with_regions(function)
+    """What `found_blocks` finds where blocks are alike, in a function that has its regions; else None."""
     count = _numbered_parts(function)
     for prefix, parts in sorted(count.items(), key=lambda item: -len(item[1])):
         if parts != {*range(len(parts))}:

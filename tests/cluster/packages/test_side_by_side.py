@@ -163,14 +163,20 @@ def test_a_copy_that_waits_for_a_lock_of_nobody_is_ended_where_this_process_is_p
     monkeypatch.setattr(module, "STILL_SECONDS", 0.25)
     lock = threading.Lock()
     lock.acquire()          # as by a thread of a library, which a copy does not have
+    begun, begin = os.pipe()
 
     def work(place: int) -> tuple[int, bool]:
-        if in_a_copy() and place == 1:
+        if in_a_copy():
+            os.write(begin, b".")
             lock.acquire()
+        elif place == 0:
+            assert select([begun], [], [], 20)[0]       # the copy has taken the other
         return place, in_a_copy()
 
     found = side_by_side([partial(work, place) for place in range(2)], took=lambda place, result: None)
     assert found == [(0, False), (1, False)]
+    os.close(begun)
+    os.close(begin)
 
 
 @pytest.mark.takes_seconds
