@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING
 
 from parallelism.memoized import memoized
 from parallelism.serving.engine import Engine, EngineSettings
+from parallelism.serving.fits import Candidate, Fit, Room
 from parallelism.serving.plans import SLACK, Layout, PrefillPool, ServingPlan, Task, memory_of
 from parallelism.serving.pools import PooledRun
 from parallelism.serving.priced_engine import PricedEngine
 
 if TYPE_CHECKING:
-    from parallelism.serving.search import Candidate, Fit, Room, Search
+    from parallelism.serving.search import Search
 
 PREFILL_SETTINGS = ("tp", "pp", "ep", "replicas")
 LONGEST_CHUNK = 8192

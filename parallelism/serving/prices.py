@@ -32,6 +32,7 @@ from parallelism.models.inference.caches import FULL, STATES, WINDOW, cache_arra
 from parallelism.serving.engine import EngineSettings
 from parallelism.serving.expert_rows import ExpertRows
 from parallelism.serving.placement import PICKED, READ, SCORED, TABLE, TOKENS, Placement
+from parallelism.serving.precision import Precision
 from parallelism.symbolic.event_prices import EventPrices, MeshOnHardware
 from parallelism.symbolic.events import (
     COLLECTIVE,
@@ -55,35 +56,6 @@ def with_blocks(spec: TransformerSpec, kinds: Sequence[Kind]) -> TransformerSpec
     """A model that has blocks of these kinds, each of which it has."""
     first = {kind_of_layer(spec, layer): layer for layer in reversed(range(spec.layers))}
     return replace(with_layers(spec, [first[kind] for kind in kinds]), next_tokens=0)
-
-
-@dataclass(frozen=True)
-class Precision:
-    """The dtypes of the weights of products and of the cache in memory, and of the products; None: that of the model."""
-
-    weights: str | None = None
-    """``int8``: numbers of at most 8 bits, of whatever format."""
-    cache: str | None = None
-    products: str | None = None
-    bits: int = 8
-    """The bits of a weight: of 4, two are a byte."""
-
-    @classmethod
-    def parse(cls, text: str) -> Precision:
-        """``bf16``, ``fp16``, ``fp8`` (weights, products and cache), ``int8`` or ``int4`` (weights alone)."""
-        found = PRECISIONS.get(text)
-        if found is None:
-            raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {text!r}")
-        return found
-
-
-PRECISIONS = {
-    "bf16": Precision(),
-    "fp16": Precision(),
-    "fp8": Precision("int8", "float8_e4m3fn", "float8_e4m3fn"),
-    "int8": Precision("int8"),
-    "int4": Precision("int8", bits=4),
-}
 
 
 class _Kinds(NamedTuple):

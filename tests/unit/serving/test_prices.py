@@ -24,8 +24,9 @@ from parallelism.serving import (
 from parallelism.serving.engine import Row, Work, read_and_scored
 from parallelism.serving.expert_rows import ExpertRows
 from parallelism.serving.placement import ALONE, Placement, usual_strategy
+from parallelism.serving.precision import Precision
 from parallelism.serving.priced_engine import PricedEngine
-from parallelism.serving.prices import Precision, kinds_in
+from parallelism.serving.prices import kinds_in
 from parallelism.serving.requests import Request
 from parallelism.serving.serve import on_simulator
 from parallelism.serving.workloads import lengths_in

@@ -19,7 +19,7 @@ from parallelism.models import TransformerSpec
 from parallelism.serving.picture import pictures
 from parallelism.serving.plans import SETTINGS, ServingPlan, ServingPlans
 from parallelism.serving.pool_search import PREFILL_SETTINGS
-from parallelism.serving.prices import PRECISIONS
+from parallelism.serving.precision import CACHE_DTYPES, PRECISIONS
 from parallelism.serving.search import find_serving
 from parallelism.serving.workloads import lengths_in
 from vcluster.cli.command_line import (
@@ -127,6 +127,11 @@ OWN: Arguments = {
         "help": "bf16; fp16; fp8: weights, products and the cache; int8, int4: weights alone, as mxfp4, nvfp4, AWQ "
         "and GPTQ, with the cache in bf16 (default: bf16)",
     },
+    "--kv-cache-dtype": {
+        "type": choice(tuple(CACHE_DTYPES)),
+        "metavar": "NAME",
+        "help": "the dtype of the cache: bf16, fp16, fp8, fp8_e5m2 or int8 (default: as --precision has it)",
+    },
     "--chunk": {"type": whole(), "metavar": "N", "help": "the most tokens of a step (default: 2048)"},
     "--memory": {"metavar": "72GB", "help": "the memory of a device that may be used (default: all)"},
     "--reserve": {"metavar": "4GB", "help": "memory that no plan may use (default: that of the hardware)"},
@@ -210,6 +215,7 @@ def served(program: str, words: Sequence[str]) -> int:
                 first_token_seconds=arguments.first_token,
                 token_seconds=arguments.token,
                 precision=arguments.precision,
+                cache_dtype=arguments.kv_cache_dtype,
                 chunk=arguments.chunk,
                 memory=arguments.memory,
                 reserve=arguments.reserve,
@@ -298,7 +304,7 @@ _KEPT = (
         "concurrency",
         "rate",
     ),
-    *("hits", "precision", "chunk", "memory", "reserve", "price"),
+    *("hits", "precision", "kv_cache_dtype", "chunk", "memory", "reserve", "price"),
 )
 
 
@@ -332,6 +338,7 @@ def document_of(
         "hardware": plans.task.hardware.name,
         "stack": plans.task.hardware.stack,
         "precision": plans.task.precision,
+        "cache_dtype": plans.task.dtype_of_cache,
         "validation": validation_json(plans.task.hardware.validation),
         "elapsed_seconds": plans.elapsed_seconds,
     }
