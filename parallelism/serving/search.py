@@ -21,6 +21,7 @@ from parallelism.memoized import memoized
 from parallelism.mesh import Mesh
 from parallelism.models import TransformerSpec, transformer
 from parallelism.models.inference.caches import kinds_of
+from parallelism.models.published import published_positions
 from parallelism.serving.engine import PAGE_TOKENS, Engine, EngineSettings
 from parallelism.serving.fits import Candidate, Fit
 from parallelism.serving.placement import (
@@ -65,6 +66,7 @@ def find_serving(
     ep: Values = None,
     replicas: Values = None,
     batch: Values = None,
+    positions: int | None = None,
     disaggregate: bool = False,
     prefill: Mapping[str, int] | None = None,
 ) -> ServingPlans:
@@ -87,6 +89,9 @@ def find_serving(
     an hour.  ``tp``, ``pp``, ``ep``, ``replicas`` and ``batch``, the requests of a replica at a time, restrict the search to
     these values.
 
+    Requests that are longer than ``positions`` are refused; None: those of the config of a published model by its name, and
+    of a `TransformerSpec` with learned positions its own.
+
     With ``disaggregate`` plans are searched, too, in which some devices compute prompts alone (prefill) and send what they
     leave in the cache to the others.  ``prefill`` restricts the search to such plans, with these settings of the devices that
     compute prompts: ``{"tp": 2, "replicas": 3}``.  The others are those of the devices that compute answers.
@@ -94,7 +99,7 @@ def find_serving(
     ``ValueError`` for figures that do not fit together.
     """
     began = perf_counter()
-    devices, concurrency, chunk = map(plain_number, (devices, concurrency, chunk))
+    devices, concurrency, chunk, positions = map(plain_number, (devices, concurrency, chunk, positions))
     _check_limits(first_token_seconds, token_seconds, price, chunk)
     Precision.parse(precision, cache_dtype)
     requests = _requests(input_tokens, output_tokens, lengths)
@@ -117,7 +122,9 @@ def find_serving(
         price,
         cache_dtype,
     )
-    _check_length(task)
+    _check_length(
+        task, positions if positions is not None or not isinstance(spec, str) else published_positions(spec)
+    )
     allowed = {"tp": tp, "pp": pp, "ep": ep, "replicas": replicas, "batch": batch}
     search = Search(task, {name: _values(name, value) for name, value in allowed.items()})
     fixed = None if prefill is None else checked_prefill(prefill, count)
@@ -169,11 +176,21 @@ def _check_limits(
         raise ValueError(f"chunk must be an integer of at least 1, got {chunk!r}")
 
 
-def _check_length(task: Task) -> None:
-    spec = task.spec
-    if spec.positions == "learned" and task.workload.longest > spec.sequence:
+def _check_length(task: Task, positions: int | None) -> None:
+    """``ValueError`` for requests that are longer than the positions of the model."""
+    spec, longest = task.spec, task.workload.longest
+    if positions is not None and (type(positions) is not int or positions < 1):
+        raise ValueError(f"positions must be an integer of at least 1, got {positions!r}")
+    if spec.positions == "learned":
+        positions = min(positions or spec.sequence, spec.sequence)
+    if positions is not None and longest > positions:
+        more = (
+            ""
+            if spec.positions == "learned"
+            else "; positions= (--max-model-len) says to how many it is stretched"
+        )
         raise ValueError(
-            f"requests of up to {task.workload.longest} tokens do not fit the {spec.sequence} positions of the model"
+            f"requests of up to {longest} tokens do not fit the {positions} positions of the model{more}"
         )
 
 
