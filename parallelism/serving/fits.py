@@ -99,6 +99,22 @@ class Fit:
         stages = self.layout.pp if batch < self.layout.pp else 1
         return 1 / (alone * stages / batch + computed / new * more / (most - batch))
 
+    def requests_per_second(self, batch: int) -> float:
+        """About what a replica of attention answers in the long run, with so many requests at a time always: as `bound`, with
+        half of each answer in the cache and half of each prompt seen."""
+        prompt, new = self.task.workload.mean_lengths
+        computed = max(prompt * (1 - self.task.workload.hits), 1)
+        works = min(self.layout.pp, batch)
+        each = -(-batch // works)
+        most = max(self.task.chunk, 2 * each)
+
+        def seconds(tokens: int, context: float) -> float:
+            return self.prices.step_seconds([self._work(tokens, each, int(context))] * works)
+
+        alone = seconds(each, prompt + new / 2)
+        more = max(seconds(most, prompt / 2) - seconds(each, prompt / 2), 0.0) / works / (most - each)
+        return 1 / (alone / batch * new + computed * more)
+
     @property
     def _shortest(self) -> int:
         return min(prompt for prompt, _ in self.task.workload.lengths)

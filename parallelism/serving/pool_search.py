@@ -151,8 +151,9 @@ class PoolSearch:
         tokens = int(min(computed, task.chunk))
         alone = fit.step_seconds(tokens, 1, 0, through=True) * computed / tokens
         works = min(layout.pp, batch)
-        filled = (works + layout.pp - 1) / works  # stages wait for each other in each step
-        many = fit.step_seconds(task.chunk, batch, 0) * computed / task.chunk * filled
+        slowest = fit.step_seconds(task.chunk, batch, 0)
+        through = fit.step_seconds(task.chunk, batch, 0, through=True)
+        many = max(slowest, through / works) * computed / task.chunk
         yield _Prompts(layout, fit, batch, room, layout.attentions / many, alone)
 
     @memoized

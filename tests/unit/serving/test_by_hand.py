@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from parallelism import Hardware, Mesh, models
 from parallelism.models.inference.caches import kinds_of
-from parallelism.serving import EngineSettings, find_serving
+from parallelism.serving import EngineSettings, StepPrices, find_serving
 from parallelism.serving.placement import Placement, usual_strategy
 from vcluster.__main__ import main
 from vcluster.cli.command_line import WrongWords
@@ -67,6 +68,27 @@ def test_a_cache_in_float8_has_twice_the_tokens_and_is_read_in_half_the_time():
         assert narrow.parts.attention - launches == pytest.approx((wide.parts.attention - launches) / 2, rel=0.1)
         assert plans[weights, "fp8_e5m2"] == narrow
         assert plans[weights, None] == (wide if weights == "bf16" else narrow)
+
+
+def test_a_pipeline_that_serves_does_not_run_empty_between_steps():
+    """Of two microbatches each stage always has one: a step takes twice a stage; the step of one request all stages.
+
+    A program that runs here begins a step when the one before is through, so two microbatches take three times a stage.
+    """
+    spec = replace(models.transformer("llama3.1-8b"), dtype="bfloat16")
+    mesh = Mesh(pp=2)
+    placement = Placement(spec, mesh, usual_strategy(mesh))
+    settings = EngineSettings(1, 64, 16, {"full": 1})
+    software, run = (StepPrices(placement, settings, Hardware.preset("dgx-h100"), as_run=each) for each in (False, True))
+    work = {"t": 8, "r": 8, "pages": 4, "read_full": 512, "scored_full": 512}
+    first, second = software.stage_seconds({"t": 8, "r": 8}, [work])[:, 0]
+    sent = software._messages(work)[0]
+    assert [software.seconds([work]), run.seconds([work])] == pytest.approx([first + sent + second] * 2, rel=1e-12)
+    assert software.seconds([work, work]) == pytest.approx(max(2 * second, first + sent + second), rel=1e-12)
+    assert run.seconds([work, work]) == pytest.approx(first + sent + 2 * second, rel=1e-12) and second > first + sent
+    moving = {name: np.full(2, work[name]) for name in ("pages", "read_full", "scored_full")}
+    steps = software.seconds_of_stretch([{"t": 8, "r": 8}] * 3, [moving] * 3, 2)
+    assert steps.tolist() == pytest.approx([3 * second] * 2, rel=1e-12)
 
 
 def test_a_cache_dtype_that_there_is_not_is_refused():
