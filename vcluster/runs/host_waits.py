@@ -85,19 +85,22 @@ class WaitsOfTheHost:
         """`vcluster.memory.Signals` calls this only where no other thread may act."""
         if self._runs() or not awaited.operations:
             return
-        kind, rank, *_ = awaited.operations[0].lane
         raise DeadlockError(
             f"deadlock: {_told(awaited)}",
-            ranks=(int(str(rank)),),
-            operation=str(kind),
+            ranks=(_peer(awaited),),
+            operation="recv",
             locations=(awaited.location,),
         )
 
 
 def _told(awaited: Awaited) -> str:
-    first = awaited.operations[0]
-    _, rank, *_ = first.lane
+    rank = _peer(awaited)
     return (
         f"the host waits for rank {rank}, and devices send only while a run is in progress; call run() first, or in "
-        f"another thread\n  the host in {first.text} at {awaited.location}, waiting for rank {rank}"
+        f"another thread\n  the host in {awaited.operations[0].text} at {awaited.location}, waiting for rank {rank}"
     )
+
+
+def _peer(awaited: Awaited) -> int:
+    """The device for which the host waits. It only receives: between host and devices no send waits."""
+    return next((need.peer for need in awaited.operations[0].needs or ()), HOST)
