@@ -20,6 +20,7 @@ from parallelism.operation.thread_frames import frames_by_thread
 from vcluster.code import (
     OperationCancelled,
     apply_environment,
+    apply_warnings,
     code_of,
     describe_exception,
     refresh_modules,
@@ -27,7 +28,7 @@ from vcluster.code import (
 )
 from vcluster.code.arguments import fill
 from vcluster.collectives import AS_MESSAGES, Ways
-from vcluster.device import VirtualDevice, explain_keyword
+from vcluster.device import VirtualDevice, explain_call
 from vcluster.memory import FINISHED, SPINS, SPINS_OF_A_THREAD, Arena, HomeCore, forks
 from vcluster.memory.interrupts import defer
 from vcluster.memory.threads import is_in_library, is_starting_thread
@@ -192,7 +193,7 @@ class Worker:
                 return Cancelled(self._record(), where_cancelled(error))
             signals.cancel()
             cancel_helpers(signals, own_process=self._own_process)
-            explain_keyword(error, VirtualDevice)
+            explain_call(error, VirtualDevice)
             explain_pickling(error)
             return Failed(describe_exception(error, self._code), self._record())
 
@@ -250,6 +251,8 @@ class Worker:
         except Exception as error:
             error.add_note("raised in the device while it unpacked the program and its arguments")
             raise
+        if command.environment is not None:
+            apply_warnings(command.environment)  # now that the modules of the program are imported
         self._code = code_of(program)
         args = [fill(value, own) for value in args]
         kwargs = {name: fill(value, own) for name, value in kwargs.items()}
