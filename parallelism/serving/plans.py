@@ -69,6 +69,9 @@ class Task:
     cache_dtype: str | None = None
     """One of `CACHE_DTYPES`; None: as the precision has it."""
 
+    def __post_init__(self) -> None:
+        _ = self.dtypes  # which are checked
+
     @property
     def dtypes(self) -> Precision:
         """The dtypes of weights, cache and products."""

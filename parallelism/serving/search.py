@@ -31,7 +31,6 @@ from parallelism.serving.placement import (
 )
 from parallelism.serving.plans import CACHE, SLACK, WEIGHTS, Layout, ServingPlan, ServingPlans, Task
 from parallelism.serving.pool_search import PoolSearch, checked_prefill, task_of_prompts
-from parallelism.serving.precision import Precision
 from parallelism.serving.prices import StepPrices
 from parallelism.serving.workloads import PricedRun, Workload
 
@@ -101,7 +100,6 @@ def find_serving(
     began = perf_counter()
     devices, concurrency, chunk, positions = map(plain_number, (devices, concurrency, chunk, positions))
     _check_limits(first_token_seconds, token_seconds, price, chunk)
-    Precision.parse(precision, cache_dtype)
     requests = _requests(input_tokens, output_tokens, lengths)
     sized = sized_hardware(hardware, devices)
     count = devices if devices is not None else sized.devices
@@ -122,20 +120,22 @@ def find_serving(
         price,
         cache_dtype,
     )
-    _check_length(
-        task, positions if positions is not None or not isinstance(spec, str) else published_positions(spec)
-    )
+    _check_length(task, spec, positions)
     allowed = {"tp": tp, "pp": pp, "ep": ep, "replicas": replicas, "batch": batch}
     search = Search(task, {name: _values(name, value) for name, value in allowed.items()})
-    fixed = None if prefill is None else checked_prefill(prefill, count)
-    if disaggregate or fixed is not None:
-        _check_answers(workload)
-        given = {name: (value,) for name, value in (fixed or {}).items()}
-        of_prompts = Search(task_of_prompts(task), {**dict.fromkeys(allowed), **given})
-        search.pools = PoolSearch(search, of_prompts, fixed or {})
-    if fixed is None:
+    if disaggregate or prefill is not None:
+        search.pools = _pools(search, {} if prefill is None else checked_prefill(prefill, count))
+    if prefill is None:
         search.together()
     return search.plans(began)
+
+
+def _pools(search: Search, fixed: Mapping[str, int]) -> PoolSearch:
+    """The search for plans with prefill on devices of its own, with these settings of them."""
+    _check_answers(search.task.workload)
+    given = {name: (value,) for name, value in fixed.items()}
+    of_prompts = Search(task_of_prompts(search.task), {**dict.fromkeys(search.allowed), **given})
+    return PoolSearch(search, of_prompts, fixed)
 
 
 def _model(spec: TransformerSpec | str) -> TransformerSpec:
@@ -176,9 +176,11 @@ def _check_limits(
         raise ValueError(f"chunk must be an integer of at least 1, got {chunk!r}")
 
 
-def _check_length(task: Task, positions: int | None) -> None:
-    """``ValueError`` for requests that are longer than the positions of the model."""
+def _check_length(task: Task, asked: TransformerSpec | str, positions: int | None) -> None:
+    """``ValueError`` for requests that are longer than the positions of the model that is asked about."""
     spec, longest = task.spec, task.workload.longest
+    if positions is None and isinstance(asked, str):
+        positions = published_positions(asked)
     if positions is not None and (type(positions) is not int or positions < 1):
         raise ValueError(f"positions must be an integer of at least 1, got {positions!r}")
     if spec.positions == "learned":
