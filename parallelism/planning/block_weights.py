@@ -68,21 +68,14 @@ class BlockWeights:
 
     @cached_property
     def others(self) -> dict[Value, Value]:
-        """The inputs that are no weights of these blocks, as inputs without a number in their names.
-
-        Those with the numbers of layers before the blocks keep them.
-        """
+        """The inputs that are no weights of these blocks, as inputs without a number in their names."""
         own = {value for weights in self.by_block for value in weights}
         taken, found = {value.name for value in self.function.inputs}, dict[Value, Value]()
         for value in self.function.inputs:
             if value in own:
                 continue
-            layer = _at_first_number(value.name)[1]
-            if layer is None or layer < self.layer_blocks.before:
-                found[value] = value
-                continue
             name = ".".join([f"_{part}" if part.isdecimal() else part for part in value.name.split(".")])
-            while name in taken:
+            while name != value.name and name in taken:
                 name += "_"
             taken.add(name)
             found[value] = renamed(value, name)

@@ -189,6 +189,8 @@ def events_of_blocks(
     later_ends, met = set[int](), set[int]()
     for step, events in reversed([*zip(steps, events_by_step(steps, devices), strict=True)]):
         own = own_block(step, layer_blocks)
+        if own is not None and own < layer_blocks.first:
+            own = None  # it is never repeated, so it may end anywhere
         if own is not None and own not in later_ends and has_product(step):
             later_ends.add(own)
             next_end = own

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 
 import numpy as np
 import pytest
@@ -455,6 +456,43 @@ def test_frozen_layers_are_of_another_kind(names, first):
     plans = put_together(program, microbatch=2, recompute="none")
     assert bool(plans.one_by_one) == (first is None)
     assert plans.task.model.first_alike == (first or 0)
+
+
+def any_layers(random):
+    """Up to nine layers, whose kinds repeat behind some first ones, before a list of others; some weights may be frozen."""
+    layers, period, first, heads = random.randint(2, 9), random.randint(1, 3), random.randint(0, 2), random.randint(0, 2)
+    activations = [random.choice([np.tanh, np.cos, np.sin, np.abs]) for _ in range(first + period)]
+    regions = random.random() < 0.6
+
+    def loss(p, x):
+        x = x @ p["first"]
+        for i, layer in enumerate(p["layers"]):
+            with ir.region(f"layers.{i}"):
+                kind = i if i < first else first + (i - first) % period
+                x = x + activations[kind](x @ layer["up"] + layer["bias"]) @ layer["down"]
+        for i, weight in enumerate(p["heads"]):
+            with ir.region(f"heads.{i}"):
+                x = np.sin(x @ weight)
+        return np.mean((x @ p["last"]) ** 2)
+
+    f32 = lambda *shape: ir.TensorType("f4", shape)
+    each = {"up": f32(WIDTH, INNER), "bias": f32(INNER), "down": f32(INNER, WIDTH)}
+    types = {"first": f32(5, WIDTH), "heads": [f32(WIDTH, WIDTH)] * heads, "last": f32(WIDTH, 4), "layers": [each] * layers}
+    program = ir.record(loss, types, f32(B, 5))
+    choices_of_frozen = [[], [f"p.layers.{i}" for i in range(random.randint(1, layers))],
+                         [f"p.layers.{i}.up" for i in range(layers)]]
+    held = random.choice(choices_of_frozen) + random.choice([[], [], ["p.first"]])
+    program = frozen(program, held) if held else program
+    return program if regions else without_regions(program)
+
+
+@pytest.mark.sampled(24, 3)
+@pytest.mark.takes_seconds
+@pytest.mark.parametrize("seed", range(24))
+def test_plans_of_any_layers_are_those_of_simulations(seed):
+    random = Random(seed)
+    program = any_layers(random)
+    put_together(program, microbatch=2, recompute="none", schedule=random.choice(["1f1b", "gpipe", "zb_h1"]))
 
 
 @pytest.mark.takes_seconds
