@@ -13,6 +13,7 @@ from parallelism.serving.engine import padded
 from parallelism.serving.placement import PICKED, READ, SCORED, TABLE, TOKENS
 from parallelism.serving.plans import Layout, Task
 from parallelism.serving.prices import StepParts, StepPrices
+from parallelism.serving.workloads import Workload
 
 
 @dataclass(frozen=True)
@@ -99,11 +100,14 @@ class Fit:
         stages = self.layout.pp if batch < self.layout.pp else 1
         return 1 / (alone * stages / batch + computed / new * more / (most - batch))
 
-    def requests_per_second(self, batch: int) -> float:
+    def requests_per_second(self, batch: int, *, decodes: bool = False) -> float:
         """About what a replica of attention answers in the long run, with so many requests at a time always: as `bound`, with
-        half of each answer in the cache and half of each prompt seen."""
+        half of each answer in the cache and half of each prompt seen.  With ``decodes`` prompts, and the first token of each
+        answer, are computed elsewhere."""
         prompt, new = self.task.workload.mean_lengths
         computed = max(prompt * (1 - self.task.workload.hits), 1)
+        if decodes:
+            computed, new = 0.0, max(new - 1, 1.0)
         works = min(self.layout.pp, batch)
         each = -(-batch // works)
         most = max(self.task.chunk, 2 * each)
@@ -151,6 +155,22 @@ class Fit:
         linear = self.task.spec.linear_attention
         return -(-tokens // linear.tokens_of_chunk) if linear is not None else 0
 
+    def enough(self, workload: Workload, batch: int) -> int:
+        """So many requests of a workload tell what becomes of all (`Workload.enough`).  Of those that arrive by themselves as
+        many are there at a time as arrive while one is answered, if a batch has room for all of them."""
+        under_way = batch
+        if workload.rate is not None:
+            under_way, new = 1, workload.mean_lengths[1]
+            while under_way < MOST_UNDER_WAY and under_way < workload.rate * new * self.token_seconds(
+                under_way
+            ):
+                under_way *= 2
+        return workload.enough(batch, self.token_seconds(under_way))
+
+
+MOST_UNDER_WAY = 1 << 14
+"""The most requests at a time that are looked for."""
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -164,3 +184,13 @@ class Candidate:
     """About the least."""
     fit: Fit
     room: Room
+
+    @property
+    def own_batch(self) -> int:
+        """The requests of a replica of attention at a time."""
+        return -(-self.batch // self.layout.ep)
+
+    @memoized
+    def requests_per_second(self) -> float:
+        """About what all devices answer in the long run."""
+        return self.fit.requests_per_second(self.own_batch) * self.layout.attentions
