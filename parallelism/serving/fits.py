@@ -13,7 +13,7 @@ from parallelism.serving.engine import padded
 from parallelism.serving.placement import PICKED, READ, SCORED, TABLE, TOKENS
 from parallelism.serving.plans import Layout, Task
 from parallelism.serving.prices import StepParts, StepPrices
-from parallelism.serving.workloads import Workload
+from parallelism.serving.workloads import MOST_UNDER_WAY, Workload
 
 
 @dataclass(frozen=True)
@@ -155,22 +155,6 @@ class Fit:
         linear = self.task.spec.linear_attention
         return -(-tokens // linear.tokens_of_chunk) if linear is not None else 0
 
-    def enough(self, workload: Workload, batch: int) -> int:
-        """So many requests of a workload tell what becomes of all (`Workload.enough`).  Of those that arrive by themselves as
-        many are there at a time as arrive while one is answered, if a batch has room for all of them."""
-        under_way = batch
-        if workload.rate is not None:
-            under_way, new = 1, workload.mean_lengths[1]
-            while under_way < MOST_UNDER_WAY and under_way < workload.rate * new * self.token_seconds(
-                under_way
-            ):
-                under_way *= 2
-        return workload.enough(batch, self.token_seconds(under_way))
-
-
-MOST_UNDER_WAY = 1 << 14
-"""The most requests at a time that are looked for."""
-
 
 @dataclass(frozen=True)
 class Candidate:
@@ -194,3 +178,15 @@ class Candidate:
     def requests_per_second(self) -> float:
         """About what all devices answer in the long run."""
         return self.fit.requests_per_second(self.own_batch) * self.layout.attentions
+
+    def enough(self, workload: Workload) -> int:
+        """So many requests of the workload of a replica of attention tell what becomes of all (`Workload.enough`)."""
+        rate = self.fit.task.workload.rate
+        if workload.rate is None or rate is None:
+            return workload.enough(self.token_seconds)
+        if self.requests_per_second() < rate:
+            return workload.enough(self.token_seconds, self.own_batch)
+        arriving, under_way = workload.rate * workload.mean_lengths[1], 1
+        while under_way < min(MOST_UNDER_WAY, arriving * self.fit.token_seconds(under_way)):
+            under_way *= 2
+        return workload.enough(self.fit.token_seconds(under_way))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
-from math import ceil, inf
+from math import ceil, inf, log
 from typing import Any, NamedTuple
 
 from parallelism.display.quantities import count as shown, decimal_bytes, plural, seconds as shown_seconds
@@ -22,6 +22,8 @@ from parallelism.serving.workloads import Workload
 SETTINGS = ("tp", "pp", "ep", "replicas", "batch")
 WEIGHTS = "the weights do not fit the memory"
 CACHE = "the cache of so many requests does not fit the memory"
+ABOUT = 0.02
+"""Times of a request that differ by less are about as long; then room for more requests is worth more."""
 SLACK = 1.15
 """Bounds are of steps that all have as many requests; by so much a row may be better."""
 
@@ -440,7 +442,8 @@ class ServingPlans:
         best = self.best
         told = f"{best.words} has the most tokens a second, {shown(best.tokens_per_second)}"
         if best.requests_per_second == self.task.workload.rate:
-            told = f"{best.words} answers all that arrive, and each the soonest, in {shown_seconds(best.request_seconds)}"
+            taken = shown_seconds(best.request_seconds)
+            told = f"{best.words} answers all that arrive, and each about the soonest, in {taken}"
         if self.task.first_token_seconds or self.task.token_seconds:
             told += f", of the {plural(len(self.plans), 'row')} within the limits"
         others = [
@@ -511,4 +514,5 @@ def _answered_a_second(task: Task, served: Served, times: int, capacity: float) 
 
 
 def _by_speed(plan: ServingPlan) -> tuple[Any, ...]:
-    return -plan.tokens_per_second, plan.request_seconds, -plan.capacity, plan.layout, plan.words
+    soon = round(log(plan.request_seconds) / ABOUT) if plan.answered else 0
+    return -plan.tokens_per_second, soon, -plan.capacity, plan.request_seconds, plan.layout, plan.words

@@ -209,7 +209,8 @@ class PoolSearch:
         if task.is_loaded:
             places = own * len(of_answers) + prompts.batch * len(of_prompts)
             workload = replace(workload, concurrency=min(places, self._busy(pair, times)))
-        count = workload.enough(own * len(of_answers), pair.answers.token_seconds)
+        keeps_up = task.workload.rate is None or self._capacity(pair) >= task.workload.rate
+        count = workload.enough(pair.answers.token_seconds, None if keeps_up else own * len(of_answers))
         moved = partial(self._moved_seconds, prompts, pair.answers)
         run = PooledRun(of_prompts, of_answers, workload, count, moved)
         mean = round(self.mean)

@@ -427,7 +427,7 @@ class Search:
         if task.is_loaded:
             workload = replace(workload, concurrency=own)
         prices = each.fit.prices.with_settings(settings)
-        count = each.fit.enough(workload, own)
+        count = each.enough(workload)
         served = self._served(
             each, PricedRun(Engine(task.spec, settings), prices, workload, count), count, seed
         )
