@@ -48,6 +48,10 @@ _TOGETHER = 1e-9
 _FULL = 1 - 1e-9
 """Part of the rate that a transfer asks for; with that much it counts as not slowed down."""
 
+_ONE_RATE = 1e-12
+"""Part of a rate: rates that differ by less are one, as they would be in exact arithmetic.  So the rates do not depend on
+the order in which channels are filled."""
+
 _GONE = -1
 
 
@@ -356,7 +360,7 @@ class SharedLinks:
         room, weight, all_users = self._room, self._weight, self._users
         limits = self._limits(flows, channels)
         reached: Iterable[_Flow]
-        left = len(flows)
+        left, last = len(flows), 0.0
         while left:
             level, full = heappop(limits)
             if full < 0:
@@ -365,12 +369,14 @@ class SharedLinks:
                 if weight[full] < LEAST / 2:
                     continue  # no transfer there grows any more
                 grown = room[full] / weight[full]
-                if grown > level:
-                    if limits and grown > limits[0][0]:
-                        heappush(limits, (grown, full))  # other transfers left room
-                        continue
-                    level = grown
+                if grown > level and limits and grown > limits[0][0]:
+                    heappush(limits, (grown, full))  # other transfers left room
+                    continue
+                level = max(level, grown)
+                if level - last <= last * _ONE_RATE:
+                    level = last
                 reached = all_users[full].values()
+            last = level
             for flow in reached:
                 if flow.fixed:
                     continue

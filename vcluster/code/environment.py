@@ -1,4 +1,5 @@
-"""Where a device looks for modules and files, and which modules of the user's have changed since it imported them."""
+"""What a device takes from its host's process: where modules and files lie, what is warned of, and which of the user's
+modules have changed since the device imported them."""
 
 import functools
 import importlib
@@ -6,10 +7,13 @@ import importlib.util
 import os
 import sys
 import types
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib.machinery import ModuleSpec, PathFinder
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from parallelism.algorithms import registry
 from parallelism.operation import is_installed
@@ -17,19 +21,23 @@ from vcluster.code.pickling import dump, load
 
 
 class Environment(NamedTuple):
-    """The places where imports and relative file names are looked up. Devices use the host's."""
+    """The places where imports and relative file names are looked up, and what is warned of. Devices use the host's."""
 
     path: tuple[str, ...]
     directory: str | None
     """None if the host's current directory was removed."""
     registered: bytes = b""
     """The kinds and algorithms of collectives that were registered on the host; empty if there are none."""
+    filters: tuple[tuple[Any, ...], ...] = ()
+    """The host's filters of warnings, each with the module and the name of its class; empty for devices that are threads."""
+    floating: tuple[tuple[str, Any], ...] = ()
+    """What NumPy does at a division by zero, an overflow, an underflow and an invalid operation."""
 
 
 def environment(*, processes: bool = True) -> Environment:
-    """The host's ``sys.path``, current directory and registered collectives, for `apply_environment`.
+    """What the host has at this moment, for `apply_environment` and `apply_warnings`.
 
-    Devices that are no ``processes`` have the host's tables of collectives.
+    Devices that are no ``processes`` have the host's tables of collectives and its filters of warnings.
     """
     try:
         directory = os.getcwd()
@@ -39,6 +47,8 @@ def environment(*, processes: bool = True) -> Environment:
         tuple(entry or directory or entry for entry in sys.path),
         directory,
         _registered(registry.version()) if processes else b"",
+        _by_name(tuple(warnings.filters)) if processes else (),
+        tuple(np.geterr().items()),
     )
 
 
@@ -47,6 +57,15 @@ def _registered(version: int) -> bytes:
     """What was registered, as bytes; made again when that has changed."""
     records = registry.registered()
     return dump(records, "what was registered") if any(records) else b""
+
+
+@functools.lru_cache(maxsize=16)
+def _by_name(filters: tuple[Any, ...]) -> tuple[tuple[Any, ...], ...]:
+    """Filters of warnings, with the module and the name of a class in place of the class."""
+    return tuple(
+        (action, message, (category.__module__, category.__qualname__), module, line)
+        for action, message, category, module, line in filters
+    )
 
 
 def apply_environment(value: Environment) -> None:
@@ -60,6 +79,24 @@ def apply_environment(value: Environment) -> None:
     if value.registered or any(registry.registered()):
         importlib.import_module("parallelism.algorithms.algorithms")  # has the table of algorithms
         registry.install(load(value.registered) if value.registered else ((), ()))
+
+
+def apply_warnings(value: Environment) -> None:
+    """In the thread of a device: warn and raise as the host does, by ``warnings`` and by ``np.errstate``.
+
+    A filter is left out if this process has not imported the class of its warnings: nothing warns by that class yet, and
+    to import it, such as those of pytest, may take longer than the run.
+    """
+    np.seterr(**dict(value.floating))
+    if not value.filters:
+        return
+    filters = []
+    for action, message, (home, name), module, line in value.filters:
+        category = getattr(sys.modules.get(home), name, None)
+        if isinstance(category, type):
+            filters.append((action, message, category, module, line))
+    warnings.resetwarnings()  # tells the module, too, that there are others now
+    warnings.filters[:] = filters  # type: ignore[index]
 
 
 class ModuleWatcher:

@@ -20,6 +20,7 @@ from parallelism.operation.thread_frames import frames_by_thread
 from vcluster.code import (
     OperationCancelled,
     apply_environment,
+    apply_warnings,
     code_of,
     describe_exception,
     refresh_modules,
@@ -250,6 +251,8 @@ class Worker:
         except Exception as error:
             error.add_note("raised in the device while it unpacked the program and its arguments")
             raise
+        if command.environment is not None:
+            apply_warnings(command.environment)  # now that the modules of the program are imported
         self._code = code_of(program)
         args = [fill(value, own) for value in args]
         kwargs = {name: fill(value, own) for name, value in kwargs.items()}

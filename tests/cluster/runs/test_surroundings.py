@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 
 import numpy as np
 import pytest
@@ -285,3 +286,41 @@ def test_measured_compute_stays_what_it_is_on_crowded_cores():
     (alone,), crowded = least(1), least(8)
     assert np.median(crowded) < 2 * alone
     assert alone < 2 * np.median(crowded)
+
+
+# -- warnings ----------------------------------------------------------------------------------------------------------
+
+
+def divides(device):
+    return float(np.float64(device.rank) / np.zeros(1)[0])
+
+
+@pytest.mark.parametrize(("action", "raised"), [("error", RuntimeWarning), ("ignore", None)])
+def test_devices_warn_as_the_host_does(cluster, capsys, action, raised):
+    with warnings.catch_warnings(action=action):
+        if raised is None:
+            assert cluster.run(divides)[1] == np.inf
+            assert "divide by zero" not in capsys.readouterr().err
+            return
+        with pytest.raises(DeviceFailedError, match="divide by zero") as caught:
+            cluster.run(divides)
+    assert type(caught.value.exceptions[1]) is raised
+    assert caught.value.locations[0] == line_of(divides, "return")
+
+
+def test_a_filter_of_a_class_that_only_the_host_has_is_no_obstacle(cluster):
+    class Careful(UserWarning):
+        pass
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Careful)
+        assert cluster.run(lambda device: device.rank).outputs == [0, 1, 2]
+
+
+def test_numpy_raises_on_devices_where_it_does_on_the_host(cluster):
+    with np.errstate(divide="raise", invalid="ignore"), pytest.raises(DeviceFailedError, match="divide by zero") as caught:
+        cluster.run(divides)
+    assert set(caught.value.exceptions) == {1, 2}                       # rank 0 has 0 / 0, which is ignored
+    assert isinstance(caught.value.exceptions[1], FloatingPointError)
+    with np.errstate(all="ignore"):
+        assert cluster.run(divides)[2] == np.inf

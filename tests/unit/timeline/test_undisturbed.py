@@ -72,6 +72,17 @@ def test_it_gives_the_times_of_the_engine_to_the_last_bit(number, lanes, link_sh
     assert times(on(lanes, MACHINES[number], link_sharing=link_sharing)) == times(wanted)
 
 
+def test_which_links_had_a_transfer_before_changes_no_bit(monkeypatch):
+    """Found by the test above: three links are full at one rate, and the engine had numbered them by their first use."""
+    lanes = [
+        [ring(0, (0, 1), 6), send(0, 2, 35), recv(0, 1, 3)],
+        [ring(1, (0, 1), 6), compute(1, 31 / 7), ring(1, (1, 2), 6, work=9), send(1, 2, 3, 1), send(1, 0, 3), wait(1, 9)],
+        [recv(2, 0, 35, work=1), ring(2, (1, 2), 6, work=9), recv(2, 1, 3, 1)],
+    ]
+    wanted = by_the_engine(monkeypatch, lanes, machine(8))
+    assert times(on(lanes, machine(8))) == times(wanted)
+
+
 @given(programs(), st.randoms(use_true_random=False), st.booleans())
 def test_the_numbers_of_the_ranks_do_not_matter(lanes, random, link_sharing):
     names = random.sample(range(len(lanes)), len(lanes))
