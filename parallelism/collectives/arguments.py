@@ -4,7 +4,7 @@ Wrong arguments are ``ValueError`` or ``TypeError``, with what was expected and 
 arrays, which an all_reduce reduces as one flat buffer for each dtype (`TreeBuffers`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from operator import index
 from typing import Any
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from parallelism.algorithms import KINDS, kind_of
 from parallelism.arrays import Array, refuse_masked
 from parallelism.collectives.call import ARRAY, SCALAR, MemberCall
-from parallelism.collectives.results import integer, integers
+from parallelism.collectives.results import OPS, integer, integers
 from parallelism.dtypes import NUMERIC_KINDS, as_dtype, is_numeric
 from parallelism.events import HOST
 from parallelism.mesh import Axes, Mesh
@@ -41,14 +41,16 @@ def members_of(
     The group is None for a rank in none of the ``groups``, if the kind allows that; the axes are None with ``groups``.
     """
     if groups is None:
-        names = mesh.axes_of(axes)
+        names = _axes_of(mesh, kind, axes)
         return mesh.group(rank, axes), names, tuple(mesh.shape[name] for name in names)
     if axes is not None:
         raise ValueError(f"{kind} takes axes or groups, got both: axes={axes!r}, groups={groups!r}")
     seen: set[int] = set()
     mine: tuple[int, ...] | None = None
+    if not isinstance(groups, Iterable):
+        raise TypeError(f"groups= is a list of groups, got {groups!r}{_GROUPS}")
     for group in groups:
-        members = integers("each group in groups=", group, "a rank of groups")
+        members = integers("each group in groups=", group, "a rank of groups", _GROUPS)
         for member in members:
             if not 0 <= member < mesh.size:
                 raise ValueError(f"groups of {mesh!r} hold ranks 0 to {mesh.size - 1}, got {member}")
@@ -61,6 +63,38 @@ def members_of(
     if mine is None and not copies:  # of a copy, a rank in no group gets zeros
         raise ValueError(f"rank {rank} is in none of groups={[list(g) for g in groups]}, but calls {kind}")
     return mine, None, () if mine is None else (len(mine),)
+
+
+_GROUPS = "; as in groups=[[0, 1], [2, 3]], where each rank is in one group"
+
+
+def _axes_of(mesh: Mesh, kind: str, axes: Axes) -> tuple[str, ...]:
+    """The names of axes. The error of anything else ends with the argument that is meant."""
+    try:
+        return mesh.axes_of(axes)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{error}{_meant_by(kind, axes)}") from None
+
+
+def _meant_by(kind: str, axes: object) -> str:
+    """What a value that stands where axes do is likely meant as. Other libraries have other arguments in that place."""
+    record = KINDS.records.get("permute" if kind == "shift" else kind)
+    if record is None:
+        return ""
+    number, meant = isinstance(axes, int), ""
+    if record.reduces and isinstance(axes, str) and axes.lower() in OPS:
+        meant = f"op={axes.lower()!r}"
+    elif record.reduces and callable(axes):
+        meant = f"op={getattr(axes, '__name__', 'function')}"
+    elif record.paired and kind != "shift" and isinstance(axes, list | tuple):
+        return f"; the pairs come before the axes: {kind}(x, pairs, axes)"
+    elif isinstance(axes, list) and not any(isinstance(axis, str) for axis in axes):
+        meant = "groups=[[0, 1], [2, 3]]"
+    elif number and kind == "shift":
+        meant = f"by={axes}"
+    elif number and (record.rooted or record.joins):
+        meant = f"{'root' if record.rooted else 'dim'}={axes}"
+    return f"; did you mean {kind}(x, {meant})?" if meant else ""
 
 
 def checked_options(call: str, options: dict[str, Any]) -> dict[str, Any]:
@@ -87,6 +121,9 @@ def ring_pairs(size: int, by: int) -> tuple[tuple[int, int], ...]:
     return tuple((position, (position + by) % size) for position in range(size))
 
 
+_BYTES = "x.view(np.uint8) is an array of its bytes"
+
+
 def checked_array(what: str, x: Any) -> tuple[Array, bytes]:
     """``x`` as an array, and its form; ``TypeError`` for a value that holds no numbers."""
     refuse_masked(what, x)
@@ -96,7 +133,8 @@ def checked_array(what: str, x: Any) -> tuple[Array, bytes]:
         raise TypeError(f"{what} takes an array or a scalar, got {name}{_hint(what, x)}")
     array = np.asarray(x)
     if not is_numeric(array.dtype):
-        raise TypeError(f"{what} takes numbers or bools, got an array of dtype {array.dtype}")
+        bytes_of = "all_gather_object and broadcast_object move objects" if array.dtype.hasobject else _BYTES
+        raise TypeError(f"{what} takes numbers or bools, got an array of dtype {array.dtype}; {bytes_of}")
     return array, SCALAR if is_scalar else ARRAY
 
 

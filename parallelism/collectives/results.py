@@ -70,6 +70,13 @@ def checked_root(kind: str, root: Any, size: int) -> int:
     return position
 
 
+_ARRAYS = {
+    "dst": "; the array comes first: send(x, dst)",
+    "src": "; the message is the result: x = recv(src)",
+}
+"""What to write in place of an array that is given as a rank."""
+
+
 def integer(name: str, value: Any) -> int:
     """``value`` as Python's integer; ``TypeError``, with its name, if it is none.
 
@@ -82,14 +89,14 @@ def integer(name: str, value: Any) -> int:
         got = repr(value)
         if isinstance(value, np.ndarray):
             got = f"{value.dtype}[{', '.join(map(str, value.shape))}]"
-            got += "; the array comes first: send(x, dst)" if name == "dst" else ""
+            got += _ARRAYS.get(name, "")
         raise TypeError(f"{name} is an integer, got {got}") from None
 
 
-def integers(name: str, values: Any, of: str) -> tuple[int, ...]:
-    """Several integers, each called ``of`` in errors."""
+def integers(name: str, values: Any, of: str, example: str = "") -> tuple[int, ...]:
+    """Several integers, each called ``of`` in errors, which end with the ``example``."""
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
-        raise TypeError(f"{name} is a list of integers, got {values!r}")
+        raise TypeError(f"{name} is a list of integers, got {values!r}{example}")
     return tuple(integer(of, value) for value in values)
 
 
@@ -99,7 +106,9 @@ def plain_pairs(pairs: Sequence[tuple[int, int]] | None) -> tuple[tuple[int, int
         return None
     found = []
     for pair in pairs:
-        positions = integers("each pair in pairs=", pair, "a position in a pair")
+        positions = integers(
+            "each pair in pairs=", pair, "a position in a pair", "; as in [(0, 1), (1, 0)], source and target"
+        )
         if len(positions) != 2:
             raise ValueError(f"a pair is (source, target), two positions in the group; got {pair!r}")
         found.append((positions[0], positions[1]))

@@ -84,6 +84,14 @@ class MeshIndex(_NumbersOfAxes, Mapping[str, int]):
     def __init__(self, **coordinates: int) -> None:
         self._numbers = coordinates
 
+    if not TYPE_CHECKING:  # a type checker reports an unknown name itself
+
+        def __getattr__(self, name):
+            """Raise ``AttributeError`` for an unknown name; for an axis, with what to write."""
+            if not name.startswith("_") and name in self._numbers:
+                raise AttributeError(f"coordinates have no {name!r}; that along the axis is index[{name!r}]")
+            no_attribute("MeshIndex", self, name, {})
+
     def __getitem__(self, axis: str) -> int:
         try:
             return self._numbers[axis]

@@ -290,8 +290,8 @@ class ArrayCalls(Protocol):
     def reshard(
         self,
         x: Array,
-        source: TensorSharding,
-        target: TensorSharding,
+        source: TensorSharding | str,
+        target: TensorSharding | str,
         *,
         shape: Ints | None = None,
         axes: Axes = None,
@@ -300,8 +300,8 @@ class ArrayCalls(Protocol):
     def reshard(
         self,
         x: Other,
-        source: TensorSharding,
-        target: TensorSharding,
+        source: TensorSharding | str,
+        target: TensorSharding | str,
         *,
         shape: Ints | None = None,
         axes: Axes = None,
@@ -309,8 +309,8 @@ class ArrayCalls(Protocol):
     def reshard(
         self,
         x: Any,
-        source: TensorSharding,
-        target: TensorSharding,
+        source: TensorSharding | str,
+        target: TensorSharding | str,
         *,
         shape: Ints | None = None,
         axes: Axes = None,

@@ -102,10 +102,12 @@ class Device(ArrayCalls, Protocol):
     ) -> Any:
         """The collective ``kind``, one of the package or one that was registered."""
 
-    def global_shape(self, x: Any, sharding: TensorSharding) -> tuple[int, ...]:
+    def global_shape(self, x: Any, sharding: TensorSharding | str) -> tuple[int, ...]:
         """The shape of the whole array of which ``x`` is this device's shard."""
 
-    def global_shapes(self, xs: Sequence[Any], shardings: Sequence[TensorSharding]) -> list[tuple[int, ...]]:
+    def global_shapes(
+        self, xs: Sequence[Any], shardings: Sequence[TensorSharding | str]
+    ) -> list[tuple[int, ...]]:
         """The shapes of several whole arrays, agreed on in one exchange."""
 
     def all_gather_object(self, obj: Any, axes: Axes = None) -> list[Any]:

@@ -234,13 +234,14 @@ class RecordingDevice:
     def reshard(
         self,
         x: Any,
-        source: TensorSharding,
-        target: TensorSharding,
+        source: TensorSharding | str,
+        target: TensorSharding | str,
         *,
         shape: Sequence[int] | None = None,
         axes: Axes = None,
     ) -> Any:
         array = plain_array("reshard", x)
+        source = TensorSharding.of(source, self.mesh, "the source of a resharding")
         shape = self.global_shape(array, source) if shape is None else shape
         plan = plan_resharding(source, target, shape, array.dtype, self.mesh, axes=axes)
         place = self._add(
@@ -252,8 +253,9 @@ class RecordingDevice:
         self._counted(place, self._moved(place + 1)._replace(call=None))
         return result if isinstance(x, np.ndarray) or result.ndim else result[()]
 
-    def global_shape(self, x: Any, sharding: TensorSharding) -> tuple[int, ...]:
+    def global_shape(self, x: Any, sharding: TensorSharding | str) -> tuple[int, ...]:
         shape: tuple[int, ...] = np.shape(x)
+        sharding = TensorSharding.of(sharding, self.mesh)
         sharding.check_axes(self.mesh)
         axes = sharding.over(len(shape)).axes
         if not axes:
@@ -264,7 +266,9 @@ class RecordingDevice:
         shapes = {rank: other.shape or () for rank, other in zip(group, calls, strict=True)}
         return sharding.global_shape(shapes, self.mesh)
 
-    def global_shapes(self, xs: Sequence[Any], shardings: Sequence[TensorSharding]) -> list[tuple[int, ...]]:
+    def global_shapes(
+        self, xs: Sequence[Any], shardings: Sequence[TensorSharding | str]
+    ) -> list[tuple[int, ...]]:
         return [self.global_shape(x, sharding) for x, sharding in zip(xs, shardings, strict=True)]
 
     # -- messages ------------------------------------------------------------------------------------------------------

@@ -237,8 +237,8 @@ class ReshardingPlan:
 
 
 def plan_resharding(
-    source: TensorSharding,
-    target: TensorSharding,
+    source: TensorSharding | str,
+    target: TensorSharding | str,
     shape: Sequence[int],
     dtype: npt.DTypeLike,
     mesh: Mesh,
@@ -249,6 +249,7 @@ def plan_resharding(
 ) -> ReshardingPlan:
     """The cheapest plan from ``source`` to ``target``, for a tensor of ``shape`` and ``dtype`` on ``mesh``.
 
+    A layout is a `TensorSharding` or its text, ``"[x, None]"``.
     No local array is ever larger than the largest local array of source or target.  Among the plans within this bound,
     the result has the fewest communications, and among these the fewest bytes received by all ranks together.  With
     ``cost`` it has the smallest sum of costs of the steps that communicate.  With ``hardware``, a `Hardware` or the
@@ -297,11 +298,10 @@ def _seconds_on(hardware: Hardware | str) -> Cost:
 
 
 def _checked(
-    name: str, layout: TensorSharding, shape: Shape, dtype: np.dtype[Any], mesh: Mesh, names: Names
+    name: str, layout: TensorSharding | str, shape: Shape, dtype: np.dtype[Any], mesh: Mesh, names: Names
 ) -> TensorSharding:
     """The checked layout, with ``...`` expanded."""
-    if not isinstance(layout, TensorSharding):
-        raise TypeError(f"the {name} of a resharding must be a TensorSharding, got {layout!r}")
+    layout = TensorSharding.of(layout, mesh, f"the {name} of a resharding")
     try:
         layout.slices(shape, mesh, 0)
         if layout.partial:

@@ -132,7 +132,12 @@ class _Reader:
         if first.text == "[":
             return self.subscripts("]") if self.has_subscripts() else self.in_brackets("]")
         has_axes = any(token.text in ("None", "(", "=") or token.kind == "quoted" for token in self.tokens)
-        return self.in_brackets("") if has_axes else self.subscripts("")
+        if has_axes:
+            return self.in_brackets("")
+        for token in self.tokens:
+            if token.text in (self.mesh_axes or ()):  # it would be the name of a dim that is whole
+                self.wrong(f"axes in brackets, as [{token.text}], or a dim with an axis behind _", token)
+        return self.subscripts("")
 
     def has_placements(self) -> bool:
         names = [(token.text, after.text) for token, after in zip(self.tokens, self.tokens[1:], strict=False)]

@@ -53,6 +53,11 @@ class DimSharding:
         for axis in axes:
             if not isinstance(axis, str):
                 raise TypeError(f"a dim must be split over names of mesh axes, got {axis!r} in {axes!r}")
+            if "," in axis or "[" in axis:  # the text of a layout, or of several axes
+                raise ValueError(
+                    f"{shortened(axis)} is no name of a mesh axis: several axes of a dim are a tuple, as ('x', 'y'), and "
+                    f"TensorSharding.parse reads the text of a layout, as '[x, None]'"
+                )
         object.__setattr__(self, "axes", axes)
 
     def __repr__(self) -> str:
@@ -163,6 +168,23 @@ class TensorSharding:
                 layout.check_axes(mesh)
         except ValueError as error:
             raise ValueError(f"{shortened(text)}: {error}") from None
+        return layout
+
+    @classmethod
+    def of(
+        cls, layout: TensorSharding | str, mesh: Mesh | None = None, name: str = "the layout"
+    ) -> TensorSharding:
+        """``layout`` as it is, or read from its text.  ``TypeError`` for anything else, which it calls ``name``.
+
+        >>> TensorSharding.of("[x, None]") == TensorSharding.of(TensorSharding("x", None))
+        True
+        """
+        if isinstance(layout, str):
+            return cls.parse(layout, mesh)
+        if not isinstance(layout, cls):
+            raise TypeError(
+                f"{name} must be a TensorSharding or its text, as '[x, None]', got {shortened(layout)}"
+            )
         return layout
 
     # -- shards of a tensor --------------------------------------------------------------------------------------------

@@ -193,8 +193,10 @@ def _seconds(
         len(trace.ranks),
         count + 1,
     )
-    rest = stop - begin - seconds.sum(axis=1)
-    return np.column_stack([seconds, np.where(rest > _ROUNDING * (stop - begin), rest, 0)])
+    rounding = _ROUNDING * (stop - begin)
+    bubble, rest = seconds[:, -1], stop - begin - seconds.sum(axis=1)
+    bubble[bubble <= rounding] = 0
+    return np.column_stack([seconds, np.where(rest > rounding, rest, 0)])
 
 
 def _first_that_fits(

@@ -56,6 +56,10 @@ _ELSEWHERE = {
 __all__ = ["HOST", "KINDS", "Event", "Priced", "RankTotals", "Trace", "UndeclaredComputeWarning"]
 
 
+RECORDED_AS = {"shift": "permute", "isend": "send", "irecv": "recv", "sendrecv": "send"}
+"""Calls of a device by the names under which they are recorded."""
+
+
 class Trace(Sequence[Event]):
     """What happened, or what would: an immutable sequence of `Event`, in the order of record within each rank.
 
@@ -262,12 +266,14 @@ class Trace(Sequence[Event]):
         A collective counts once for each group that took part, however many ranks that is; with ``rank``, those
         that rank joined.  Anything else (a compute block, a message's send or its recv) counts once per event.
 
-        ``ValueError`` for a name such as ``allreduce`` where there are operations ``all_reduce``.
+        ``ValueError`` for a name such as ``allreduce`` where there are operations ``all_reduce``, and for a call that is
+        recorded by another name, as a ``shift`` is by ``permute``.
         """
         columns = self.columns.only("name", "kind", "rank", "parent", "group", "sequence")
         wanted = columns.isin("name", {name}) & ~columns.present("parent") & ~columns.isin("kind", {"wait"})
         names = () if wanted.any() else columns.distinct("name")
-        if name not in names and (meant := spelt_alike(name, names)):
+        meant = spelt_alike(name, names) or RECORDED_AS.get(name)
+        if name not in names and meant in names:
             raise ValueError(f"a trace has no operation {name!r}; this one has {meant!r}")
         if rank is not None:
             wanted &= columns.isin("rank", {rank})

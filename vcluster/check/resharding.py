@@ -34,8 +34,10 @@ def check_resharding(
     >>> check_resharding(lambda device, x: device.all_gather(x, "x"), "[x, None]", "[None, None]").passed
     True
     """
-    source = TensorSharding.parse(source) if isinstance(source, str) else source
-    target = TensorSharding.parse(target) if isinstance(target, str) else target
+    source, target = (
+        TensorSharding.of(source, name="the source"),
+        TensorSharding.of(target, name="the target"),
+    )
     if source.ellipsis is not None or target.ellipsis is not None or len(source.dims) != len(target.dims):
         raise ValueError(
             f"source and target must name the same number of dims, got {source.short()} and {target.short()}"

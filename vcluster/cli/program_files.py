@@ -23,7 +23,8 @@ from parallelism.ir.passes import rows_of_stacks, unstacked
 from parallelism.ir.passes.given_arrays import numbers_in
 from parallelism.layouts import localize
 from parallelism.mesh import Mesh
-from parallelism.planning.program_blocks import BLOCK, found_blocks
+from parallelism.planning.block_weights import BLOCK
+from parallelism.planning.program_blocks import found_blocks
 from parallelism.training import TrainingRun
 from parallelism.training.training_run import ROWS
 from parallelism.transforms import (

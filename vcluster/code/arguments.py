@@ -40,15 +40,18 @@ class Sharded:
     ...     cluster.run(lambda device, x: x.tolist(), Sharded(np.arange(4), TensorSharding("dp"))).outputs
     [[0, 1], [2, 3]]
 
+    The layout is a `TensorSharding` or its text, ``"[dp, None]"``.
     Under a partial layout, the first member of each group gets the value and the others get the identity element of
     the pending reduction.
     """
 
     __slots__ = ("sharding", "value")
 
-    def __init__(self, value: Any, sharding: "TensorSharding") -> None:
-        if not hasattr(sharding, "shard"):
-            raise TypeError(f"Sharded takes an array and its TensorSharding, got {sharding!r}")
+    def __init__(self, value: Any, sharding: "TensorSharding | str") -> None:
+        if not isinstance(sharding, str) and not hasattr(sharding, "shard"):
+            raise TypeError(
+                f"Sharded takes an array and its TensorSharding, or the text of one, as '[dp, None]'; got {sharding!r}"
+            )
         self.value, self.sharding = value, sharding
 
     def __repr__(self) -> str:
@@ -56,6 +59,10 @@ class Sharded:
 
     def per_device(self, mesh: "Mesh") -> PerDevice:
         """The shards, by rank."""
+        if isinstance(self.sharding, str):
+            from parallelism.sharding import TensorSharding  # most runs need no layout to be read
+
+            return PerDevice(TensorSharding.parse(self.sharding, mesh).shard(self.value, mesh))
         return PerDevice(self.sharding.shard(self.value, mesh))
 
 

@@ -108,7 +108,8 @@ class OperationCancelled(BaseException):
 
 
 class HostWaitWarning(UserWarning):
-    """Devices wait for the host, and only another thread of the host can make them go on.
+    """Devices wait for the host, and only another thread of the host can make them go on; or the host waits for a device
+    while no run is in progress, and only another thread can start one.
 
     >>> import warnings
     >>> from vcluster import HOST, HostWaitWarning, VirtualCluster

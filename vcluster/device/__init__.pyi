@@ -1,2 +1,2 @@
 from .device import VirtualDevice as VirtualDevice
-from .other_libraries import explain_keyword as explain_keyword
+from .other_libraries import explain_call as explain_call

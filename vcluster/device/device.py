@@ -378,14 +378,15 @@ class VirtualDevice(FixedPlace):
     def reshard(
         self,
         x: Any,
-        source: TensorSharding,
-        target: TensorSharding,
+        source: TensorSharding | str,
+        target: TensorSharding | str,
         *,
         shape: Sequence[int] | None = None,
         axes: Axes = None,
     ) -> Any:
         """Move a tensor from layout ``source`` to ``target``: ``x`` is my shard before, the result my shard after.
 
+        A layout is a `TensorSharding` or its text, ``"[tp, None]"``.
         Runs the plan of `parallelism.plan_resharding`.  ``shape`` is the shape of the whole tensor; without it, the
         devices exchange the shapes of their shards to find it.  ``x`` is left unchanged, the result is a new array.
         All ranks of this device's group along the axes that the plan communicates over must call it.  ``axes`` limits
@@ -398,7 +399,7 @@ class VirtualDevice(FixedPlace):
 
         return reshard(self, x, source, target, shape, axes)
 
-    def global_shape(self, x: Any, sharding: TensorSharding) -> tuple[int, ...]:
+    def global_shape(self, x: Any, sharding: TensorSharding | str) -> tuple[int, ...]:
         """The shape of the whole tensor of which ``x`` is this device's shard; the ranks exchange shapes to find it.
 
         All ranks of this device's group along the axes that split the tensor must call it.  **Communication**: shapes,
@@ -406,7 +407,9 @@ class VirtualDevice(FixedPlace):
         """
         return self.global_shapes([x], [sharding])[0]
 
-    def global_shapes(self, xs: Sequence[Any], shardings: Sequence[TensorSharding]) -> list[tuple[int, ...]]:
+    def global_shapes(
+        self, xs: Sequence[Any], shardings: Sequence[TensorSharding | str]
+    ) -> list[tuple[int, ...]]:
         """`global_shape` of several tensors in one exchange.  Ranks that must call it for one of them must call it."""
         from vcluster.device.resharding import global_shapes
 
@@ -468,7 +471,10 @@ class VirtualDevice(FixedPlace):
 
     def recv(self, src: int, *, tag: int = 0, out: Any = None, axes: Axes = None) -> Any:
         """Receive the oldest message with this tag from rank ``src``; with ``axes``, from that position there."""
-        channel = self._channels.get(src) if axes is None else None
+        try:
+            channel = self._channels.get(src) if axes is None else None
+        except TypeError:  # an array, which `_peer` refuses
+            channel = None
         return (channel or self.channel(self._peer("src", src, axes))).recv(tag=tag, out=out)
 
     def isend(self, x: Any, dst: int, *, tag: int = 0, axes: Axes = None) -> Pending:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from inspect import Parameter, Signature, signature
 from typing import Any
 
 from parallelism.spelling import parameters_of, unexpected_keyword
@@ -38,13 +39,34 @@ _MEANT = {
 NAMES_ELSEWHERE = {name: here for here, names in _MEANT.items() for name in names.split()}
 
 _UNEXPECTED = re.compile(r"VirtualDevice\.(\w+)\(\) got an unexpected keyword argument '(\w+)'")
+_MISCALLED = re.compile(r"VirtualDevice\.(\w+)\(\) ((takes)|missing|got multiple values).*")
 
 
-def explain_keyword(error: BaseException, device: type[Any]) -> None:
-    """Give the error of a keyword that a method of ``device`` does not have a text that names the one that is meant.
+def explain_call(error: BaseException, device: type[Any]) -> None:
+    """Give the error of a method of ``device`` that is called wrongly a text that says how it is called.
 
     Collectives check their options themselves.  Messages do not: that would make each of them slower.
     """
-    if type(error) is TypeError and (found := _UNEXPECTED.match(str(error))):
+    if type(error) is not TypeError:
+        return
+    text = str(error)
+    if found := _UNEXPECTED.match(text):
         call, keyword = found.groups()
         error.args = unexpected_keyword(f"device.{call}", keyword, parameters_of(getattr(device, call))).args
+    elif found := _MISCALLED.match(text):
+        call = found[1]
+        wrong = (
+            f"{call}() got too many arguments without a name"
+            if found[3]
+            else text.removeprefix("VirtualDevice.")
+        )
+        returns = ", and returns the message" if call in ("recv", "irecv") else ""
+        form = f"device.{call}({_parameters(getattr(device, call))})"
+        error.args = (f"device.{wrong}; it is called as {form}{returns}",)
+
+
+def _parameters(method: Any) -> str:
+    """The parameters of a method as they are written, without ``self`` and types."""
+    _, *parameters = signature(method).parameters.values()
+    plain = [each.replace(annotation=Parameter.empty) for each in parameters]
+    return str(Signature(plain))[1:-1].replace("**options", "...")

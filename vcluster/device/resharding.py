@@ -26,13 +26,14 @@ SHAPES = "shapes"
 def reshard(
     device: VirtualDevice,
     x: Any,
-    source: TensorSharding,
-    target: TensorSharding,
+    source: TensorSharding | str,
+    target: TensorSharding | str,
     shape: Sequence[int] | None,
     axes: Axes,
 ) -> Any:
     """See `vcluster.device.VirtualDevice.reshard`."""
     recorder, array = device.recorder, plain_array("reshard", x)
+    source = TensorSharding.of(source, device.mesh, "the source of a resharding")
     site = call_site()
     if site.drops_result:
         device.collectives.dropped.setdefault(site.location, "reshard")
@@ -51,13 +52,14 @@ def reshard(
 
 
 def global_shapes(
-    device: VirtualDevice, xs: Sequence[Array], shardings: Sequence[TensorSharding]
+    device: VirtualDevice, xs: Sequence[Array], shardings: Sequence[TensorSharding | str]
 ) -> list[tuple[int, ...]]:
     """See `vcluster.device.VirtualDevice.global_shapes`."""
+    sources = [TensorSharding.of(each, device.mesh) for each in shardings]
     recorder, dropped = device.recorder, device.collectives.dropped
     before, known = recorder.count, set(dropped)
     try:
-        return _agreed(device, xs, shardings)
+        return _agreed(device, xs, sources)
     finally:
         for line in dropped.keys() - known:  # the line may drop a result, but it uses the shape
             del dropped[line]

@@ -28,7 +28,7 @@ from vcluster.code import (
 )
 from vcluster.code.arguments import fill
 from vcluster.collectives import AS_MESSAGES, Ways
-from vcluster.device import VirtualDevice, explain_keyword
+from vcluster.device import VirtualDevice, explain_call
 from vcluster.memory import FINISHED, SPINS, SPINS_OF_A_THREAD, Arena, HomeCore, forks
 from vcluster.memory.interrupts import defer
 from vcluster.memory.threads import is_in_library, is_starting_thread
@@ -193,7 +193,7 @@ class Worker:
                 return Cancelled(self._record(), where_cancelled(error))
             signals.cancel()
             cancel_helpers(signals, own_process=self._own_process)
-            explain_keyword(error, VirtualDevice)
+            explain_call(error, VirtualDevice)
             explain_pickling(error)
             return Failed(describe_exception(error, self._code), self._record())
 

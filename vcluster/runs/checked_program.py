@@ -16,7 +16,10 @@ _ASYNCHRONOUS = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 def check_program(program: Any) -> None:
     """Raise ``TypeError`` for what is no function of a device and no `Operation`, or would not run when called."""
     if not callable(program):
-        raise TypeError(f"run() takes a function of a device or an Operation, got {type(program).__name__}")
+        raise TypeError(
+            f"run() takes a function of a device or an Operation, got {type(program).__name__}; the function comes first, "
+            f"and is not called: run(kernel, x) and not run(kernel(x))"
+        )
     if isinstance(program, type) and issubclass(program, Operation):
         name = program.__name__
         raise TypeError(f"run() takes an Operation, got the class {name}; make one of it, as {name}(...)")

@@ -35,6 +35,7 @@ from vcluster.processes import (
 )
 from vcluster.processes.kept_programs import SentProgram
 from vcluster.runs.checked_program import by_rank, check_program
+from vcluster.runs.host_waits import WaitsOfTheHost
 from vcluster.runs.log import log
 from vcluster.runs.outcome import Reply, memory_kills
 from vcluster.runs.run import Run
@@ -94,6 +95,7 @@ class Body:
         self._gone: tuple[int, ...] = ()
         self.status = Status(self.arena, self.layout) if self._over_mpi is None else self._over_mpi.status
         self._environments: dict[int, Environment] = {}
+        self._in_progress = False
         self._encodings = KeptEncodings()
         self.asked: BaseException | None = None
         """The error with which another thread has asked to end the run."""
@@ -156,6 +158,8 @@ class Body:
             )
         else:
             self.endpoint = self._over_mpi.endpoint
+        if self._over_mpi is None and not queues:  # otherwise a message may still be under way after its run
+            WaitsOfTheHost(self.endpoint, lambda: self._in_progress)
         self._owner = _HostOwner(self.endpoint)
         for replaced in self.endpoints:
             replaced.let_go()
@@ -218,6 +222,7 @@ class Body:
         common = hand_over(self.endpoint, encoded, self.layout.host)
         sent: SentProgram | None = None
         conduct = Conduct(self)
+        self._in_progress = True
         try:
             nbytes = encoded.nbytes
             if kept is not None:
@@ -244,6 +249,7 @@ class Body:
                 partial(self._command, usual, environment(processes=self._processes), mine), interrupt
             )
         finally:
+            self._in_progress = False
             release(self.arena, common)
             if sent is not None:
                 release(self.arena, sent.place)

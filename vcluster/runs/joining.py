@@ -32,7 +32,7 @@ def joined(outputs: Sequence[Any], layout: Any, mesh: Mesh, name: str = "the out
             parts = [output[place] for output in outputs]
             found.append(joined(parts, part, mesh, f"{name}[{place}]"))
         return tuple(found)
-    sharding = TensorSharding.parse(layout) if isinstance(layout, str) else layout
+    sharding = TensorSharding.parse(layout, mesh) if isinstance(layout, str) else layout
     if not hasattr(sharding, "unshard"):
         raise TypeError(
             "unshard takes a TensorSharding, its text such as '[dp, None]', or a tuple, list or dict of these in "

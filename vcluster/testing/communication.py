@@ -48,6 +48,7 @@ def assert_communication(trace: Trace, *, others: int | None = None, **expected:
     """
     __tracebackhide__ = True
     from parallelism.trace import Trace
+    from parallelism.trace.trace import RECORDED_AS
 
     if not isinstance(trace, Trace):
         raise TypeError(
@@ -57,7 +58,8 @@ def assert_communication(trace: Trace, *, others: int | None = None, **expected:
     occurring = {event.name for event in trace if event.parent is None}
     for name in expected:
         if name not in known and name not in occurring:
-            hint = did_you_mean(name, known) or f"; the names are {', '.join(known)}"
+            recorded = f"; it is recorded as {RECORDED_AS[name]!r}" if name in RECORDED_AS else ""
+            hint = recorded or did_you_mean(name, known) or f"; the names are {', '.join(known)}"
             raise ValueError(f"a trace has no operation and no total {name!r}{hint}")
     rows = [row for name, numbers in expected.items() for row in _rows(trace, name, numbers)]
     if others is not None:

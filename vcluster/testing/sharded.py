@@ -60,8 +60,8 @@ def assert_sharded_allclose(
     the array cannot have.
     """
     __tracebackhide__ = True
-    sharding = TensorSharding.parse(layout) if isinstance(layout, str) else layout
     whole, mesh = np.asarray(expected), run.mesh
+    sharding = TensorSharding.of(layout, mesh)
     outputs = [np.asarray(output) for output in run.outputs]
     near = Near(rtol, atol)
     if sharding.partial:

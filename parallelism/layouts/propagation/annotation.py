@@ -31,7 +31,7 @@ def annotate(function: Function, layouts: Layouts) -> Function:
             near = did_you_mean(name, (value.name for value in function.inputs))
             listed = cut(names(function.inputs), 300) or "none"
             raise ValueError(f"@{function.name} has no value %{name}; its inputs are {listed}{near}")
-        given[name] = TensorSharding.parse(layout) if isinstance(layout, str) else layout
+        given[name] = None if layout is None else TensorSharding.of(layout, name=f"the layout of %{name}")
     return laid_out(function, given)
 
 
@@ -67,5 +67,5 @@ def redistribute(x: Any, layout: TensorSharding | str) -> Any:
 
     ``ValueError`` for a layout with a wrong number of dims.
     """
-    given = TensorSharding.parse(layout) if isinstance(layout, str) else layout
+    given = TensorSharding.of(layout)
     return apply("reshard", x, layout=layout_text(given.over(x.ndim)))

@@ -395,7 +395,7 @@ def test_wrong_places_and_tags_are_refused(cluster_of, backend, transport):
             "src must be one of 0 to 1 in Mesh(devices=2), or HOST (-1); got -2",
             "the group along 'devices' has positions 0 to 1, got 2", "a tag must be an integer, got 'a'",
             "a tag must be a 64-bit integer, got 9223372036854775808", "a tag must be an integer, got 0.5",
-            "a message takes numbers or bools, got an array of dtype <U1",
+            "a message takes numbers or bools, got an array of dtype <U1; x.view(np.uint8) is an array of its bytes",
         ]
 
 

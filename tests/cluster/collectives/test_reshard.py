@@ -171,8 +171,25 @@ def test_sharded_arguments_reach_each_device_as_its_shard(cluster_of):
 def test_shards_that_do_not_fit_are_refused_by_the_host(cluster_of, make, words):
     with pytest.raises(ValueError, match=words):
         make(cluster_of(MESH, "thread").run)
-    with pytest.raises(TypeError, match=r"Sharded takes an array and its TensorSharding, got \(0, 1\)"):
+    with pytest.raises(TypeError, match=r"Sharded takes an array and its TensorSharding, or the text of one.* got \(0, 1\)"):
         Sharded(np.ones(4), (0, 1))
+
+
+def test_layouts_may_be_given_as_texts(cluster_of):
+    x, whole = np.arange(15.0).reshape(5, 3), []
+
+    def kernel(device, shard):
+        whole.append(device.global_shape(shard, "[x, None]"))
+        return device.reshard(shard, "[x, None]", "[None, x]")
+
+    cluster = cluster_of(MESH, "thread")
+    run = cluster.run(kernel, Sharded(x, "[x, None]"))
+    np.testing.assert_array_equal(run.unshard("[None, x]"), x)
+    with pytest.raises(ValueError, match=r"argument 1: '\[z, None\]': .* names axis 'z'"):
+        cluster.run(kernel, Sharded(x, "[z, None]"))
+    for text in ("x", "x, None, y, z"):                                 # [x] is meant, and it would be a dim that is whole
+        with pytest.raises(ValueError):
+            cluster.run(lambda device: np.ones(3)).unshard(text)
 
 
 @pytest.mark.parametrize(("kernel", "words"), [

@@ -23,7 +23,7 @@ from runtimes import KINDS
 
 from parallelism.mesh import Mesh
 from parallelism.operation import Operation
-from vcluster import ChannelClosedError, ClusterError, DeviceFailedError, PerDevice, VirtualCluster
+from vcluster import HOST, ChannelClosedError, ClusterError, DeviceFailedError, PerDevice, VirtualCluster
 
 LARGE = 1 << 18  # float64: 2 MiB, far above what is copied in passing
 TABLE = np.arange(12.0).reshape(3, 4)
@@ -188,6 +188,60 @@ def _refusal(cluster, refused):
     except ClusterError as error:
         refused.append(str(error))
     return refused
+
+
+WAITS = """
+import threading, time, warnings
+from vcluster import HOST, DeadlockError, HostWaitWarning, VirtualCluster
+
+def refused(error, wait):
+    try:
+        wait()
+    except error as found:
+        return str(found)
+
+with VirtualCluster(2, backend={backend!r}) as cluster:
+    for wait in (lambda: cluster.channel(1).recv(tag=3),
+                 lambda: cluster.channel(1).irecv(tag=3).wait()):
+        print(refused(DeadlockError, wait))
+    cluster.run(lambda device: device.channel(HOST).send(device.rank, tag=3))
+    print([cluster.channel(rank).recv(tag=3) for rank in (1, 0)])
+    warnings.simplefilter("error", HostWaitWarning)
+    ends = threading.Event()
+    other = threading.Thread(target=lambda: [time.sleep(0) for _ in iter(ends.is_set, True)])
+    other.start()
+    print(refused(HostWaitWarning, lambda: cluster.channel(0).recv()))
+    ends.set()
+"""
+
+
+@pytest.mark.takes_seconds
+@pytest.mark.parametrize("backend", ["process", "thread"])
+def test_a_host_that_waits_for_a_device_outside_of_a_run_is_told(tmp_path, backend):
+    script = tmp_path / "waits.py"
+    script.write_text(WAITS.format(backend=backend))
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, env=os.environ | {
+        "PYTHONPATH": str(ROOT)})
+    text = ("the host waits for rank {0}, and devices send only while a run is in progress; call run() first, or in another "
+            "thread\n  the host in recv(from rank {0}, tag {1}) at {3}:{2}, waiting for rank {0}\n")
+    told = "".join("deadlock: " + text.format(1, 3, line, script) for line in (12, 13))
+    assert (done.stderr, done.stdout) == ("", told + "[1, 0]\n" + text.format(0, 0, 21, script))
+
+
+@pytest.mark.parametrize("backend", ["process", "thread"])
+def test_a_host_may_wait_for_a_run_that_another_thread_starts(cluster_of, backend):
+    cluster = cluster_of(2, backend)
+    waits = threading.Event()
+
+    def start():
+        waits.wait()
+        cluster.run(lambda device: device.channel(HOST).send(device.rank))
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    waits.set()
+    assert [cluster.channel(rank).recv() for rank in (1, 0)] == [1, 0]
+    thread.join()
 
 
 def test_two_clusters_live_side_by_side():

@@ -543,8 +543,17 @@ def test_what_does_not_fit_is_refused(arguments, words):
     source, target, shape, dtype = (*arguments, np.float64)[:4]
     with pytest.raises(ValueError, match=words):
         plan_resharding(source, target, shape, dtype, Mesh(x=2))
-    with pytest.raises(TypeError, match="the target of a resharding must be a TensorSharding, got 'x'"):
-        plan_resharding(T("x"), "x", (4,), np.float64, Mesh(x=2))
+    with pytest.raises(TypeError, match=r"the target of a resharding must be a TensorSharding or its text.*, got \(0,\)"):
+        plan_resharding(T("x"), (0,), (4,), np.float64, Mesh(x=2))
+
+
+def test_a_layout_may_be_given_as_its_text():
+    mesh = Mesh(x=2, y=3)
+    plan = plan_resharding("[x, None]", "[None, (y, x)]", (5, 7), "f4", mesh)
+    assert plan == plan_resharding(T("x", None), T(None, ("y", "x")), (5, 7), "f4", mesh)
+    with pytest.raises(ValueError, match=r"'x' is not a layout: expected axes in brackets, as \[x\], or a dim with an axis"):
+        plan_resharding("x", "[None]", (4,), "f4", mesh)                # not the name of a dim that is whole
+    assert T.of("A[x, y]", mesh) == T(None, None)                       # of an array by name, x and y are dims
 
 
 def test_tensors_whose_extents_all_devices_divide_share_one_search():

@@ -78,6 +78,8 @@ def test_nothing_took_place():
 
 
 def test_a_name_that_is_none_is_refused(trace):
+    with pytest.raises(ValueError, match="no operation and no total 'shift'; it is recorded as 'permute'"):
+        assert_communication(trace, shift=1)
     with pytest.raises(ValueError, match=r"a trace has no operation and no total 'all_reduces'; did you mean 'all_re"):
         assert_communication(trace, all_reduces=0)
     with pytest.raises(ValueError, match="total 'xyz'; the names are bytes_received"):

@@ -61,6 +61,13 @@ def test_a_name_that_is_written_otherwise_is_not_counted_as_none(name):
         TRACE.count(name)
 
 
+@pytest.mark.parametrize(("call", "recorded"), [("isend", "send"), ("irecv", "recv"), ("sendrecv", "send")])
+def test_a_call_that_is_recorded_by_another_name_is_not_counted_as_none(call, recorded):
+    with pytest.raises(ValueError, match=f"a trace has no operation '{call}'; this one has '{recorded}'"):
+        TRACE.count(call)
+    assert TRACE.count("shift") == 0                                # nor is there a permute
+
+
 def test_of_a_name_that_only_messages_of_collectives_have_none_are_counted():
     inside = [Event(0, "send", "send", 0, 1, parent=0), Event(0, "wait", "SEND", 1, 1)]
     assert Trace(inside).count("send") == 0

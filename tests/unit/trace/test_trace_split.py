@@ -51,6 +51,12 @@ def test_what_a_device_does_before_its_first_event_and_after_its_last_is_idle_an
     assert split(trace) == {0: Split(other=10), 1: Split(other=2, bubble=3, idle=5), 2: Split(idle=10)}
 
 
+def test_a_gap_that_rounding_leaves_is_no_bubble():
+    assert 0.1 + 0.2 > 0.3
+    found = split(Trace([compute(0, 0, 0.3), compute(0, 0.1 + 0.2, 1)]))[0]
+    assert (found.other, found.bubble, found.idle) == (1.3, 0, 0)
+
+
 def test_communication_behind_compute_is_in_no_part_and_a_wait_splits_into_waiting_and_moving():
     trace = Trace([
         all_reduce(0, 0, 9, work=3), compute(0, 0, 4, "I"), Event(0, "wait", "all_reduce", 4, 5, work=3),
