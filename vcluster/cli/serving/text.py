@@ -88,6 +88,8 @@ def _asked(name: str, plans: ServingPlans) -> list[str]:
         + (f" for {task.percentile:g} % of the requests" if limits and task.percentile else "")
     )
     compared = f"compared with {validation_text(task.hardware.validation)}"
+    if task.hardware.stack and not task.hardware.validation:  # whose constants are estimates
+        compared += f" ({task.hardware.title})"
     return [*wrap(told, WIDTH), *wrap(compared, WIDTH)]
 
 
