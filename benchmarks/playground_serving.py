@@ -14,8 +14,9 @@ from typing import Any
 from parallelism.hardware import sized_hardware
 from parallelism.models import transformer
 from parallelism.serving.engine import PAGE_TOKENS
+from parallelism.serving.fits import Fit
 from parallelism.serving.plans import SETTINGS, Layout, Task
-from parallelism.serving.search import CHUNK, Fit, Search, served_spec
+from parallelism.serving.search import CHUNK, Search, served_spec
 from parallelism.serving.workloads import Workload
 from vcluster.cli.command_line import Parser, serve
 

@@ -132,6 +132,17 @@ def transformer(name: str) -> TransformerSpec:
     return TRANSFORMERS[found]
 
 
+def published_positions(name: str) -> int:
+    """The most tokens of a sequence that a published Transformer is made for: those of its config, where it has one.
+
+    >>> published_positions("llama3.1-8b"), transformer("llama3.1-8b").sequence
+    (131072, 8192)
+    """
+    spec = transformer(name)
+    known = published_name(name)
+    return from_config(RELEASED[known][1]).sequence if known in RELEASED else spec.sequence
+
+
 def published_name(name: str) -> str | None:
     """The name here of a published Transformer, which may have an organisation in front; None if it is none."""
     plain = name.lower().replace("_", "-")

@@ -7,9 +7,9 @@ are alike are put together from pieces, as those of a Transformer that is descri
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,91 +17,78 @@ import numpy as np
 from parallelism.ir import Function, Value
 from parallelism.ir.core import Op
 from parallelism.ir.passes import tables, unstacked, with_tables_once
+from parallelism.ir.passes.frozen import frozen_inputs, with_frozen, without_frozen
+from parallelism.planning.block_weights import BLOCK, BlockWeights, key_of, reading, results
+from parallelism.training.layer_blocks import MOST_OTHERS, LayerBlocks
 from parallelism.transforms.parts import first_argument
 
 CONSTANT = "constant"
-BLOCK = "block"
-"""The region of blocks that are found by what they compute."""
 LEAST_OPS, MOST_OPS = 4, 20_000
 """Of a block that is found so, and of a program in which blocks are looked for."""
 MOST = 0.75
 """The share of the ops that blocks have at least, where a program has regions that are no blocks."""
+LEAST = 0.5
+"""The share of the ops that blocks have at least, where its layers are blocks."""
 
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """A program whose regions ``prefix.0``, ``prefix.1``, ... are alike."""
+    """A program whose regions ``prefix.0``, ``prefix.1``, ... are alike, but some first ones, or alike in groups."""
 
     function: Function
-    prefix: str
+    layer_blocks: LayerBlocks
+    """Which of these regions, its layers, are a block."""
     blocks: tuple[tuple[Op, ...], ...]
+    """The blocks that are alike."""
     before: tuple[Op, ...]
     after: tuple[Op, ...]
+    weights: BlockWeights
 
     @classmethod
     def of(cls, function: Function, prefix: str, count: int) -> Blocks | None:
-        """The blocks of a function; None if they are not alike, or do more than to pass values to the next one."""
+        """The blocks of a function that has ``count`` layers.
+
+        None if no two blocks are alike, or if they do more than to pass values to the next one.
+        """
         number = {op: _number(op, prefix) for op in function.ops}
-        blocks = []
-        for i in range(count):
-            blocks.append(tuple(op for op in function.ops if number[op] == i))
-        if count < 2 or not all(blocks) or any(n is not None and n >= count for n in number.values()):
+        if count < 2 or {*number.values()} - {None} != {*range(count)}:
             return None
-        inner = {value for block in blocks for op in block for value in op.outputs}
-        last = {value for op in blocks[-1] for value in op.outputs}
-        before, after, late = [], [], set[Value]()
-        for op in function.ops:
-            if number[op] is not None:
-                continue
-            if any(value in inner or value in late for value in op.inputs):
-                late.update(op.outputs)
-                after.append(op)
-            else:
-                before.append(op)
-        used = [value for op in after for value in op.inputs] + list(function.outputs)
-        if any(value in inner and value not in last for value in used):
+        layers = _grouped(function, number, range(count))
+        layer_blocks = LayerBlocks.of(_kinds(function, layers))._replace(region=prefix)
+        first, last = layer_blocks.first, layer_blocks.count(count)
+        if first > MOST_OTHERS or last - first < 2:
             return None
-        if any(value in late for block in blocks for op in block for value in op.inputs):
+        block_of = {
+            op: None if layer is None else layer_blocks.block_of(layer) for op, layer in number.items()
+        }
+        blocks = _grouped(function, block_of, range(first, last))
+        before = {op for layer in layers[: layer_blocks.before] for op in layer}
+        ends = _before_and_after(function, blocks, before)
+        weights = BlockWeights.of(function, blocks, layer_blocks)
+        if ends is None or weights is None:
             return None
-        found = cls(function, prefix, tuple(blocks), tuple(before), tuple(after))
-        if not found._are_alike() or found._reads_later_weights:
+        found = cls(function, layer_blocks, blocks, *ends, weights)
+        if found._reads_later_weights or not found._have_gradients:
             return None
-        return found
+        return found if found._are_alike() else None
+
+    @property
+    def share(self) -> float:
+        """The share of the ops that the blocks have which are alike."""
+        return sum(map(len, self.blocks)) / len(self.function.ops)
 
     def _are_alike(self) -> bool:
-        if _matched(self.blocks[0], self.blocks[1], self.function.inputs) is None:
-            return False
-        if any(self._weight_name(own, 1) != own.name for own in self._weights):
-            return False  # the numbers in names of weights are not those of blocks
-        for i in range(2, len(self.blocks)):
-            values = self._values_of(i)
-            if values is None:
-                return False
-            for own, op in zip(self.blocks[1], self.blocks[i], strict=True):
-                if [values.get(value, value) for value in own.inputs] != [*op.inputs]:
+        """Whether every block passes on what the second one does, and reads of the block before it what that one does."""
+        second, weights = self.blocks[1], self.weights.by_block
+        for number in range(2, len(self.blocks)):
+            block = self.blocks[number]
+            there = dict(zip(results(second), results(block), strict=True))
+            there.update(zip(results(self.blocks[0]), results(self.blocks[number - 1]), strict=True))
+            there.update(zip(weights[1], weights[number], strict=True))
+            for own, op in zip(second, block, strict=True):
+                if reading(own, there).inputs != op.inputs:
                     return False
         return True
-
-    def _values_of(self, number: int) -> dict[Value, Value] | None:
-        """The values of a block that exists, by those that the second block has in their place."""
-        if _matched(self.blocks[1], self.blocks[number], self.function.inputs) is None:
-            return None
-        pairs = [*zip(_results(self.blocks[1]), _results(self.blocks[number]), strict=True)]
-        pairs += zip(_results(self.blocks[0]), _results(self.blocks[number - 1]), strict=True)
-        named = {value.name: value for value in self.function.inputs}
-        for own in self._weights:
-            there = named.get(self._weight_name(own, number))
-            if there is None or there.type != own.type:
-                return None
-            pairs.append((own, there))
-        return dict(pairs)
-
-    @cached_property
-    def _weights(self) -> dict[Value, int]:
-        """The inputs that the second block alone has, with the place of its number in their names."""
-        found = _matched(self.blocks[0], self.blocks[1], self.function.inputs)
-        assert found is not None
-        return found
 
     @property
     def reads_outside(self) -> bool:
@@ -116,50 +103,129 @@ class Blocks:
     @property
     def _reads_later_weights(self) -> bool:
         """Whether a weight of another block than the first is read outside of the blocks: fewer blocks may lack it."""
-        later = {
-            self._weight_name(own, number) for own in self._weights for number in range(1, len(self.blocks))
-        }
-        return any(value.name in later for value in _inputs_of([*self.before, *self.after]))
+        later = {value for weights in self.weights.by_block[1:] for value in weights}
+        return not later.isdisjoint(_inputs_of([*self.before, *self.after]))
 
-    def _weight_name(self, own: Value, number: int) -> str:
-        parts = own.name.split(".")
-        parts[self._weights[own]] = str(number)
-        return ".".join(parts)
+    @property
+    def _have_gradients(self) -> bool:
+        """Whether a backward goes through the blocks: it does not if they are frozen, and so is all that is before them."""
+        trained = {*first_argument(self.function)}
+        return not trained.isdisjoint(_inputs_of([*self.before, *self.blocks[0]]))
 
-    def of_layers(self, layers: int) -> Function:
-        """The program with so many blocks, at least one."""
-        ops, inputs = [*self.before, *self.blocks[0]], dict[str, Value]()
-        results = _results(self.blocks[0])
-        for number in range(1, layers):
-            values: dict[Value, Value] = dict(zip(_results(self.blocks[0]), results, strict=True))
-            for own in self._weights:
-                name = self._weight_name(own, number)
-                values[own] = inputs[name] = replace(own, name=name)
+    def of_blocks(self, count: int) -> Function:
+        """The program with so many blocks, the first ones that are like no others among them, and at least one more.
+
+        The first number in the name of a weight is that of its layer, and inputs of no layer have no number in their names.
+        """
+        others, weights = self.weights.others, self.weights.of_blocks(count - self.layer_blocks.first)
+        of_first = others | weights[0]
+        ops = [reading(op, of_first) for op in (*self.before, *self.blocks[0])]
+        made = results(self.blocks[0])
+        for number in range(1, len(weights)):
+            values = others | weights[number]
+            values.update(zip(results(self.blocks[0]), made, strict=True))
             for op in self.blocks[1]:
                 outputs = tuple([replace(value, name=f"{value.name}.{number}") for value in op.outputs])
                 values.update(zip(op.outputs, outputs, strict=True))
-                region = f"{self.prefix}.{number}{(op.region or '')[len(self.prefix) + 2 :]}"
-                own_inputs = tuple([values.get(value, value) for value in op.inputs])
-                ops.append(replace(op, inputs=own_inputs, outputs=outputs, region=region))
-            results = [values[value] for value in _results(self.blocks[1])]
-        ends = dict(zip(_results(self.blocks[-1]), results, strict=True))
-        for op in self.after:
-            ops.append(replace(op, inputs=tuple([ends.get(value, value) for value in op.inputs])))
-        outputs = tuple([ends.get(value, value) for value in self.function.outputs])
-        return replace(self.function, inputs=tuple(self._inputs(inputs)), ops=tuple(ops), outputs=outputs)
+                ops.append(replace(reading(op, values), outputs=outputs, region=self._region(op, number)))
+            made = [values[value] for value in results(self.blocks[1])]
+        ends = of_first | dict(zip(results(self.blocks[-1]), made, strict=True))
+        ops += [reading(op, ends) for op in self.after]
+        frozen = self._frozen(weights)
+        return replace(
+            self.function,
+            inputs=tuple(self._inputs(weights)),
+            ops=tuple(ops),
+            outputs=tuple([ends.get(value, value) for value in self.function.outputs]),
+            attributes=with_frozen(without_frozen(self.function.attributes), frozen),
+        )
 
-    def _inputs(self, made: Mapping[str, Value]) -> Iterator[Value]:
+    def _region(self, op: Op, number: int) -> str:
+        """The region, in another block, of an op of the second one."""
+        prefix, region = self.layer_blocks.region, op.region or ""
+        layer = _number(op, prefix)
+        assert layer is not None
+        inside = region.removeprefix(f"{prefix}.{layer}")
+        return f"{prefix}.{layer + (number - 1) * self.layer_blocks.each}{inside}"
+
+    def _frozen(self, weights: Sequence[Mapping[Value, Value]]) -> list[str]:
+        """The names of the frozen inputs of a program with other blocks."""
+        found = list[str]()
+        for value in frozen_inputs(self.function, self.function.attributes):
+            for values in (self.weights.others, *weights):
+                if value in values:
+                    found.append(values[value].name)
+        return found
+
+    def _inputs(self, weights: Sequence[Mapping[Value, Value]]) -> Iterator[Value]:
         """The inputs: those of the blocks stand where the ones of the second block stood."""
-        dropped = {
-            self._weight_name(own, number) for own in self._weights for number in range(1, len(self.blocks))
-        }
+        later = {value for own in self.weights.by_block[1:] for value in own}
+        of_first = self.weights.others | dict(weights[0])
         told = False
         for value in self.function.inputs:
-            if value.name not in dropped:
-                yield value
+            if value not in later:
+                yield of_first[value]
             elif not told:
                 told = True
-                yield from made.values()
+                for own in weights[1:]:
+                    yield from own.values()
+
+
+def _grouped(
+    function: Function, number: Mapping[Op, int | None], numbers: Iterable[int]
+) -> tuple[tuple[Op, ...], ...]:
+    """The ops with each of these numbers, in order."""
+    found: dict[int | None, list[Op]] = {each: [] for each in numbers}
+    for op in function.ops:
+        if number[op] in found:
+            found[number[op]].append(op)
+    return tuple(map(tuple, found.values()))
+
+
+def _kinds(function: Function, layers: Sequence[Sequence[Op]]) -> list[Any]:
+    """What layers compute: equal for those that may be alike.
+
+    Layers with windows, and those without, read different masks, which were made before them.
+    """
+    inside = {value for layer in layers for value in results(layer)}
+    given = {*function.inputs}
+    read_by = Counter(value for layer in layers for value in {*_inputs_of(layer)})
+    frozen = {*frozen_inputs(function, function.attributes)}
+    found = []
+    for layer in layers:
+        keys = list[Any]()
+        for op in layer:
+            read = [
+                value if read_by[value] > 1 and value not in inside | given else value in frozen
+                for value in op.inputs
+            ]
+            keys.append((key_of(op), tuple(read)))
+        found.append(tuple(keys))
+    return found
+
+
+def _before_and_after(
+    function: Function, blocks: Sequence[Sequence[Op]], first: Set[Op]
+) -> tuple[tuple[Op, ...], tuple[Op, ...]] | None:
+    """The ops before blocks, the ``first`` layers among them, and behind them; None if blocks do more than to pass values to
+    the next one."""
+    of_blocks = {op for block in blocks for op in block}
+    inner, last = {*results(of_blocks)}, {*results(blocks[-1])}
+    before, after, late = list[Op](), list[Op](), set[Value]()
+    for op in function.ops:
+        if op in of_blocks:
+            continue
+        if inner.isdisjoint(op.inputs) and late.isdisjoint(op.inputs):
+            before.append(op)
+        elif op in first:
+            return None
+        else:
+            late.update(op.outputs)
+            after.append(op)
+    used = {*_inputs_of(after), *function.outputs}
+    if used & inner - last or not late.isdisjoint(_inputs_of([*of_blocks])):
+        return None
+    return tuple(before), tuple(after)
 
 
 def _number(op: Op, prefix: str) -> int | None:
@@ -169,54 +235,6 @@ def _number(op: Op, prefix: str) -> int | None:
 
 def _inputs_of(ops: Sequence[Op]) -> list[Value]:
     return [value for op in ops for value in op.inputs]
-
-
-def _results(ops: Sequence[Op]) -> list[Value]:
-    return [value for op in ops for value in op.outputs]
-
-
-def _matched(first: Sequence[Op], second: Sequence[Op], inputs: Sequence[Value]) -> dict[Value, int] | None:
-    """The inputs of the function that the second block has in place of those of the first, with the place of the number
-    in their names; None if the blocks do not compute alike."""
-    if [_key(op) for op in first] != [_key(op) for op in second]:
-        return None
-    given, found = set(inputs), dict[Value, int]()
-    own = dict(zip(_results(first), _results(second), strict=True))
-    for a, b in zip(first, second, strict=True):
-        for x, y in zip(a.inputs, b.inputs, strict=True):
-            if x in own:
-                if own[x] != y:
-                    return None
-            elif x != y and (x in given and y in given):
-                place = _place_of_number(x.name, y.name)
-                if place is None or x.type != y.type:
-                    return None
-                found[y] = place
-            elif x.type != y.type:
-                return None
-    return found
-
-
-def _key(op: Op) -> Any:
-    return op.kind, op.attributes, tuple(value.type for value in op.outputs)
-
-
-def _place_of_number(a: str, b: str) -> int | None:
-    """Which part of two names of weights differs, if it is the first number in both.
-
-    The pieces of a step find the block of a weight by this number (`parallelism.symbolic.stages.layer_in`).
-    """
-    a_parts, b_parts = a.split("."), b.split(".")
-    place = _first_number(a_parts)
-    if len(a_parts) != len(b_parts) or place is None or place != _first_number(b_parts):
-        return None
-    differing = [i for i, (x, y) in enumerate(zip(a_parts, b_parts, strict=True)) if x != y]
-    return place if differing == [place] else None
-
-
-def _first_number(parts: Sequence[str]) -> int | None:
-    """The place of the first part that is a number."""
-    return next((i for i, part in enumerate(parts) if part.isdecimal()), None)
 
 
 def with_later_calls_outside(function: Function, prefix: str) -> Function:
@@ -277,7 +295,7 @@ def _with_repeated(function: Function) -> Function:
     function = with_tables_once(function)
     of_all = tables(function)
     ops = [op for op in function.ops if not of_all.issuperset(op.outputs)]
-    found = _longest(_keys(ops))
+    found = _longest(_keys(ops, of_all))
     if found is None:
         return function
     start, period, count = found
@@ -292,10 +310,17 @@ def _with_repeated(function: Function) -> Function:
     return function
 
 
-def _keys(ops: Sequence[Op]) -> np.ndarray[Any, Any]:
-    """A number for each op; equal ones compute alike."""
+def _keys(ops: Sequence[Op], of_all: Collection[Value]) -> np.ndarray[Any, Any]:
+    """A number for each op; equal ones compute alike, and read the same of the tables that are there for all.
+
+    So layers that have a window by turns, whose masks differ, repeat in pairs.
+    """
     numbers: dict[Any, int] = {}
-    return np.array([numbers.setdefault(_key(op), len(numbers)) for op in ops], np.int64)
+    found = []
+    for op in ops:
+        read = tuple([value if value in of_all else None for value in op.inputs])
+        found.append(numbers.setdefault((key_of(op), read), len(numbers)))
+    return np.array(found, np.int64)
 
 
 def _longest(keys: np.ndarray[Any, Any]) -> tuple[int, int, int] | None:
@@ -341,8 +366,7 @@ def found_blocks(function: Function) -> tuple[Function, str, int]:
         found = _alike_blocks(with_regions(of_rows))
     if found is not None:
         return found
-    count = _numbered_parts(named)
-    outer = [(prefix, len(parts)) for prefix, parts in count.items() if "." not in prefix]
+    outer = [(prefix, len(parts)) for prefix, parts in _numbered_parts(named).items() if "." not in prefix]
     return named, *max(outer, key=lambda item: item[1], default=("", 0))
 
 
@@ -353,11 +377,17 @@ def _alike_blocks(function: Function) -> tuple[Function, str, int] | None:
         if parts != {*range(len(parts))}:
             continue
         for made in (function, with_later_calls_outside(function, prefix)):
-            if Blocks.of(made, prefix, len(parts)) is not None:
+            found = Blocks.of(made, prefix, len(parts))
+            if found is not None and found.share >= LEAST:
                 return made, prefix, len(parts)
     if function.regions and (made := with_other_regions(function)) is not function:
-        return made, BLOCK, len(_numbered_parts(made)[BLOCK])
+        return made, BLOCK, count_of_parts(made, BLOCK)
     return None
+
+
+def count_of_parts(function: Function, prefix: str) -> int:
+    """The number of the numbered parts of a region."""
+    return len(_numbered_parts(function).get(prefix, ()))
 
 
 def _numbered_parts(function: Function) -> dict[str, set[int]]:

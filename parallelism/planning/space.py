@@ -273,7 +273,8 @@ def _blocks_in_stages(table: _Table, model: TrainedModel, given: Mapping[str, Se
         table.refuse("the first stage has no block that is like those of others", others)
     stages = table["pp"] * table["chunks"]
     uneven = (stages > 1) & (model.blocks % stages != 0)
-    slow = model.sequence is None and "pp" not in given  # each plan of a program is simulated by itself
+    is_simulated = isinstance(model.model, Function) and model.alike is None
+    slow = is_simulated and "pp" not in given  # each plan of such a program takes seconds
     dealt = [i for i, name in enumerate(table.words["schedule"]) if _deals_unevenly(SCHEDULES[name])]
     fixed = (table["chunks"] > 1) & ~np.isin(table["schedule"], dealt)
     # Where pp divides the blocks there are even stages, and of others the fewest stages suffice.

@@ -17,7 +17,7 @@ from parallelism.ir.core import checked_dtype
 from parallelism.models import TransformerSpec, transformer
 from parallelism.models.expert_feed_forward import slots_of
 from parallelism.models.figures import attends, kind_of_layer, spec_like_layer, with_layers
-from parallelism.planning.program_blocks import Blocks, found_blocks
+from parallelism.planning.program_blocks import Blocks, count_of_parts, found_blocks
 from parallelism.training.layer_blocks import EACH_LAYER, MOST_BLOCKS, MOST_OTHERS, LayerBlocks
 from parallelism.training.stage_layers import balanced_ends, begins_of, even, head_layers
 from parallelism.transforms import SGD, Adam, MixedPrecision, train_step
@@ -64,11 +64,11 @@ class TrainedModel:
         A spec in a dtype of 16 bits is trained in mixed precision: its main copy and the state of the optimizer are in
         float32, and its ``gradients`` in the dtype that is given, as is the ``state`` whose dtypes are
         (`parallelism.transforms.MixedPrecision`).  ``precision`` says all of this at once, and which products are in
-        float8.  A program is trained in the dtypes that it has.
+        float8.  A program is trained in the dtypes that it has; a symbol of another name is that of its rows, if it is the
+        only one.
 
-        ``TypeError`` for another kind of value; ``ValueError`` for a program without the symbol `BATCH`, or with
-        others; and for ``gradients`` in another dtype than float32, ``state`` or a ``precision``, where precision is not
-        mixed.
+        ``TypeError`` for another kind of value; ``ValueError`` for a program without a symbol, or with several; and for
+        ``gradients`` in another dtype than float32, ``state`` or a ``precision``, where precision is not mixed.
         """
         if isinstance(model, str):
             model = replace(transformer(model).padded(), dtype="bfloat16")
@@ -79,13 +79,16 @@ class TrainedModel:
                 f"a plan is for a TransformerSpec, its name, or a Function; got {type(model).__name__}"
             )
         _check_dtypes(gradients, state, precision, "a program")
+        model = _with_rows(model)
         if model.symbols != {BATCH}:
             has = ", ".join(sorted(model.symbols)) or "no symbol"
             raise ValueError(
                 f"@{model.name} must have the symbol {BATCH} for the rows of its batch and no other; it "
                 f"has {has}"
             )
-        model, prefix, blocks = found_blocks(model)
+        model, prefix, layers = found_blocks(model)
+        alike = Blocks.of(model, prefix, layers)
+        blocks = layers if alike is None else alike.layer_blocks.count(layers)
         return cls(model, frozenset(model.regions), prefix, blocks, (), None, None, optimizer)
 
     @classmethod
@@ -165,8 +168,10 @@ class TrainedModel:
 
     @cached_property
     def layer_blocks(self) -> LayerBlocks:
-        """Which layers of a Transformer are a block; each numbered part of a program is one."""
-        return _layer_blocks(self.model) if isinstance(self.model, TransformerSpec) else EACH_LAYER
+        """Which layers of a Transformer, or which numbered parts of a program, are a block."""
+        if isinstance(self.model, TransformerSpec):
+            return _layer_blocks(self.model)
+        return EACH_LAYER if self.alike is None else self.alike.layer_blocks
 
     @property
     def layers_are_alike(self) -> bool:
@@ -269,14 +274,16 @@ class TrainedModel:
         """The same model with another number of blocks; None if it is a program whose blocks are not alike."""
         if isinstance(self.model, Function):
             alike = self.alike
-            return None if alike is None else replace(self, model=alike.of_layers(blocks), blocks=blocks)
+            return None if alike is None else replace(self, model=alike.of_blocks(blocks), blocks=blocks)
         layers = self.layer_blocks.layer_of(blocks)
         return replace(self, model=_with_layers(self.model, layers, self.layer_blocks.each), blocks=blocks)
 
     @cached_property
     def alike(self) -> Blocks | None:
         """The blocks of a program, if they are alike."""
-        return Blocks.of(self.model, self.prefix, self.blocks) if isinstance(self.model, Function) else None
+        if not isinstance(self.model, Function):
+            return None
+        return Blocks.of(self.model, self.prefix, count_of_parts(self.model, self.prefix))
 
     @cached_property
     def reads_blocks_outside(self) -> bool:
@@ -327,6 +334,15 @@ class TrainedModel:
     def begin_of(self, counts: Sequence[int]) -> tuple[str, ...]:
         """The regions at which stages after the first begin, where the stages have so many blocks."""
         return begins_of(self.layer_blocks.layers_of(counts), self.prefix)
+
+
+def _with_rows(program: Function) -> Function:
+    """The program with its only symbol called `BATCH`; as it is if it has several, or none."""
+    if len(program.symbols) != 1 or BATCH in program.symbols:
+        return program
+    (name,) = program.symbols
+    (rows,) = symbols(BATCH)
+    return program.specialize(**{name: rows})
 
 
 def _check_dtypes(

@@ -203,10 +203,12 @@ class Placement:
         function = self.function(part, settings, cache_dtype, weights_dtype)
         if quantized is not None:
             function = quantized.program(function)
-        if not part.ends:  # what a stage sends lies as what the next one gets
-            hidden = next(value for value in function.inputs if value.name in ("tokens", "hidden"))
-            function = annotate(function, {function.outputs[0]: _hidden_as(hidden.layout)})
-        return localize(function, self.inside)
+        hidden = next(value for value in function.inputs if value.name in ("tokens", "hidden"))
+        if part.ends:  # whoever chooses a token has the logits of the whole vocabulary
+            kept = _whole_logits(hidden.layout)
+        else:  # what a stage sends lies as what the next one gets
+            kept = _hidden_as(hidden.layout)
+        return localize(annotate(function, {function.outputs[0]: kept}), self.inside)
 
     def _split(self, function: Function, part: Part) -> Function:
         """A program of a stage under the strategy; where a stage has no experts, their axis splits tokens alone."""
@@ -218,7 +220,19 @@ class Placement:
                 if isinstance(each, ExpertParallel):
                     transforms[i] = DataParallel(each.axis)
         split: Function = Strategy(*transforms)(function) if transforms else function
+        split = self._with_head_split(split)
         return self._with_tokens_split(split) if self.context > 1 else split
+
+    def _with_head_split(self, function: Function) -> Function:
+        """A program whose last product is split by the vocabulary over the axes of `TensorParallel`, as its table of tokens
+        is: `TensorParallel` leaves it whole where no loss sums over the vocabulary.
+        """
+        axes = tuple(transform.axis for transform in self._of(TensorParallel))
+        heads = [value for value in function.inputs if value.name in ("p.head", "p.head_bias")]
+        return annotate(
+            function,
+            {value: TensorSharding(axes or None, *[None] * (value.type.ndim - 1)) for value in heads},
+        )
 
     def _with_tokens_split(self, function: Function) -> Function:
         """A program whose inputs for each token are split over the axes of `ContextParallel`."""
@@ -247,6 +261,12 @@ class Placement:
         return annotate(
             function, {value.name: value.layout for value in usual.inputs if value.name.startswith("p.")}
         )
+
+
+def _whole_logits(layout: TensorSharding | None) -> TensorSharding:
+    """The layout of logits whose replicas lie as those of the input of a stage."""
+    replicas = () if layout is None else layout.dims[0].axes
+    return TensorSharding(replicas or None, None, None)
 
 
 def _hidden_as(layout: TensorSharding | None) -> TensorSharding:

@@ -14,7 +14,8 @@ from parallelism.hardware import Hardware, Reserve
 from parallelism.models import TransformerSpec
 from parallelism.models.inference.caches import FULL, WINDOW
 from parallelism.serving.engine import PAGE_TOKENS
-from parallelism.serving.prices import Precision, StepParts
+from parallelism.serving.precision import Precision
+from parallelism.serving.prices import StepParts
 from parallelism.serving.serve import Answered, Served
 from parallelism.serving.workloads import Workload
 
@@ -65,6 +66,21 @@ class Task:
     memory: float | None
     reserve: float | None
     price: float | None
+    cache_dtype: str | None = None
+    """One of `CACHE_DTYPES`; None: as the precision has it."""
+
+    def __post_init__(self) -> None:
+        _ = self.dtypes  # which are checked
+
+    @property
+    def dtypes(self) -> Precision:
+        """The dtypes of weights, cache and products."""
+        return Precision.parse(self.precision, self.cache_dtype)
+
+    @property
+    def dtype_of_cache(self) -> str:
+        """That of keys and values."""
+        return self.dtypes.cache or str(self.spec.dtype)
 
     @property
     def weights_bytes(self) -> float:
@@ -345,9 +361,7 @@ class ServingPlans:
             )
         if CACHE in self.refused:
             longest = task.workload.longest
-            nbytes = float(
-                task.spec.cache_bytes(longest, Precision.parse(task.precision).cache or task.spec.dtype)
-            )
+            nbytes = float(task.spec.cache_bytes(longest, task.dtype_of_cache))
             return f"; the {longest} tokens of one request take {decimal_bytes(nbytes)}"
         return ""
 

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING
 
 from parallelism.memoized import memoized
 from parallelism.serving.engine import Engine, EngineSettings
+from parallelism.serving.fits import Candidate, Fit, Room
 from parallelism.serving.plans import SLACK, Layout, PrefillPool, ServingPlan, Task, memory_of
 from parallelism.serving.pools import PooledRun
 from parallelism.serving.priced_engine import PricedEngine
 
 if TYPE_CHECKING:
-    from parallelism.serving.search import Candidate, Fit, Room, Search
+    from parallelism.serving.search import Search
 
 PREFILL_SETTINGS = ("tp", "pp", "ep", "replicas")
 LONGEST_CHUNK = 8192
@@ -150,8 +151,9 @@ class PoolSearch:
         tokens = int(min(computed, task.chunk))
         alone = fit.step_seconds(tokens, 1, 0, through=True) * computed / tokens
         works = min(layout.pp, batch)
-        filled = (works + layout.pp - 1) / works  # stages wait for each other in each step
-        many = fit.step_seconds(task.chunk, batch, 0) * computed / task.chunk * filled
+        slowest = fit.step_seconds(task.chunk, batch, 0)
+        through = fit.step_seconds(task.chunk, batch, 0, through=True)
+        many = max(slowest, through / works) * computed / task.chunk
         yield _Prompts(layout, fit, batch, room, layout.attentions / many, alone)
 
     @memoized

@@ -32,6 +32,7 @@ from parallelism.models.inference.caches import FULL, STATES, WINDOW, cache_arra
 from parallelism.serving.engine import EngineSettings
 from parallelism.serving.expert_rows import ExpertRows
 from parallelism.serving.placement import PICKED, READ, SCORED, TABLE, TOKENS, Placement
+from parallelism.serving.precision import Precision
 from parallelism.symbolic.event_prices import EventPrices, MeshOnHardware
 from parallelism.symbolic.events import (
     COLLECTIVE,
@@ -55,35 +56,6 @@ def with_blocks(spec: TransformerSpec, kinds: Sequence[Kind]) -> TransformerSpec
     """A model that has blocks of these kinds, each of which it has."""
     first = {kind_of_layer(spec, layer): layer for layer in reversed(range(spec.layers))}
     return replace(with_layers(spec, [first[kind] for kind in kinds]), next_tokens=0)
-
-
-@dataclass(frozen=True)
-class Precision:
-    """The dtypes of the weights of products and of the cache in memory, and of the products; None: that of the model."""
-
-    weights: str | None = None
-    """``int8``: numbers of at most 8 bits, of whatever format."""
-    cache: str | None = None
-    products: str | None = None
-    bits: int = 8
-    """The bits of a weight: of 4, two are a byte."""
-
-    @classmethod
-    def parse(cls, text: str) -> Precision:
-        """``bf16``, ``fp16``, ``fp8`` (weights, products and cache), ``int8`` or ``int4`` (weights alone)."""
-        found = PRECISIONS.get(text)
-        if found is None:
-            raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {text!r}")
-        return found
-
-
-PRECISIONS = {
-    "bf16": Precision(),
-    "fp16": Precision(),
-    "fp8": Precision("int8", "float8_e4m3fn", "float8_e4m3fn"),
-    "int8": Precision("int8"),
-    "int4": Precision("int8", bits=4),
-}
 
 
 class _Kinds(NamedTuple):
@@ -197,8 +169,10 @@ class _Steady(NamedTuple):
 class StepPrices:
     """Seconds and bytes of steps of an engine, of a model placed on a mesh, on a hardware.
 
-    ``precision`` says of which dtypes weights and cache are.  With ``even_rows`` every expert has as many rows, at least one,
-    as in a program that runs; else those of its tokens (`ExpertRows`).
+    ``precision`` says of which dtypes weights and cache are.  With ``as_run`` the prices are those of programs that run here:
+    every expert has as many rows, at least one, and a step of a pipeline begins when the one before is through all stages.
+    Else they are those of software that serves: experts have the rows of their tokens (`ExpertRows`), and a microbatch has
+    its next token as soon as it is through, while others are under way.
     """
 
     def __init__(
@@ -209,10 +183,10 @@ class StepPrices:
         *,
         precision: Precision | None = None,
         fused: bool | str | None = None,
-        even_rows: bool = False,
+        as_run: bool = False,
     ) -> None:
         self.placement, self.settings, self.hardware = placement, settings, hardware
-        self.even_rows = even_rows
+        self.as_run = as_run
         self.precision = precision or Precision()
         self.fused = hardware.fused if fused is None else fused
         self.prices = EventPrices(Pricing.of(hardware, "modelled", None, link_sharing=False))
@@ -230,7 +204,7 @@ class StepPrices:
                 self.hardware,
                 precision=self.precision,
                 fused=self.fused,
-                even_rows=self.even_rows,
+                as_run=self.as_run,
             )
         _ = self.stages
         other = copy(self)
@@ -375,7 +349,15 @@ class StepPrices:
         )
 
     def _through_stages(self, works: Sequence[Floats], messages: Sequence[Floats]) -> Floats:
-        """When the last stage is through with the last work of each step: each stage takes the works in their order."""
+        """The seconds of each step in a pipeline: until the slowest stage is through with all works, or one of them with all
+        stages; `as_run`, until the last stage is through with the last work, as each takes the works in their order."""
+        if not self.as_run:
+            busy = np.sum(works, axis=0).max(axis=0)
+            through = [
+                seconds.sum(axis=0) + sent.sum(axis=0) for seconds, sent in zip(works, messages, strict=True)
+            ]
+            period: Floats = np.maximum(busy, np.max(through, axis=0))
+            return period
         free = np.zeros_like(works[0])
         for seconds, sent in zip(works, messages, strict=True):
             now = np.zeros(seconds.shape[1])
@@ -461,7 +443,7 @@ class StepPrices:
     def _numbers(self, stage: _Stage, fixed: dict[str, int]) -> Floats:
         """The extents of all events of a stage."""
         experts = self.placement.spec.experts
-        if experts is None or self.even_rows:
+        if experts is None or self.as_run:
             return stage.formulas.at(_all(fixed)).astype(np.float64)
         rows = ExpertRows(experts, self.placement.sharing_experts, TOKENS)
         return rows.numbers(stage.events, stage.formulas, _all(fixed))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 from os import PathLike
 from time import perf_counter
@@ -20,21 +20,18 @@ from parallelism.hardware import Hardware, memory_bytes_of, sized_hardware
 from parallelism.memoized import memoized
 from parallelism.mesh import Mesh
 from parallelism.models import TransformerSpec, transformer
-from parallelism.models.inference.caches import FULL, STATES, WINDOW, kinds_of
-from parallelism.serving.engine import PAGE_TOKENS, Engine, EngineSettings, padded
+from parallelism.models.inference.caches import kinds_of
+from parallelism.models.published import published_positions
+from parallelism.serving.engine import PAGE_TOKENS, Engine, EngineSettings
+from parallelism.serving.fits import Candidate, Fit
 from parallelism.serving.placement import (
     ALONE,
-    PICKED,
-    READ,
-    SCORED,
-    TABLE,
-    TOKENS,
     Placement,
     usual_strategy,
 )
 from parallelism.serving.plans import CACHE, SLACK, WEIGHTS, Layout, ServingPlan, ServingPlans, Task
 from parallelism.serving.pool_search import PoolSearch, checked_prefill, task_of_prompts
-from parallelism.serving.prices import Precision, StepParts, StepPrices
+from parallelism.serving.prices import StepPrices
 from parallelism.serving.workloads import PricedRun, Workload
 
 BATCHES = (1, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256)
@@ -58,6 +55,7 @@ def find_serving(
     first_token_seconds: float | None = None,
     token_seconds: float | None = None,
     precision: str = "bf16",
+    cache_dtype: str | None = None,
     chunk: int | None = None,
     memory: float | str | None = None,
     reserve: float | str | None = None,
@@ -67,6 +65,7 @@ def find_serving(
     ep: Values = None,
     replicas: Values = None,
     batch: Values = None,
+    positions: int | None = None,
     disaggregate: bool = False,
     prefill: Mapping[str, int] | None = None,
 ) -> ServingPlans:
@@ -83,10 +82,14 @@ def find_serving(
     clients as ``concurrency`` says send one request after the other; or ``rate`` requests a second arrive; with neither the
     devices have as many requests as the plan takes at a time.  ``hits`` is the part of prompts that is in the cache already.
     ``first_token_seconds`` and ``token_seconds`` are the most that a request waits for its first token, and for each
-    further one, in the mean.  ``precision`` is ``bf16``, ``fp16``, ``fp8``, ``int8`` or ``int4`` (`Precision.parse`);
-    ``chunk`` the most tokens of a step.  ``memory`` and ``reserve`` are as for `find_plan`.  ``price`` is that of a device in
+    further one, in the mean.  ``precision`` is ``bf16``, ``fp16``, ``fp8``, ``int8`` or ``int4`` (`Precision.parse`),
+    and ``cache_dtype`` that of keys and values, where it is another: ``fp8``, ``bf16`` (`CACHE_DTYPES`).  ``chunk`` is the
+    most tokens of a step.  ``memory`` and ``reserve`` are as for `find_plan`.  ``price`` is that of a device in
     an hour.  ``tp``, ``pp``, ``ep``, ``replicas`` and ``batch``, the requests of a replica at a time, restrict the search to
     these values.
+
+    Requests that are longer than ``positions`` are refused; None: those of the config of a published model by its name, and
+    of a `TransformerSpec` with learned positions its own.
 
     With ``disaggregate`` plans are searched, too, in which some devices compute prompts alone (prefill) and send what they
     leave in the cache to the others.  ``prefill`` restricts the search to such plans, with these settings of the devices that
@@ -95,7 +98,7 @@ def find_serving(
     ``ValueError`` for figures that do not fit together.
     """
     began = perf_counter()
-    devices, concurrency, chunk = map(plain_number, (devices, concurrency, chunk))
+    devices, concurrency, chunk, positions = map(plain_number, (devices, concurrency, chunk, positions))
     _check_limits(first_token_seconds, token_seconds, price, chunk)
     requests = _requests(input_tokens, output_tokens, lengths)
     sized = sized_hardware(hardware, devices)
@@ -115,19 +118,24 @@ def find_serving(
         None if memory is None else memory_bytes_of("memory", memory),
         None if reserve is None else memory_bytes_of("reserve", reserve, zero=True),
         price,
+        cache_dtype,
     )
-    _check_length(task)
+    _check_length(task, spec, positions)
     allowed = {"tp": tp, "pp": pp, "ep": ep, "replicas": replicas, "batch": batch}
     search = Search(task, {name: _values(name, value) for name, value in allowed.items()})
-    fixed = None if prefill is None else checked_prefill(prefill, count)
-    if disaggregate or fixed is not None:
-        _check_answers(workload)
-        given = {name: (value,) for name, value in (fixed or {}).items()}
-        of_prompts = Search(task_of_prompts(task), {**dict.fromkeys(allowed), **given})
-        search.pools = PoolSearch(search, of_prompts, fixed or {})
-    if fixed is None:
+    if disaggregate or prefill is not None:
+        search.pools = _pools(search, {} if prefill is None else checked_prefill(prefill, count))
+    if prefill is None:
         search.together()
     return search.plans(began)
+
+
+def _pools(search: Search, fixed: Mapping[str, int]) -> PoolSearch:
+    """The search for plans with prefill on devices of its own, with these settings of them."""
+    _check_answers(search.task.workload)
+    given = {name: (value,) for name, value in fixed.items()}
+    of_prompts = Search(task_of_prompts(search.task), {**dict.fromkeys(search.allowed), **given})
+    return PoolSearch(search, of_prompts, fixed)
 
 
 def _model(spec: TransformerSpec | str) -> TransformerSpec:
@@ -140,7 +148,6 @@ def _model(spec: TransformerSpec | str) -> TransformerSpec:
 
 def served_spec(spec: TransformerSpec, precision: str) -> TransformerSpec:
     """The model in the dtype of its values."""
-    Precision.parse(precision)
     return replace(spec, dtype="float16" if precision == "fp16" else "bfloat16", next_tokens=0)
 
 
@@ -169,11 +176,23 @@ def _check_limits(
         raise ValueError(f"chunk must be an integer of at least 1, got {chunk!r}")
 
 
-def _check_length(task: Task) -> None:
-    spec = task.spec
-    if spec.positions == "learned" and task.workload.longest > spec.sequence:
+def _check_length(task: Task, asked: TransformerSpec | str, positions: int | None) -> None:
+    """``ValueError`` for requests that are longer than the positions of the model that is asked about."""
+    spec, longest = task.spec, task.workload.longest
+    if positions is None and isinstance(asked, str):
+        positions = published_positions(asked)
+    if positions is not None and (type(positions) is not int or positions < 1):
+        raise ValueError(f"positions must be an integer of at least 1, got {positions!r}")
+    if spec.positions == "learned":
+        positions = min(positions or spec.sequence, spec.sequence)
+    if positions is not None and longest > positions:
+        more = (
+            ""
+            if spec.positions == "learned"
+            else "; positions= (--max-model-len) says to how many it is stretched"
+        )
         raise ValueError(
-            f"requests of up to {task.workload.longest} tokens do not fit the {spec.sequence} positions of the model"
+            f"requests of up to {longest} tokens do not fit the {positions} positions of the model{more}"
         )
 
 
@@ -336,7 +355,7 @@ class Search:
         placement = Placement(task.spec, mesh, usual_strategy(mesh))
         pages = dict.fromkeys(kinds_of(placement.spec), 1)
         settings = EngineSettings(1, task.chunk, PAGE_TOKENS, pages, placement.replicas, frees_pages=True)
-        prices = StepPrices(placement, settings, task.hardware, precision=Precision.parse(task.precision))
+        prices = StepPrices(placement, settings, task.hardware, precision=task.dtypes)
         return Fit(task, layout, prices, self._usable(layout))
 
     def _is_hopeless(self, each: Candidate) -> bool:
@@ -393,141 +412,6 @@ class Search:
 
 FEW = 4
 """Rows with so few requests of each replica of attention are priced always: they begin the front."""
-
-
-@dataclass(frozen=True)
-class Room:
-    """The pages of a replica of attention by kind of layers, and the bytes of a device."""
-
-    pages: dict[str, int]
-    weights_bytes: int
-    cache_bytes: int
-    activations_bytes: int
-
-    @property
-    def tensors_bytes(self) -> int:
-        """All of them."""
-        return self.weights_bytes + self.cache_bytes + self.activations_bytes
-
-
-@dataclass(frozen=True)
-class Fit:
-    """What of the memory of a device is left for the cache under a layout."""
-
-    task: Task
-    layout: Layout
-    prices: StepPrices
-    usable: float
-
-    def room(self, batch: int) -> Room | None:
-        """The pages for so many requests of a replica of attention; None if they do not fit."""
-        spec, longest, page_bytes = self.task.spec, self.task.workload.longest, self.prices.page_bytes()
-        pages = {
-            kind: batch * self.prices.settings.table_pages(spec, kind, longest) for kind in kinds_of(spec)
-        }
-        if WINDOW in pages:
-            pages[WINDOW] += self.layout.pp * self.prices.settings.step_pages()
-        activations = self._activations(batch)
-        weights = [int(stage.weights) for stage in self.prices.stages]
-        room_for_full = []
-        for stage, nbytes in enumerate(page_bytes):
-            left = self.usable - weights[stage] - activations[stage]
-            left -= sum(pages[kind] * nbytes[kind] for kind in pages if kind != FULL)
-            if left < 0:
-                return None
-            if FULL in pages:  # whose pages share all that is left
-                room_for_full.append(int(left // nbytes[FULL]) if nbytes.get(FULL) else pages[FULL])
-        if room_for_full:
-            if min(room_for_full) < pages[FULL]:
-                return None
-            pages[FULL] = min(room_for_full)
-        cache = []
-        for nbytes in page_bytes:
-            cache.append(sum(pages[kind] * nbytes[kind] for kind in pages))
-        fullest = max(
-            range(len(weights)), key=lambda stage: weights[stage] + activations[stage] + cache[stage]
-        )
-        return Room(pages, weights[fullest], cache[fullest], activations[fullest])
-
-    @memoized
-    def _activations(self, batch: int) -> list[int]:
-        """By stage the bytes of values of the largest step."""
-        settings, spec = self.prices.settings, self.task.spec
-        tokens = max(self.task.chunk, batch)
-        return self.prices.activations_bytes(
-            {
-                TOKENS: padded(tokens),
-                PICKED: padded(batch),
-                TABLE: settings.table_pages(spec, FULL, self.task.workload.longest),
-            }
-        )
-
-    def token_seconds(self, batch: int) -> float:
-        """The seconds of a step in which so many requests, with their prompts in the cache, have their next tokens: of
-        a microbatch of them, through all stages."""
-        each = -(-batch // self.layout.pp)
-        return self.step_seconds(each, each, self._shortest, through=True)
-
-    def bound(self, batch: int) -> float:
-        """About the tokens a second of a replica of attention, at most: what a token takes in a step of tokens alone, and its
-        share of the prompts, each token of which takes what one more takes in a large step."""
-        prompt, new = self.task.workload.mean_lengths
-        computed = max(prompt * (1 - self.task.workload.hits), 1)
-        most = max(self.task.chunk, 2 * batch)
-        alone = self.step_seconds(batch, batch, self._shortest)
-        more = max(self.step_seconds(most, batch, 0) - self.step_seconds(batch, batch, 0), 0.0)
-        stages = self.layout.pp if batch < self.layout.pp else 1
-        return 1 / (alone * stages / batch + computed / new * more / (most - batch))
-
-    @property
-    def _shortest(self) -> int:
-        return min(prompt for prompt, _ in self.task.workload.lengths)
-
-    def step_seconds(self, tokens: int, picked: int, context: int, *, through: bool = False) -> float:
-        """The seconds of a step with so many tokens, each of which reads so much of the cache; in a pipeline, of the slowest
-        stage, or ``through`` all of them."""
-        work = self._work(tokens, picked, context)
-        seconds = self.prices.stage_seconds({TOKENS: work[TOKENS], PICKED: work[PICKED]}, [work])
-        taken = float(seconds.sum() if through else seconds.max())
-        return taken + self.prices.host_seconds([work]) * (self.layout.pp == 1)
-
-    def parts(self, batch: int) -> StepParts:
-        """What the time of a token is spent on: of a step in which so many requests of a replica of attention have their next
-        tokens, with their prompts and half of their answers in the cache; in a pipeline, of a microbatch of them."""
-        prompt, new = self.task.workload.mean_lengths
-        each = -(-batch // self.layout.pp)
-        return self.prices.parts(self._work(each, each, int(prompt + new / 2)))
-
-    def _work(self, tokens: int, picked: int, context: int) -> dict[str, int]:
-        """The numbers of a step with so many tokens, each of which reads so much of the cache."""
-        settings, spec = self.prices.settings, self.task.spec
-        work = {TOKENS: padded(tokens), PICKED: padded(picked), TABLE: -(-context // settings.page_tokens)}
-        for kind in kinds_of(spec):
-            seen = min(context, spec.window or context) if kind == WINDOW else context
-            if kind == STATES:
-                work |= {f"{READ}_{kind}": picked, f"{SCORED}_{kind}": self._chunks(tokens - picked)}
-                continue
-            work |= {f"{READ}_{kind}": picked * seen if context else 0, f"{SCORED}_{kind}": tokens * seen}
-        return work
-
-    def _chunks(self, tokens: int) -> int:
-        """The chunks of so many tokens of prompts in kernels of whole sequences."""
-        linear = self.task.spec.linear_attention
-        return -(-tokens // linear.tokens_of_chunk) if linear is not None else 0
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A row before it is priced."""
-
-    layout: Layout
-    batch: int
-    bound: float
-    """About the most tokens a second, of all devices."""
-    token_seconds: float
-    """About the least."""
-    fit: Fit
-    room: Room
 
 
 def _divisors(number: int) -> list[int]:

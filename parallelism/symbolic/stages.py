@@ -188,8 +188,7 @@ def events_of_blocks(
     next_end: int | None = None
     later_ends, met = set[int](), set[int]()
     for step, events in reversed([*zip(steps, events_by_step(steps, devices), strict=True)]):
-        layer = own_layer(step)
-        own = None if layer is None else layer_blocks.block_of(layer)
+        own = own_block(step, layer_blocks)
         if own is not None and own not in later_ends and has_product(step):
             later_ends.add(own)
             next_end = own
@@ -229,15 +228,18 @@ def has_product(step: ProgramStep | StartStep | WaitStep) -> bool:
     return any(op.kind in OF_EVERY_BLOCK for op in ops)
 
 
-def own_layer(step: ProgramStep | StartStep | WaitStep) -> int | None:
-    """The layer of the op of a step; of a gradient that another action has computed that of the parameter."""
+def own_block(step: ProgramStep | StartStep | WaitStep, layer_blocks: LayerBlocks) -> int | None:
+    """The block of the op of a step; of a gradient that another action has computed that of the parameter."""
     if not isinstance(step, ProgramStep):
         return None
-    return layer_in(step.op.outputs[0].name if step.op.kind == "accumulate" else step.op.region)
+    if step.op.kind != "accumulate":
+        return layer_blocks.block_in(step.op.region)
+    layer = layer_in(step.op.outputs[0].name)
+    return None if layer is None else layer_blocks.block_of(layer)
 
 
 def layer_in(name: str | None) -> int | None:
-    """The number of the layer in the name of a parameter or of a region; None for those of no layer."""
+    """The number of the layer in the name of a parameter; None for those of no layer."""
     return next((int(each) for each in (name or "").split(".") if each.isdecimal()), None)
 
 

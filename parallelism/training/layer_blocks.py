@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Iterable, Sequence
+from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -27,12 +29,14 @@ class LayerBlocks(NamedTuple):
     """The layers in these."""
     each: int = 1
     """The layers in every further block."""
+    region: str = "block"
+    """The region whose numbered parts are the layers."""
 
     @classmethod
     def of(cls, kinds: Sequence[Hashable]) -> LayerBlocks:
         """The blocks of layers of these kinds."""
         alone = _before_repeated(kinds, 1)
-        if alone <= MOST_OTHERS:
+        if alone <= MOST_OTHERS and (alone < len(kinds) - 1 or not alone):
             return cls(alone, alone)
         for each in range(2, MOST_TOGETHER + 1):
             before = _before_repeated(kinds, each)
@@ -65,9 +69,21 @@ class LayerBlocks(NamedTuple):
             return layer * self.first // self.before
         return self.first + (layer - self.before) // self.each
 
+    def block_in(self, region: str | None) -> int | None:
+        """The block that a region is in; None for one that is in no layer."""
+        layer = _part_of(self.region, region or "")
+        return None if layer is None else self.block_of(layer)
+
 
 EACH_LAYER = LayerBlocks()
 """Every layer is a block."""
+
+
+@lru_cache(maxsize=4096)
+def _part_of(numbered: str, region: str) -> int | None:
+    """The number of the part of a ``numbered`` region that a region is in: 3 of ``layers`` for ``gradient.layers.3.core``."""
+    found = re.search(rf"(?:^|\.){re.escape(numbered)}\.(\d+)(?:\.|$)", region)
+    return int(found[1]) if found else None
 
 
 def _before_repeated(kinds: Sequence[Hashable], each: int) -> int:

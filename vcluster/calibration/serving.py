@@ -1,8 +1,8 @@
 """Published runs of serving beside their predictions: ``python -m vcluster.calibration.serving``.
 
 The constants of decode were fitted to every second run of the first table, from the first on, by least squares of the
-logarithms of first token, token and throughput, with 7 constants (`parallelism/hardware/presets/stacks`); the other runs
-are held out.  Of the runs at maximum load each is left out in turn.
+logarithms of token, throughput and, with a tenth of the weight, first token, with 7 constants
+(`parallelism/hardware/presets/stacks`); the other runs are held out.  Of the runs at maximum load each is left out in turn.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from parallelism.serving.placement import (
     Placement,
     usual_strategy,
 )
-from parallelism.serving.prices import Precision, StepParts, StepPrices
+from parallelism.serving.precision import Precision
+from parallelism.serving.prices import StepParts, StepPrices
 from parallelism.serving.workloads import PricedRun, Workload
 
 A100 = "dgx-a100+tensorrt-llm-a100"

@@ -36,6 +36,11 @@ def with_frozen(attributes: Attributes, names: Sequence[str]) -> Attributes:
     return frozen_attributes(given | {FROZEN: told}) if told else attributes
 
 
+def without_frozen(attributes: Attributes) -> Attributes:
+    """The attributes of a function without those that say which of its weights are frozen."""
+    return tuple([(name, given) for name, given in attributes if name != FROZEN])
+
+
 def frozen_inputs(function: Function, attributes: Attributes) -> tuple[Value, ...]:
     """The frozen weights of a function, by these attributes."""
     names: tuple[str, ...] = dict(attributes).get(FROZEN, ())

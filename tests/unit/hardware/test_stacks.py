@@ -32,8 +32,8 @@ def test_the_stacks_are_these():
     assert stack_names() == (
         "maxtext-h100", "megatron-a100", "megatron-core-b200", "megatron-core-h100", "megatron-h100", "nemo-2024-h100",
         "numpy-host",
-        "pytorch-eager-v100", "pytorch-h100", "pytorch-h200", "tensorrt-llm-a100", "tensorrt-llm-h100",
-        "torch-fsdp-a100", "torch-fsdp-h100")
+        "pytorch-eager-v100", "pytorch-h100", "pytorch-h200", "tensorrt-llm-a100", "tensorrt-llm-b200",
+        "tensorrt-llm-h100", "tensorrt-llm-h200", "torch-fsdp-a100", "torch-fsdp-h100")
 
 
 @pytest.mark.parametrize("name", stack_names())
@@ -53,6 +53,11 @@ def test_every_number_of_a_stack_says_what_it_is(name):
 def test_serving_has_stacks_of_its_own():
     assert with_usual_stack("dgx-h100:2", serving=True) == "dgx-h100:2+tensorrt-llm-h100"
     assert with_usual_stack("dgx-h100+plain", serving=True) == "dgx-h100+plain"
+    for name in ("h200-node", "b200-node"):           # by the constants of the H100, compared with nothing
+        told = Hardware.preset(with_usual_stack(name, serving=True))
+        assert told.stack == f"tensorrt-llm-{name[:4]}" and not told.validation
+        assert told.step_seconds == Hardware.preset("dgx-h100+tensorrt-llm-h100").step_seconds > 0
+        assert told.sources["step_seconds"].startswith(f"{told.stack}, estimate: as tensorrt-llm-h100")
     assert with_usual_stack("tpu-v4", serving=True) == "tpu-v4"
 
 

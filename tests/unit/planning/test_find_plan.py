@@ -350,13 +350,18 @@ def test_of_plans_that_are_one_program_one_is_told() -> None:
     assert "are the same program" not in str(alone.again(dp=2, zero=1, **FEW))
 
 
-def test_stages_may_be_uneven_but_not_those_of_an_interleaved_schedule_or_of_a_program() -> None:
+def test_stages_may_be_uneven_but_not_those_of_an_interleaved_schedule_or_of_a_program_without_blocks() -> None:
     spec, program = models.TransformerSpec(layers=5, width=8, heads=2, vocabulary=8, sequence=4), models.gpt(
         vocabulary=11, width=8, heads=2, layers=5, sequence=4, batch=ir.symbol("B"))
-    split = choices(TrainedModel.of(spec, Adam()), 4, 8, {"tp": 1, "dp": 1})
-    assert {*zip(split["pp"].tolist(), split["chunks"].tolist(), strict=True)} == {(4, 1)}
-    refused = choices(TrainedModel.of(program, Adam()), 4, 8, {"dp": 1, "schedule": "1f1b"}).refused
-    assert refused["stages do not divide the blocks"].count > 0
+    for model in (spec, program):
+        split = choices(TrainedModel.of(model, Adam()), 4, 8, {"tp": 1, "dp": 1})
+        assert {*zip(split["pp"].tolist(), split["chunks"].tolist(), strict=True)} == {(4, 1)}
+    other = {f"block.{layer}.attention": 2.0 + layer for layer in range(5)}      # no two blocks compute alike
+    ops = [replace(op, attributes=op.attributes if op.kind != "constant" else (
+        *(pair for pair in op.attributes if pair[0] != "value"), ("value", other[op.region]))) for op in program.ops]
+    unlike = TrainedModel.of(replace(program, ops=tuple(ops)), Adam())
+    refused = choices(unlike, 4, 8, {"dp": 1, "schedule": "1f1b"}).refused
+    assert unlike.alike is None and refused["stages do not divide the blocks"].count > 0
 
 
 def test_tp_divides_the_vocabulary_of_a_model_by_its_name() -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
 from parallelism import ir
 from parallelism.ir.passes import with_tables_once
-from parallelism.planning import find_plan, program_blocks, promising
+from parallelism.ir.passes.frozen import frozen
+from parallelism.planning import find_plan, promising
 from parallelism.planning.program_blocks import Blocks, found_blocks, with_regions
 from parallelism.planning.promising import (
     MOST_LEFT,
@@ -43,7 +46,6 @@ def residual(layers, *, regions=True, inner=INNER, activation=lambda i: np.tanh)
 
 
 def without_regions(function):
-    from dataclasses import replace
     return replace(function, ops=tuple(replace(op, region=None) for op in function.ops))
 
 
@@ -62,7 +64,7 @@ def run(function, rows=3):
 @pytest.mark.parametrize("count", [2, 3])
 def test_a_program_with_another_number_of_blocks(count, layers):
     blocks = Blocks.of(residual(count), "layers", count)
-    made = blocks.of_layers(layers)
+    made = blocks.of_blocks(layers)
     assert [value.name for value in made.inputs] == [value.name for value in residual(layers).inputs]
     assert_array_equal(run(made), run(residual(layers)))
     assert sorted(op.kind for op in made.ops) == sorted(op.kind for op in residual(layers).ops)
@@ -74,7 +76,7 @@ def test_blocks_are_found_by_what_they_compute(count):
     assert found.regions == ("block", *(f"block.{i}" for i in range(count)))
     assert_array_equal(run(found), run(residual(count)))
     blocks = Blocks.of(found, "block", count)
-    assert_array_equal(run(blocks.of_layers(3)), run(residual(3)))
+    assert_array_equal(run(blocks.of_blocks(3)), run(residual(3)))
 
 
 def test_what_has_regions_or_does_not_repeat_stays_as_it_is():
@@ -153,7 +155,7 @@ def test_tables_that_each_block_makes_are_computed_once():
     found = with_regions(program)
     assert found.regions == ("block", "block.0", "block.1", "block.2")
     assert next(op.region for op in found.ops if op.kind == "sin") is None
-    assert_array_equal(run(Blocks.of(found, "block", 3).of_layers(2)), run(rotating(2)))
+    assert_array_equal(run(Blocks.of(found, "block", 3).of_blocks(2)), run(rotating(2)))
     in_regions = residual(3)
     assert with_tables_once(in_regions) == in_regions
 
@@ -164,8 +166,6 @@ def called_again(layers, *, own=False, of=0):
     The program makes a constant of the scale once, in the first layer; ``own``: the last call is in no layer, and has a
     constant of its own.
     """
-    from dataclasses import replace
-
     def scale(layer, x):
         return np.tanh(x.sum(axis=1, keepdims=True) * 0.5 @ layer["scale"])
 
@@ -237,7 +237,7 @@ def written_otherwise(layers, *, lists=1, before=0):
         x = x @ p["first"]
         for i in range(before):
             with ir.region(f"stem.{i}"):
-                x = (np.sin if i % 2 else np.cos)(x @ p["stem"][i])
+                x = (np.sin if i in (0, 3, 4, 8) else np.cos)(x @ p["stem"][i])
         for i, layer in enumerate(p["layers"]):
             with ir.region(f"ups.{i}" if lists > 1 else f"layers.{i}"):
                 y = np.tanh(x @ layer["up"] + layer["bias"])
@@ -357,22 +357,104 @@ def test_stacks_stay_where_layers_are_not_alike():
     assert found_blocks(program)[0] == program
 
 
-@pytest.mark.parametrize(("names", "place"), [
-    (("p.layers.0.up", "p.layers.1.up"), 2), (("p.up.1", "p.up.3"), 2), (("p.0.experts.1", "p.1.experts.1"), 1),
-    (("p.1.layers.0", "p.1.layers.1"), None), (("p.0.0", "p.1.1"), None), (("p.layers.0.up", "p.layers.1.down"), None),
-    (("p.layers.0", "p.layers.1.up"), None), (("p.a", "p.b"), None), (("p.0.up", "p.0.up"), None),
-])
-def test_the_number_of_a_block_is_the_first_in_the_names_of_its_weights(names, place):
-    """Pieces of a step find the block of a weight by this number: others would be taken for those of another block."""
-    assert program_blocks._place_of_number(*names) == place
+def put_together(program, **fixed):
+    """The plans of a program, each of which takes the seconds and the memory of its simulation."""
+    fixed = {"hardware": "dgx-h100", "devices": 4, "batch": 16, **fixed}
+    plans = find_plan(program, **fixed)
+    for plan in plans:
+        trace = simulate(plan.run.step, "dgx-h100", link_sharing=False, **plan.run.placed)
+        assert trace.makespan_seconds == pytest.approx(plan.bound_seconds, rel=1e-9), plan.split
+        assert max(trace.peaks().values()) == pytest.approx(plan.peak_bytes, abs=1024), plan.split
+    return plans
 
 
-@pytest.mark.parametrize("layers", [3, 4])
-def test_blocks_whose_weights_have_other_numbers_are_none(layers):
+@pytest.mark.parametrize("layers", [3, 5])
+def test_weights_of_blocks_have_the_number_of_their_block_in_pieces(layers):
     """Behind a first layer of another kind block 0 has the weights of layer 1."""
     program = residual(layers, regions=False, activation=lambda i: np.tanh if i else np.cos)
-    named = with_regions(program)
-    assert named.regions == () and found_blocks(program)[1:] == ("", 0)
+    found, prefix, count = found_blocks(program)
+    assert (prefix, count) == ("block", layers - 1)
+    assert found.inputs == program.inputs
+    made = Blocks.of(found, prefix, count).of_blocks(2)
+    names = {value.name for value in made.inputs}
+    assert names == {
+        "x", "p.first", "p.last", "p.layers._0.up", "p.layers._0.bias", "p.layers._0.down",
+        "p.block.0.layers.1.up", "p.block.0.layers.1.bias", "p.block.0.layers.1.down",
+        "p.block.1.layers.1.up", "p.block.1.layers.1.bias", "p.block.1.layers.1.down"}
+    as_layers = lambda name: (name.replace("p.block.0.layers.1", "p.layers.1").replace("p.block.1.layers.1", "p.layers.2")
+                              .replace("_0", "0"))
+    there = {value: replace(value, name=as_layers(value.name)) for value in made.inputs}
+    ops = [replace(op, inputs=tuple(there.get(value, value) for value in op.inputs)) for op in made.ops]
+    renamed = replace(made, inputs=tuple(there.values()), ops=tuple(ops))
+    assert_array_equal(run(renamed), run(residual(3, activation=lambda i: np.tanh if i else np.cos)))
+
+
+@pytest.mark.takes_seconds
+def test_plans_of_blocks_behind_a_layer_of_another_kind_are_put_together_from_pieces():
+    program = residual(5, regions=False, activation=lambda i: np.tanh if i else np.cos)
+    plans = put_together(program, microbatch=2, recompute="full", schedule="1f1b")
+    assert not plans.one_by_one and {plan.settings["pp"] for plan in plans} == {1, 2, 4}
+
+
+@pytest.mark.takes_seconds
+@pytest.mark.parametrize("regions", [True, False])
+def test_pairs_of_layers_are_blocks(regions):
+    """As in GPT-Neo, whose layers have a window by turns."""
+    program = residual(8, regions=regions, activation=lambda i: (np.tanh, np.cos)[i % 2])
+    plans = put_together(program, microbatch=2, recompute="full", schedule="1f1b")
+    model = plans.task.model
+    assert (model.blocks, *model.layer_blocks) == (4, 0, 0, *((2, "layers") if regions else (1, "block")))
+    assert not plans.one_by_one and {plan.settings["pp"] for plan in plans} == {1, 2, 4}
+
+
+def test_masks_tell_kinds_of_layers():
+    """Layers that compute alike, of which every third reads another mask: they repeat in threes."""
+    def loss(p, x):
+        masks = [np.sin(ir.apply("iota", dim=1, shape=(5, WIDTH), starts=(0, 0), dtype=np.dtype("f4")) * i) for i in (1, 2)]
+        for i, layer in enumerate(p["layers"]):
+            with ir.region(f"layers.{i}"):
+                x = x + np.tanh(x @ layer["up"] * masks[i % 3 == 2]) @ layer["down"]
+        return np.mean(x ** 2)
+
+    f32 = lambda *shape: ir.TensorType("f4", shape)
+    program = ir.record(loss, {"layers": [{"up": f32(WIDTH, WIDTH), "down": f32(WIDTH, WIDTH)}] * 6}, f32(B, 5, WIDTH))
+    model = TrainedModel.of(program, ADAM_W)
+    bare = TrainedModel.of(without_regions(program), ADAM_W)
+    assert (model.blocks, model.layer_blocks.each, bare.blocks, bare.prefix) == (2, 3, 2, "block")
+    assert_array_equal(run(model.of_blocks(2).model), run(program))
+
+
+@pytest.mark.takes_seconds
+def test_numbers_outside_of_the_blocks_are_not_those_of_blocks():
+    """A head that is a list has weights with the numbers of blocks."""
+    def loss(p, x):
+        for i, layer in enumerate(p["layers"]):
+            with ir.region(f"layers.{i}"):
+                x = x + np.tanh(x @ layer["up"]) @ layer["down"]
+        for i in range(2):
+            with ir.region(f"head.{i}"):
+                x = np.sin(x @ p["head"][i])
+        return np.mean(x ** 2)
+
+    f32 = lambda *shape: ir.TensorType("f4", shape)
+    each = {"up": f32(WIDTH, INNER), "down": f32(INNER, WIDTH)}
+    types = {"layers": [each] * 4, "head": [f32(WIDTH, WIDTH), f32(WIDTH, 3)]}
+    plans = put_together(ir.record(loss, types, f32(B, WIDTH)), microbatch=2, recompute="none", schedule="1f1b")
+    assert not plans.one_by_one and {plan.settings["pp"] for plan in plans} == {1, 2, 4}
+
+
+@pytest.mark.takes_seconds
+@pytest.mark.slow_for("p.last", "p.layers.2.bias")
+@pytest.mark.parametrize(("names", "first"), [
+    (("p.layers.0", "p.layers.1"), 2), (("p.first", "p.layers.0"), 1), (("p.layers",), 0), (("p.last",), 0),
+    (tuple(f"p.layers.{i}.up" for i in range(6)), 0), (("p.layers.2.bias",), 3), (("p.first", "p.layers"), None),
+], ids=lambda value: value if isinstance(value, int) else None if value is None else " ".join(value[:2]))
+def test_frozen_layers_are_of_another_kind(names, first):
+    """The first layers are often frozen where a model is adapted.  ``first``: None where no gradient goes through layers."""
+    program = frozen(residual(6), names)
+    plans = put_together(program, microbatch=2, recompute="none")
+    assert bool(plans.one_by_one) == (first is None)
+    assert plans.task.model.first_alike == (first or 0)
 
 
 @pytest.mark.takes_seconds

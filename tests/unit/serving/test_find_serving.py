@@ -171,6 +171,30 @@ def test_figures_are_checked(given, message):
         found(**given)
 
 
+@pytest.mark.parametrize(("name", "most"), [
+    ("llama2-7b", 4096), ("llama3.1-8b", 131_072), ("deepseek-v3", 163_840), ("mixtral-8x7b", 32_768), ("falcon-7b", 2048)])
+def test_requests_that_are_longer_than_the_positions_of_a_published_model_are_refused(name, most):
+    """Those of its config, which may be more than those of a sequence of training."""
+    given = {"spec": name, "devices": 1, "tp": 1, "pp": 1, "batch": 1, "precision": "int4", "memory": "1000GB"}
+    with pytest.raises(ValueError, match=f"of up to {most + 1} tokens do not fit the {most} positions of the model;"):
+        found(**given, input_tokens=most - 38)
+    assert found(**given, input_tokens=most - 39).rows and found(**given, input_tokens=most - 38, positions=2 * most).rows
+
+
+def test_the_command_takes_positions_of_a_config_and_of_a_flag(tmp_path, capsys):
+    (tmp_path / "config.json").write_text(json.dumps(
+        {"model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+         "num_key_value_heads": 2, "vocab_size": 256, "max_position_embeddings": 500}))
+    words = ["serve", str(tmp_path), "--devices", "1", "--input-tokens", "490", "--output-tokens", "20", "--batch", "1"]
+    with pytest.raises(WrongWords, match="requests of up to 509 tokens do not fit the 500 positions of the model"):
+        main(words)
+    assert main([*words, "--max-model-len", "600", "--json"]) == 0
+    (plan,) = json.loads(capsys.readouterr().out)["plans"]
+    assert "--max-model-len 600" in plan["command"]
+    with pytest.raises(ValueError, match="positions must be an integer of at least 1, got 0"):
+        found(positions=0)
+
+
 def test_settings_of_a_question_are_checked():
     with pytest.raises(ValueError, match="the settings of a plan are tp, pp, ep, replicas, batch, got 'dp'"):
         found(batch=1, tp=4).why_not(dp=2)

@@ -24,8 +24,9 @@ from parallelism.serving import (
 from parallelism.serving.engine import Row, Work, read_and_scored
 from parallelism.serving.expert_rows import ExpertRows
 from parallelism.serving.placement import ALONE, Placement, usual_strategy
+from parallelism.serving.precision import Precision
 from parallelism.serving.priced_engine import PricedEngine
-from parallelism.serving.prices import Precision, kinds_in
+from parallelism.serving.prices import kinds_in
 from parallelism.serving.requests import Request
 from parallelism.serving.serve import on_simulator
 from parallelism.serving.workloads import lengths_in
@@ -67,7 +68,7 @@ def settings(placement, **more):
 def test_a_step_is_priced_as_it_is_simulated_and_holds_what_it_holds(name, axes, hardware):
     placement, found = placed(model(name), axes), Hardware.preset(hardware)
     given = settings(placement)
-    prices = StepPrices(placement, given, found, even_rows=True)
+    prices = StepPrices(placement, given, found, as_run=True)
     trace = simulate(ServedModel(placement, given, room=False, fused=found.fused).simulated(WORKS), found)
     assert prices.seconds(WORKS) == pytest.approx(trace.makespan_seconds, rel=1e-9)
     parts = prices.parts(WORKS[0])
@@ -160,7 +161,7 @@ def test_a_token_alone_reads_the_experts_that_it_takes(axes, precision):
     for each, even in ((spec, False), (few, False), (spec, True)):
         placement = placed(each, axes)
         prices = StepPrices(placement, settings(placement), Hardware.preset(PLAIN), precision=Precision.parse(precision),
-                            even_rows=even)
+                            as_run=even)
         seconds.append(prices.seconds([one]))
     assert seconds[0] == pytest.approx(seconds[1], rel=0.02)
     assert seconds[2] > 5 * seconds[0]
@@ -171,7 +172,7 @@ def test_rows_of_experts_are_sent_and_computed_as_they_are():
     a token of each of two devices sends two rows there and back, not one of every expert."""
     placement = placed(model("mixtral", layers=2), {"ep": 2})
     given = settings(placement, chunk=512)
-    own, even = (StepPrices(placement, given, Hardware.preset(PLAIN), even_rows=each) for each in (False, True))
+    own, even = (StepPrices(placement, given, Hardware.preset(PLAIN), as_run=each) for each in (False, True))
     many = {"t": 256, "r": 4, "pages": 5, "read_full": 80, "scored_full": 101}
     assert own.seconds([many]) == pytest.approx(even.seconds([many]), rel=1e-12)
     sent = []
@@ -234,7 +235,7 @@ def priced_and_simulated(seed, name, axes, hardware=PLAIN):
     served = ServedModel(placement, chosen, room=False, fused=found.fused)
     simulated = run_engine(Engine(placement.spec, chosen, requests), on_simulator(served, found))
     workload = Workload(((1, 1),), rate=1.0)
-    run = PricedRun(Engine(placement.spec, chosen), StepPrices(placement, chosen, found, even_rows=True), workload, 0)
+    run = PricedRun(Engine(placement.spec, chosen), StepPrices(placement, chosen, found, as_run=True), workload, 0)
     for request in sorted(requests, key=lambda each: each.arrival_seconds):
         run.engine.add(request)
     return run.served(), simulated

@@ -16,10 +16,11 @@ from parallelism.display import progress
 from parallelism.display.quantities import seconds_in
 from parallelism.hardware import validation_json, with_usual_stack
 from parallelism.models import TransformerSpec
+from parallelism.models.published import published_positions
 from parallelism.serving.picture import pictures
 from parallelism.serving.plans import SETTINGS, ServingPlan, ServingPlans
 from parallelism.serving.pool_search import PREFILL_SETTINGS
-from parallelism.serving.prices import PRECISIONS
+from parallelism.serving.precision import CACHE_DTYPES, PRECISIONS
 from parallelism.serving.search import find_serving
 from parallelism.serving.workloads import lengths_in
 from vcluster.cli.command_line import (
@@ -35,6 +36,7 @@ from vcluster.cli.command_line import (
 )
 from vcluster.cli.megatron_words import (
     PLAIN,
+    config_path,
     is_model,
     named_model,
     tell_all_devices,
@@ -127,6 +129,16 @@ OWN: Arguments = {
         "help": "bf16; fp16; fp8: weights, products and the cache; int8, int4: weights alone, as mxfp4, nvfp4, AWQ "
         "and GPTQ, with the cache in bf16 (default: bf16)",
     },
+    "--kv-cache-dtype": {
+        "type": choice(tuple(CACHE_DTYPES)),
+        "metavar": "NAME",
+        "help": "the dtype of the cache: bf16, fp16, fp8, fp8_e5m2 or int8 (default: as --precision has it)",
+    },
+    "--max-model-len": {
+        "type": whole(),
+        "metavar": "N",
+        "help": "longer requests are refused (default: the positions in the model's config)",
+    },
     "--chunk": {"type": whole(), "metavar": "N", "help": "the most tokens of a step (default: 2048)"},
     "--memory": {"metavar": "72GB", "help": "the memory of a device that may be used (default: all)"},
     "--reserve": {"metavar": "4GB", "help": "memory that no plan may use (default: that of the hardware)"},
@@ -210,6 +222,8 @@ def served(program: str, words: Sequence[str]) -> int:
                 first_token_seconds=arguments.first_token,
                 token_seconds=arguments.token,
                 precision=arguments.precision,
+                cache_dtype=arguments.kv_cache_dtype,
+                positions=arguments.max_model_len or _positions(arguments.model, model),
                 chunk=arguments.chunk,
                 memory=arguments.memory,
                 reserve=arguments.reserve,
@@ -255,6 +269,11 @@ def _model(word: str) -> TransformerSpec:
     return model
 
 
+def _positions(word: str, model: TransformerSpec) -> int:
+    """The most tokens of a sequence by the config of a model."""
+    return model.sequence if config_path(word) is not None else published_positions(word)
+
+
 def _lengths(arguments: argparse.Namespace) -> tuple[tuple[int, int], ...]:
     if arguments.concurrency is not None and arguments.rate is not None:
         raise WrongWords("--concurrency and --rate are two ways in which requests come; leave out one")
@@ -298,7 +317,7 @@ _KEPT = (
         "concurrency",
         "rate",
     ),
-    *("hits", "precision", "chunk", "memory", "reserve", "price"),
+    *("hits", "precision", "kv_cache_dtype", "max_model_len", "chunk", "memory", "reserve", "price"),
 )
 
 
@@ -332,6 +351,7 @@ def document_of(
         "hardware": plans.task.hardware.name,
         "stack": plans.task.hardware.stack,
         "precision": plans.task.precision,
+        "cache_dtype": plans.task.dtype_of_cache,
         "validation": validation_json(plans.task.hardware.validation),
         "elapsed_seconds": plans.elapsed_seconds,
     }

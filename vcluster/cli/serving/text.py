@@ -10,7 +10,6 @@ from parallelism.display import WIDTH, in_columns
 from parallelism.display.quantities import count, decimal_bytes, plural, seconds
 from parallelism.hardware import validation_text
 from parallelism.serving.plans import SETTINGS, ServingPlan, ServingPlans
-from parallelism.serving.prices import Precision
 from vcluster.cli.training import gigabytes
 
 FIGURES = ("first token", "token", "tokens/s", "a device")
@@ -130,7 +129,7 @@ def _parts(plan: ServingPlan) -> list[str]:
 def _memory(plan: ServingPlan, plans: ServingPlans) -> list[str]:
     parts = ", ".join(f"{name} {gigabytes(nbytes)}" for name, nbytes in plan.memory.items())
     spec = plans.task.spec
-    dtype = Precision.parse(plans.task.precision).cache or spec.dtype
+    dtype = plans.task.dtype_of_cache
     states = spec.cache_bytes(0, dtype)
     token = spec.cache_bytes(1, dtype) - states
     told = [f"GB of a device of {plan.words}: {parts}."]
