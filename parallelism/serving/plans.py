@@ -384,6 +384,17 @@ class ServingPlans:
         return self.plans[0]
 
     @property
+    def first(self) -> ServingPlan | None:
+        """The best, or that which is nearest to the limits; None if nothing can serve."""
+        return next(iter((*self.plans, *self.beyond)), None)
+
+    @property
+    def suffices(self) -> bool:
+        """Whether the best is within the limits, and answers all that arrive."""
+        rate = self.task.workload.rate
+        return bool(self.plans) and (rate is None or self.plans[0].requests_per_second == rate)
+
+    @property
     def why_none(self) -> str:
         """Why no plan is within the limits, with the nearest."""
         if not self.rows:

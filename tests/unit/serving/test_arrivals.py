@@ -129,3 +129,21 @@ def test_the_command_tells_percentiles_the_load_and_how_much_is_chance(capsys):
     assert 9 < plan["capacity_requests_per_second"] < 12
     with pytest.raises(WrongWords, match="--percentile: needs so many of a hundred, such as 99, got '0'"):
         main([*words, "--percentile", "0"])
+
+
+@pytest.mark.takes_seconds
+def test_the_command_finds_the_fewest_devices_that_answer_all_that_arrive(capsys):
+    """70B in 8 bits does not fit one device; two of them answer 4 requests a second, and not 40."""
+    words = ["serve", "llama3.1-70b", "--precision", "fp8", "--batch", "64", "--pp", "1", "--devices", "4,2,1", "--rate"]
+    assert main([*words, "4"]) == 0
+    text = capsys.readouterr().out
+    assert "The fewest within the limits that answer all that arrive: 2 devices." in text and "nothing fits" in text
+    assert "--devices 2 " in text and max(map(len, text.splitlines())) <= 80
+    assert main([*words, "4", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [(each["devices"], each["suffices"]) for each in document["by_devices"]] == [(1, False), (2, True)]
+    assert document["by_devices"][0]["first"] is None and document["devices"] == 2
+    assert main([*words, "40"]) == 1
+    captured = capsys.readouterr()
+    assert "None of these numbers of devices is within the limits" in captured.out
+    assert captured.err.endswith("no number of devices answers all that arrive\n")

@@ -47,6 +47,31 @@ def serving_text(
     return "\n".join([*lines, f"{plans.elapsed_seconds:.1f} s"])
 
 
+def counts_text(tried: Sequence[ServingPlans]) -> str:
+    """What each number of devices brings, up to the fewest that suffice."""
+    rows = [("devices", "first token", "token", "requests/s", "load", "the best plan")]
+    for plans in tried:
+        plan, rate = plans.first, plans.task.workload.rate
+        if plan is None:
+            rows.append((str(plans.task.devices), "-", "-", "-", "-", "nothing fits"))
+            continue
+        rows.append(
+            (
+                str(plan.devices),
+                seconds(plan.first_token_seconds),
+                seconds(plan.token_seconds),
+                count(plan.requests_per_second),
+                "-" if rate is None else f"{rate / plan.capacity:.0%}",
+                _short(plan),
+            )
+        )
+    last = tried[-1]
+    told = "None of these numbers of devices is within the limits and answers all that arrive."
+    if last.suffices:
+        told = f"The fewest within the limits that answer all that arrive: {plural(last.task.devices, 'device')}."
+    return "\n".join([*in_columns(rows, 5), "", *wrap(told, WIDTH)])
+
+
 def _continued(command: str) -> list[str]:
     """A command over lines that a shell reads as one: each but the last ends in a backslash, and none in an option."""
     first, *options = re.split(r" (?=--)", command)
