@@ -243,7 +243,8 @@ class Weights:
 
 @pytest.mark.parametrize("part", [Sharded(np.ones(4), "[devices]"), PerDevice([1, 2, 3])])
 def test_what_is_dealt_out_does_not_hide_in_an_object(cluster, part):
-    words = f"^attribute 'w' of argument 'weights' cannot be sent .*; a {type(part).__name__} inside of anything else would arrive as it is"
+    name = type(part).__name__
+    words = f"^attribute 'w' of argument 'weights' cannot be sent .*; a {name} inside of anything else would arrive as it is"
     with pytest.raises(TypeError, match=words):
         cluster.run(lambda device, weights: weights.w, Weights(part))
 
