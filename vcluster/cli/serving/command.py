@@ -80,6 +80,17 @@ def share_in(text: str) -> float:
     return value
 
 
+def percent_in(text: str) -> float:
+    """A type for argparse: so many of a hundred, as ``99``, ``p99`` or ``99.9%``."""
+    try:
+        value = float(text.strip().removeprefix("p").removesuffix("%"))
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 100:
+        raise argparse.ArgumentTypeError(f"needs so many of a hundred, such as 99, got {text!r}")
+    return value
+
+
 def rate_in(text: str) -> float:
     """A type for argparse: requests a second, as ``3`` or ``3/s``."""
     return positive(text.strip().removesuffix("/s"))
@@ -110,6 +121,11 @@ OWN: Arguments = {
         "help": "the longest mean time to the first token",
     },
     "--token": {"type": _limit, "metavar": "30ms", "help": "the longest mean time of a token"},
+    "--percentile": {
+        "type": percent_in,
+        "metavar": "99",
+        "help": "the limits are for so many requests of a hundred, not for the mean",
+    },
     "--concurrency": {
         "type": whole(),
         "metavar": "N",
@@ -189,6 +205,23 @@ def _parser(program: str) -> Parser:
             "--tpot": "--token",
             "--max-num-seqs": "--batch",
             "--max-num-batched-tokens": "--chunk",
+            "--data-parallel-size": "--replicas",
+            "--expert-parallel-size": "--ep",
+            "--kv-cache": "--kv-cache-dtype",
+            "--cache-dtype": "--kv-cache-dtype",
+            "--quantization": "--precision",
+            "--dtype": "--precision",
+            "--gpu-memory-utilization": "--memory",
+            "--max-concurrency": "--concurrency",
+            "--request-rate": "--rate",
+            "--qps": "--rate",
+            "--rps": "--rate",
+            "--isl": "--input-tokens",
+            "--osl": "--output-tokens",
+            "--slo": "--percentile",
+            "--goodput": "--percentile",
+            "--max-seq-len": "--max-model-len",
+            "--enable-prefix-caching": "--hits",
         },
         prog=f"{program} serve",
         description="Finds how to serve a model on described hardware: layouts, requests at a\ntime, and what a user sees.",
@@ -228,6 +261,7 @@ def served(program: str, words: Sequence[str]) -> int:
                 memory=arguments.memory,
                 reserve=arguments.reserve,
                 price=arguments.price,
+                percentile=arguments.percentile,
                 disaggregate=arguments.disaggregate,
                 prefill=prefill,
                 **{name: getattr(arguments, name) for name in SETTINGS},
@@ -314,6 +348,7 @@ _KEPT = (
         "requests",
         "first_token",
         "token",
+        "percentile",
         "concurrency",
         "rate",
     ),
@@ -340,12 +375,14 @@ def document_of(
 ) -> dict[str, Any]:
     """The fields of ``--json``."""
     return {
-        "plans": [plan.json() | {"command": commands[plan]} for plan in plans.plans[:top]],
-        "front": [plan.json() | {"command": commands[plan]} for plan in plans.front],
+        "plans": [_of_plan(plans, plan, commands[plan]) for plan in plans.plans[:top]],
+        "front": [_of_plan(plans, plan, commands[plan]) for plan in plans.front],
         "refused": dict(plans.refused),
         "left_out": plans.left_out,
         "why": plans.why() if plans.plans else None,
         "why_not": answers,
+        "percentile": plans.task.percentile,
+        "arrivals": None if plans.spread is None else plans.spread.json(),
         "nearest": None if plans.plans or not plans.beyond else plans.beyond[0].json(),
         "devices": plans.task.devices,
         "hardware": plans.task.hardware.name,
@@ -355,3 +392,9 @@ def document_of(
         "validation": validation_json(plans.task.hardware.validation),
         "elapsed_seconds": plans.elapsed_seconds,
     }
+
+
+def _of_plan(plans: ServingPlans, plan: ServingPlan, command: str) -> dict[str, Any]:
+    share = plans.task.share_within(plan.answered)
+    goodput = {"share_within_limits": share, "goodput_requests_per_second": share * plan.requests_per_second}
+    return plan.json() | goodput | {"command": command}
