@@ -18,6 +18,7 @@ from parallelism.dtypes import as_dtype, is_narrow
 from parallelism.interop.errors import EvaluationWarning, SizesWarning, named, warn_of_own_derivatives
 from parallelism.interop.onnx_models.files import Model
 from parallelism.interop.onnx_models.programs import Imported, imported
+from parallelism.interop.torch_checks import without_checks_of_numbers
 from parallelism.interop.torch_derivatives import corners, detach_ungraded, lost_derivatives
 from parallelism.interop.torch_embeddings import bags_of_rows, embedding
 from parallelism.interop.torch_experts import dealt_experts
@@ -27,10 +28,12 @@ from parallelism.interop.torch_forms import (
     cumulative_products,
     for_any_rows,
     means_of_all,
+    of_any_sizes,
 )
+from parallelism.interop.torch_masks import masked_writes
 from parallelism.interop.torch_meta import on_the_host, zeros
-from parallelism.interop.torch_refusals import refusal
-from parallelism.interop.torch_sizes import Bounds, lines_that_fix_sizes, within_bounds
+from parallelism.interop.torch_refusals import lines_of_the_loss, refusal
+from parallelism.interop.torch_sizes import Bounds, lengths_are_sizes, lines_that_fix_sizes, within_bounds
 from parallelism.ir.core import Expression, TensorType
 
 ROWS = "B"
@@ -104,7 +107,7 @@ def from_torch(
     _given(torch, examples, names, dims, extents)  # refuses wrong examples before anything is exported
     with (
         on_the_host(torch, whole) as unknown,
-        _for_the_export(torch, whole),
+        _for_the_export(torch, whole, loss),
         lost_derivatives(torch, module) as lost,
     ):
         proto, arrays, bounds = _exported(torch, whole, examples, names, dims, extents)
@@ -277,9 +280,18 @@ def _example(torch: Any, x: Any, dims: Mapping[int, str], name: str, extents: Ma
 
 
 @contextmanager
-def _for_the_export(torch: Any, module: Any) -> Iterator[None]:
+def _for_the_export(torch: Any, module: Any, loss: Any) -> Iterator[None]:
     """The module in evaluation, its experts and its bags of rows in operators that can be written."""
-    with _evaluated(module), _quiet(), dealt_experts(torch, module), bags_of_rows(torch), for_any_rows(torch):
+    with (
+        _evaluated(module),
+        _quiet(),
+        without_checks_of_numbers(torch),
+        dealt_experts(torch, module),
+        bags_of_rows(torch),
+        for_any_rows(torch),
+        lengths_are_sizes(torch, module, loss),
+        lines_of_the_loss(loss),
+    ):
         yield
 
 
@@ -377,7 +389,9 @@ def _decompositions(torch: Any) -> dict[Any, Callable[..., Any]]:
         **complex_numbers(torch),
         **corners(torch),
         **cumulative_products(torch),
+        **masked_writes(torch),
         **means_of_all(torch),
+        **of_any_sizes(torch),
     }
 
 

@@ -6,27 +6,38 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+MOST_SUBTRACTED = 25
+"""Of so many rows PyTorch subtracts each pair for their distances."""
+
 
 @contextmanager
 def for_any_rows(torch: Any) -> Iterator[None]:
     """A context in which functions that read sizes as numbers keep them as symbols.
 
     ``torch.einsum`` of three arrays and more asks the package opt_einsum for an order, which takes numbers; without it
-    the arrays are contracted from left to right.
+    the arrays are contracted from left to right.  ``torch.cdist`` asks whether there are more than 25 rows.
     """
-    function, method = torch.take_along_dim, torch.Tensor.take_along_dim
+    function, method, cdist = torch.take_along_dim, torch.Tensor.take_along_dim, torch.cdist
 
     def take_along_dim(x: Any, indices: Any, dim: int | None = None) -> Any:
         if dim is None:
             return x.flatten().gather(0, indices.flatten())
         return _taken_along(torch, x, indices, dim)
 
+    def distances(
+        x1: Any, x2: Any, p: float = 2.0, compute_mode: str = "use_mm_for_euclid_dist_if_necessary"
+    ) -> Any:
+        return (
+            _distances(torch, x1, x2, p, compute_mode) if p in (1.0, 2.0) else cdist(x1, x2, p, compute_mode)
+        )
+
     torch.take_along_dim = torch.Tensor.take_along_dim = take_along_dim
+    torch.cdist = distances
     try:
         with torch.backends.opt_einsum.flags(enabled=False):
             yield
     finally:
-        torch.take_along_dim, torch.Tensor.take_along_dim = function, method
+        torch.take_along_dim, torch.Tensor.take_along_dim, torch.cdist = function, method, cdist
 
 
 def _taken_along(torch: Any, x: Any, indices: Any, dim: int) -> Any:
@@ -57,6 +68,44 @@ def cumulative_products(torch: Any) -> dict[Any, Callable[..., Any]]:
         return found
 
     return {torch.ops.aten.cumprod.default: cumprod}
+
+
+def of_any_sizes(torch: Any) -> dict[Any, Callable[..., Any]]:
+    """``torch.roll`` and a remainder by a size, by their operators: the exporter takes numbers alone."""
+    aten = torch.ops.aten
+
+    def roll(x: Any, shifts: Sequence[int], dims: Sequence[int] = ()) -> Any:
+        if all(isinstance(n, int) for n in x.shape):
+            return NotImplemented
+        if not dims:
+            return torch.roll(x.reshape(-1), shifts, 0).reshape(x.shape)
+        for shift, dim in zip(shifts, dims, strict=True):
+            places = (torch.arange(x.shape[dim]) - shift) % x.shape[dim]
+            x = x.index_select(dim, places)
+        return x
+
+    def remainder(x: Any, size: Any) -> Any:
+        if not isinstance(size, torch.SymInt):
+            return NotImplemented
+        return torch.remainder(x, torch.full((), size, dtype=x.dtype))
+
+    return {aten.roll.default: roll, aten.remainder.Scalar: remainder}
+
+
+def _distances(torch: Any, x: Any, y: Any, p: float, mode: str) -> Any:
+    """``torch.cdist`` of squares and of sizes: as there many distances are those of a product.
+
+    No gradient passes where two rows are equal.
+    """
+    if p == 1.0:
+        return (x.unsqueeze(-2) - y.unsqueeze(-3)).abs().sum(-1)
+    has_many = any(not isinstance(n, int) or n > MOST_SUBTRACTED for n in (x.shape[-2], y.shape[-2]))
+    if mode == "use_mm_for_euclid_dist" or (has_many and mode == "use_mm_for_euclid_dist_if_necessary"):
+        squares = (x * x).sum(-1, True) + (y * y).sum(-1).unsqueeze(-2) - 2 * x @ y.transpose(-1, -2)
+    else:
+        squares = (x.unsqueeze(-2) - y.unsqueeze(-3)).square().sum(-1)
+    differ = squares > 0
+    return torch.where(differ, torch.where(differ, squares, 1).sqrt(), 0)
 
 
 def attention(torch: Any) -> dict[Any, Callable[..., Any]]:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from traceback import walk_tb
+from contextlib import contextmanager
+from inspect import unwrap
+from pathlib import Path
+from traceback import extract_tb, format_list, walk_tb
+from typing import Any
 
 from parallelism.interop.errors import UnsupportedError
 from parallelism.interop.onnx_models.origins import innermost
@@ -15,6 +19,9 @@ _NODE = re.compile(r"Error when translating node %(\w+)")
 _OPERATOR = re.compile(r"op='([\w.]+)'")
 _STACKS = "The following call raised this error:", "Original traceback:"
 """What stands before the stack of the line of the model."""
+_HERE = str(Path(__file__).parent)
+_OF_NUMBERS = "data-dependent expression"
+_DERIVED = "functorch tensor", "fake tensor in the exported program constant"
 _OTHER_WAYS = {
     "transformers.grouped_mm_fallback": "; plan takes the config.json of a model with experts, and "
     "model.set_experts_implementation('batched_mm') gathers the weights of each token instead"
@@ -33,6 +40,8 @@ def refusal(error: Exception, module: str, fixing: Sequence[str] = ()) -> Unsupp
             module,
             fixing[0] if fixing else "",
         )
+    if reason := _own_reason(told):
+        return UnsupportedError(reason, module, _line_in(told) or _place(_user_frames(error)))
     for text in told:
         if found := _NODE.search(text):
             operator = next((each[1] for text in told if (each := _OPERATOR.search(text))), found[1])
@@ -42,14 +51,41 @@ def refusal(error: Exception, module: str, fixing: Sequence[str] = ()) -> Unsupp
                 f"PyTorch's exporter to ONNX does not know this operator{instead}", operator, place
             )
     for text in reversed(told):  # from the first error on
-        if stack := next((words for words in _STACKS if words in text), ""):
+        if place := _line_in([text]):
             first = text.strip().split("\n\n")[0]
-            return UnsupportedError(
-                f"PyTorch cannot export it: {' '.join(first.split())}",
-                module,
-                _place(text[text.index(stack) :]),
-            )
-    return UnsupportedError(f"PyTorch cannot export it: {' '.join(told[0].split())}", module)
+            return UnsupportedError(f"PyTorch cannot export it: {' '.join(first.split())}", module, place)
+    words = " ".join(told[0].split())
+    return UnsupportedError(f"PyTorch cannot export it: {words}", module, _place(_user_frames(error)))
+
+
+def _own_reason(told: Sequence[str]) -> str:
+    """Why a module cannot be a program, where PyTorch says it in its own words; empty for what it says otherwise."""
+    if any(_OF_NUMBERS in text for text in told):
+        return (
+            "the module decides by the numbers of a tensor, as `if x.sum() > 0` and `range(int(x.max()))` do: leave out what "
+            "only checks them, and write torch.where, which computes both and chooses"
+        )
+    if any(words in text for text in told for words in _DERIVED):
+        return (
+            "PyTorch cannot export a derivative inside of a module, as by torch.autograd.grad and torch.func.grad: write it "
+            "in operators"
+        )
+    return ""
+
+
+def _line_in(told: Sequence[str]) -> str:
+    """File and line of the stack that an error tells; empty if it tells none."""
+    for text in told:
+        if stack := next((words for words in _STACKS if words in text), ""):
+            return _place(text[text.index(stack) :])
+    return ""
+
+
+def _user_frames(error: BaseException) -> str:
+    """The stack of an error behind the last call from here: the lines of the model, if it was raised while these ran."""
+    frames = extract_tb(error.__traceback__)
+    own = [number for number, frame in enumerate(frames) if frame.filename.startswith(_HERE)]
+    return "".join(format_list(frames[own[-1] + 1 if own else 0 :]))
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
@@ -73,3 +109,24 @@ def _place(stack: str) -> str:
     """File and line of the innermost line outside of PyTorch; empty if there is none."""
     found = innermost(stack)
     return f"{found[0]}:{found[1]}" if found else ""
+
+
+@contextmanager
+def lines_of_the_loss(loss: Any) -> Iterator[None]:
+    """A context in which ops know their line of the function ``loss``; PyTorch keeps those of methods ``forward`` alone.
+
+    It keeps others where it has a list of them, as 2.13 does.
+    """
+    import torch.fx.proxy as proxy
+
+    anchors = getattr(proxy, "_STACK_TRACE_ANCHORS", None)
+    code = getattr(unwrap(loss), "__code__", None) if loss is not None else None
+    anchor = (code.co_filename, code.co_name) if code is not None else None
+    if anchors is None or anchor is None or anchor in anchors:
+        yield
+        return
+    anchors.add(anchor)
+    try:
+        yield
+    finally:
+        anchors.discard(anchor)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -108,3 +110,35 @@ def lines_that_fix_sizes(torch: Any) -> Iterator[list[str]]:
         yield lines
     finally:
         ShapeEnv._set_replacement = before
+
+
+@contextmanager
+def lengths_are_sizes(torch: Any, module: Any, loss: Any) -> Iterator[None]:
+    """A context in which ``len(x)`` of a tensor is ``x.shape[0]``, a symbol, in the files of ``module`` and of ``loss``.
+
+    Python wants a number of ``len``, so there it is a function of this name, which comes before that of Python.
+    """
+
+    def length(x: Any) -> Any:
+        return x.shape[0] if isinstance(x, torch.Tensor) and x.dim() else len(x)
+
+    spaces = [space for space in _namespaces(module, loss) if "len" not in space]
+    for space in spaces:
+        space["len"] = length
+    try:
+        yield
+    finally:
+        for space in spaces:
+            del space["len"]
+
+
+def _namespaces(module: Any, loss: Any) -> list[dict[str, Any]]:
+    """The names of the files in which the classes of a module and a loss stand, each once; without those of PyTorch."""
+    classes = {base for each in module.modules() for base in type(each).__mro__}
+    files = {
+        base.__module__ for base in classes if base.__module__.partition(".")[0] not in ("torch", "builtins")
+    }
+    found = [vars(sys.modules[name]) for name in sorted(files) if name in sys.modules]
+    function = inspect.unwrap(loss) if loss is not None else None
+    own = getattr(function, "__globals__", None)
+    return found if own is None or any(own is each for each in found) else [*found, own]

@@ -64,11 +64,11 @@ class TrainedModel:
         A spec in a dtype of 16 bits is trained in mixed precision: its main copy and the state of the optimizer are in
         float32, and its ``gradients`` in the dtype that is given, as is the ``state`` whose dtypes are
         (`parallelism.transforms.MixedPrecision`).  ``precision`` says all of this at once, and which products are in
-        float8.  A program is trained in the dtypes that it has.
+        float8.  A program is trained in the dtypes that it has; a symbol of another name is that of its rows, if it is the
+        only one.
 
-        ``TypeError`` for another kind of value; ``ValueError`` for a program without the symbol `BATCH`, or with
-        others; and for ``gradients`` in another dtype than float32, ``state`` or a ``precision``, where precision is not
-        mixed.
+        ``TypeError`` for another kind of value; ``ValueError`` for a program without a symbol, or with several; and for
+        ``gradients`` in another dtype than float32, ``state`` or a ``precision``, where precision is not mixed.
         """
         if isinstance(model, str):
             model = replace(transformer(model).padded(), dtype="bfloat16")
@@ -79,6 +79,7 @@ class TrainedModel:
                 f"a plan is for a TransformerSpec, its name, or a Function; got {type(model).__name__}"
             )
         _check_dtypes(gradients, state, precision, "a program")
+        model = _with_rows(model)
         if model.symbols != {BATCH}:
             has = ", ".join(sorted(model.symbols)) or "no symbol"
             raise ValueError(
@@ -333,6 +334,15 @@ class TrainedModel:
     def begin_of(self, counts: Sequence[int]) -> tuple[str, ...]:
         """The regions at which stages after the first begin, where the stages have so many blocks."""
         return begins_of(self.layer_blocks.layers_of(counts), self.prefix)
+
+
+def _with_rows(program: Function) -> Function:
+    """The program with its only symbol called `BATCH`; as it is if it has several, or none."""
+    if len(program.symbols) != 1 or BATCH in program.symbols:
+        return program
+    (name,) = program.symbols
+    (rows,) = symbols(BATCH)
+    return program.specialize(**{name: rows})
 
 
 def _check_dtypes(

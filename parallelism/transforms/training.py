@@ -235,7 +235,7 @@ def _trained(loss: Function, names: str | Sequence[str] | None) -> list[Value]:
     if first is None or first.shape or not is_floating(first.dtype):
         raise ValueError(
             f"the first output of @{loss.name} must be one floating-point number, a loss; it returns "
-            f"{', '.join(str(value.type) for value in loss.outputs) or 'nothing'}"
+            f"{', '.join(str(value.type) for value in loss.outputs) or 'nothing'}; without one it can be simulated"
         )
     for value in loss.values:
         if value.name.startswith((NEXT, GRADIENT, AGAIN)):

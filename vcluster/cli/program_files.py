@@ -419,6 +419,8 @@ def found_in(path: Path, sizes: Mapping[str, int]) -> Found:
     """
     with accessing(path, "read"), path.open("rb") as stream:
         content = stream.read(MOST_BYTES + 1)
+    if told := _no_program(path, content):
+        raise WrongWords(f"{path} {told}")
     if (kind := format_of(content)) != OURS:
         from vcluster.cli.convert import found_elsewhere  # which needs what is above, and other libraries
 
@@ -434,6 +436,30 @@ def found_in(path: Path, sizes: Mapping[str, int]) -> Found:
         raise WrongWords(f"{path} is neither text in UTF-8, nor StableHLO, nor ONNX: {error}") from None
     except (ValueError, TypeError, RecursionError) as error:
         raise WrongWords(f"{path}: {error}") from None
+
+
+_OF_MODELS = "parallelism.interop.from_torch and from_jax make one of a model, docs/interop.md says how"
+_WEIGHTS = {
+    b"PK\x03\x04": "PyTorch or NumPy",
+    b"\x80": "Python's pickle",
+    b"GGUF": "llama.cpp",
+    b"\x89HDF": "HDF5",
+}
+"""Formats of weights, by how their files begin."""
+
+
+def _no_program(path: Path, content: bytes) -> str:
+    """What a file is that people take for a program; empty for what may be one."""
+    if not content.strip():
+        return "is empty"
+    if content.startswith(b"version https://git-lfs"):
+        return "is what Git LFS leaves in place of a file: `git lfs pull` fetches it"
+    if path.suffix == ".py" and not content.lstrip().startswith((b"func", b"pp")):
+        return f"is a script of Python, which is not run here: a command reads a program that a script wrote; {_OF_MODELS}"
+    if path.suffix == ".safetensors":
+        return f"has weights and no program: {_OF_MODELS}"
+    by = next((name for start, name in _WEIGHTS.items() if content.startswith(start)), "")
+    return f"has the format of {by}, of weights and not of programs: {_OF_MODELS}" if by else ""
 
 
 def _function(program: ir.Function | Step, option: str) -> ir.Function:

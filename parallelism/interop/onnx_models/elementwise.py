@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.dtypes import common_dtype, is_floating, is_integer
+from parallelism.dtypes import common_dtype, is_floating, is_integer, limits_of
 from parallelism.interop.folding import (
     convert,
     emit,
@@ -120,7 +120,10 @@ def _identity(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
         return emit("stop_gradient", whole(x[0])) if detached else x[0]
     a, ratio, training = with_optional(x, 3)
     if training is not None and _may_be(training) and (ratio is None or _may_be(ratio)):
-        raise node.unsupported("a dropout in training is random")
+        raise node.unsupported(
+            "a dropout in training is random: export the model in evaluation; in PyTorch F.dropout(x, p, self.training) "
+            "drops nothing there"
+        )
     return [a, spread(np.ones((1,) * len(a.shape), bool), a.shape)]
 
 
@@ -204,11 +207,20 @@ def _cast(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
         raise node.unsupported(f"{wanted} is not supported")
     if x[0].dtype == object:
         return number(x[0].item(), np.empty(0, wanted)) if is_floating(wanted) and x[0].size == 1 else x[0]
-    if wanted.name.startswith("float8") and node.get("saturate", 1):
-        raise node.unsupported("a cast to 8 bits that keeps large numbers finite is not supported")
+    if wanted.name.startswith("float8"):
+        return to_float8(node, x[0], wanted)
     if wanted.kind == "b" and x[0].dtype.kind != "b":
         return ew("not_equal", x[0], number(0, x[0]))
     return convert(x[0], wanted)
+
+
+def to_float8(node: GraphNode, x: Any, wanted: np.dtype[Any]) -> Any:
+    """The numbers in 8 bits.  With ``saturate``, which is the rule, those that are too large are the largest."""
+    if not node.get("saturate", 1):
+        return convert(x, wanted)
+    most = float(limits_of(wanted).max)
+    wide = convert(x, np.dtype(np.float32)) if not is_floating(x.dtype) or x.dtype.itemsize < 4 else x
+    return convert(ew("minimum", ew("maximum", wide, number(-most, wide)), number(most, wide)), wanted)
 
 
 @meaning("BitCast")

@@ -25,9 +25,10 @@ from parallelism.interop.onnx_models.graph import (
     Reference,
     check_by_library,
     with_nodes_in_order,
+    with_norms_of_groups,
 )
 from parallelism.interop.onnx_models.origins import origin_of
-from parallelism.ir.core import TensorType, symbol
+from parallelism.ir.core import Extent, TensorType, symbol
 
 OLDEST = 7
 MOST_BYTES = 2**31 - 1
@@ -45,6 +46,7 @@ def _onnx() -> Any:
     try:
         import onnx
         import onnx.checker
+        import onnx.helper
         import onnx.numpy_helper
         import onnx.shape_inference
     except ImportError as error:
@@ -67,8 +69,10 @@ class Model:
         self.held = held or {}
         """Tensors that are not in the model, by the names of its inputs."""
         self.sizes = dict(sizes or {})
-        self.symbols: set[str] = set()
-        """The names of dims without a number, also of those that ``sizes`` gives one."""
+        self.symbols: dict[str, None] = {}
+        """The names of dims without a number, also of those that ``sizes`` gives one, in order."""
+        self.equal: dict[str, Extent] = {}
+        """Symbols that are equal to another one, or to a number."""
         self.folder: Path | None = None
         if isinstance(path_or_model, onnx.ModelProto):
             self.proto = path_or_model
@@ -82,7 +86,7 @@ class Model:
             except Exception as error:  # the protobuf library has no common type for these
                 raise InteropError(f"it is no ONNX model: {error}") from None
         self.opsets = _opsets(self.proto)
-        self.proto = with_nodes_in_order(self.proto)
+        self.proto = with_norms_of_groups(onnx, with_nodes_in_order(self.proto), self.opsets.get("", 0))
         self._check()
         self.functions = {(f.domain, f.name): f for f in self.proto.functions}
 
@@ -287,8 +291,8 @@ class Model:
         plain = re.sub(r"\W", "_", dim.dim_param.strip("?") or f"{value.name}_{number}", flags=re.ASCII)
         plain = plain if re.match(r"[A-Za-z_]", plain) else f"n{plain}"
         given = next((name for name in (dim.dim_param, plain) if name in self.sizes), None)
-        self.symbols.add(plain)
-        return symbol(plain) if given is None else self.sizes[given]
+        self.symbols[plain] = None
+        return self.equal.get(plain, symbol(plain)) if given is None else self.sizes[given]
 
     # -- bodies of composed operators ----------------------------------------------------------------------------------
 

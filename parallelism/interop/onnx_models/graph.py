@@ -125,6 +125,46 @@ def _read_by(node: Any, depth: int = 0) -> Iterator[str]:
             yield from _read_by(inner, depth + 1)
 
 
+def with_norms_of_groups(onnx: Any, model: Any, opset: int) -> Any:
+    """The model with each GroupNormalization of opset 18 to 20 in other operators; as it is if it has none.
+
+    ONNX has withdrawn it, because scale and bias are those of groups; then the groups are the channels of an
+    InstanceNormalization.
+    """
+    withdrawn = [node for node in model.graph.node if _is_norm_of_groups(node)]
+    if not withdrawn or not 18 <= opset < 21:
+        return model
+    found = type(model)()
+    found.CopyFrom(model)
+    del found.graph.node[:]
+    for node in model.graph.node:
+        found.graph.node.extend(_norm_of_groups(onnx, node) if _is_norm_of_groups(node) else [node])
+    return found
+
+
+def _is_norm_of_groups(node: Any) -> bool:
+    return node.op_type == "GroupNormalization" and node.domain in ("", "ai.onnx") and len(node.input) == 3
+
+
+def _norm_of_groups(onnx: Any, node: Any) -> Iterator[Any]:
+    """The nodes that a GroupNormalization is."""
+    make = onnx.helper.make_node
+    given = {each.name: each for each in node.attribute}
+    x, scale, bias = node.input
+    own = f"{node.output[0]}.groups"
+    shape = make("Shape", [x], [f"{own}.whole"])
+    groups = [0, given["num_groups"].i if "num_groups" in given else 1, -1]
+    constant = make("Constant", [], [f"{own}.shape"], value_ints=groups)
+    rows = make("Reshape", [x, f"{own}.shape"], [own])
+    norm = make("InstanceNormalization", [own, scale, bias], [f"{own}.norm"], name=node.name)
+    if "epsilon" in given:
+        norm.attribute.append(given["epsilon"])
+    last = make("Reshape", [f"{own}.norm", f"{own}.whole"], [node.output[0]])
+    for each in (shape, constant, rows, norm, last):
+        each.metadata_props.extend(node.metadata_props)
+        yield each
+
+
 MOST_NESTED = 32
 """Graphs inside of nodes that are looked into; the checker refuses what is nested deeper."""
 

@@ -298,12 +298,11 @@ def _quantized_pool(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
 def _quantized_gemm(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     """The product of quantized matrices; the bias has the scale of the product."""
     a, a_scale, a_zero, b, b_scale, b_zero, bias, y_scale, y_zero = with_optional(x, 9)
-    a, b = centred(a, a_zero), centred(b, b_zero)
     if node.get("transA", 0):
         a = transposed(a, (1, 0))
     if node.get("transB", 0):
         b = transposed(b, (1, 0))
-    product = _plus(matmul(a, b), bias)
+    product = _plus(matmul(centred(a, a_zero), centred(b, b_zero)), bias)
     scale = ew("multiply", ew("multiply", a_scale, b_scale), number(node.get("alpha", 1.0), a_scale))
     result = ew("multiply", convert(product, a_scale.dtype), scale)
     if y_scale is None:

@@ -162,6 +162,9 @@ def _reduce(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     (along, kept), reduction = _reduced(reader, node, x), _REDUCTIONS[node.kind]
     if not along and node.get("noop_with_empty_axes", 0) and node.kind in _OF_NUMBERS:
         return x[0]
+    if x[0].dtype == object and node.kind in ("ReduceProd", "ReduceSum"):
+        combine: Any = np.multiply if node.kind == "ReduceProd" else np.add
+        return np.asarray(combine.reduce(known(x[0]), axis=along, keepdims=kept), object)
     a, kind = reduction.before(x[0]), reduction.kind
     extents = [a.shape[dim] for dim in along]
     if kind in ("max", "min") and 0 in extents:
@@ -328,6 +331,9 @@ def _top_k(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
 @meaning("NonZero")
 def _nonzero(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     """The places of the elements that are not zero, as many as the caller said that there are, row after row."""
+    numbers = known(x[0])
+    if numbers is not None and numbers.ndim and numbers.dtype != object:
+        return np.stack(np.nonzero(numbers)).astype(np.int64)
     a = whole(x[0])
     extents = a.shape
     count = reader.count(node, 0, "how many elements are not zero")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,7 +33,7 @@ from parallelism.interop.onnx_models import (  # noqa: F401
 from parallelism.interop.onnx_models.files import Model
 from parallelism.interop.onnx_models.graph import Graph
 from parallelism.interop.onnx_models.reading import Reader
-from parallelism.ir.core import Builder, Function, TensorType
+from parallelism.ir.core import Builder, Function, TensorType, UnequalExtents, symbol
 from parallelism.ir.passes.frozen import frozen
 from parallelism.ir.tracing import Traced, recording
 from parallelism.spelling import did_you_mean
@@ -65,8 +65,9 @@ def from_onnx(
 
     ``path_or_model`` is the path of a file, its content, or an ``onnx.ModelProto``.  It is checked by ``onnx``; opsets
     from 7 on are supported.  Operators that ONNX composes of others are read as these.  Dims without a number, and of
-    -1, are symbols.  Weights, initializers and tensors in Constant nodes, are inputs of the program; small tensors of
-    integers, and single numbers, are constants.
+    -1, are symbols; those that have to be equal, as of two summands, are one, whose name is the first.  Weights,
+    initializers and tensors in Constant nodes, are inputs of the program; small tensors of integers, and single numbers,
+    are constants.
 
     ``known`` gives inputs whose numbers are fixed, by name, as one that is a shape; they are no inputs of the program.
     ``sizes`` gives symbols their numbers, for what needs them.  By the name of the output of a NonZero it
@@ -80,9 +81,35 @@ def from_onnx(
         ir.interpret(program, {"input_ids": ids, **weights})
     """
     try:
-        return _imported(Model(path_or_model, _sizes(sizes or {})), known or {})
+        return _with_equal_extents(Model(path_or_model, _sizes(sizes or {})), known or {})
     except UnicodeDecodeError as error:
         raise InteropError(f"a string of the model is not UTF-8: {error}") from None
+
+
+def _with_equal_extents(model: Model, known: Mapping[str, Any]) -> Imported:
+    """The program of a model, in which names of dims that an operator wants to be equal are one symbol."""
+    while True:
+        try:
+            return _imported(model, known)
+        except UnsupportedError as error:
+            unequal = error.__cause__
+            if not isinstance(unequal, UnequalExtents) or not _made_equal(model, unequal.extents):
+                raise
+
+
+def _made_equal(model: Model, extents: Sequence[Any]) -> bool:
+    """Whether two extents may be equal; they are then in the model, the later name of a dim by the earlier, or a number.
+
+    They may not where they are anything else than two names of dims, or a name and a number.
+    """
+    order = {symbol(name): number for number, name in enumerate(model.symbols)}
+    first, second = sorted(extents, key=lambda extent: order.get(extent, -1))
+    if second not in order or not (first in order or (isinstance(first, int) and first > 1)):
+        return False
+    model.equal = {name: first if extent == second else extent for name, extent in model.equal.items()}
+    model.equal[str(second)] = first
+    del model.main  # its inputs are made anew
+    return True
 
 
 def _sizes(sizes: Mapping[str, int]) -> Mapping[str, int]:
@@ -96,7 +123,7 @@ def _check_sizes(model: Model, graph: Graph) -> None:
     """``ValueError`` for a size of what is no dim without a number, and no output of a node."""
     outputs = {name for node in graph.nodes for name in node.outputs}
     dims = {re.sub(r"\W", "_", name, flags=re.ASCII) for name in model.sizes.keys() - outputs}
-    if unknown := sorted(dims - model.symbols):
+    if unknown := sorted(dims - model.symbols.keys()):
         has = f"its dims without a number are {', '.join(sorted(model.symbols)) or 'none'}"
         near = did_you_mean(unknown[0], model.symbols)
         raise ValueError(f"sizes: the model has no dim {unknown[0]}, {has}{near}")

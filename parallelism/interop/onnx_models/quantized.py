@@ -9,7 +9,8 @@ import numpy as np
 from parallelism.dtypes import integer_limits, is_floating
 from parallelism.interop.folding import convert, spread
 from parallelism.interop.moving_elements import number, reshaped
-from parallelism.interop.onnx_models.elementwise import ew
+from parallelism.interop.onnx_models.elementwise import ew, to_float8
+from parallelism.interop.onnx_models.files import dtype_of
 from parallelism.interop.onnx_models.graph import GraphNode
 from parallelism.interop.onnx_models.normalizations import along as _along
 from parallelism.interop.onnx_models.products import matmul
@@ -47,14 +48,24 @@ def _dequantize(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
 @meaning("QuantizeLinear")
 def _quantize(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     given, scale, zero = with_optional(x, 3)
-    wanted = np.dtype(np.uint8) if zero is None else zero.dtype
-    if is_floating(wanted) or node.get("output_dtype"):
-        raise node.unsupported("only whole numbers of the type of the zero point are supported")
+    wanted = _wanted(node, zero)
     steps = convert(_scaled_like(node, scale, given), given.dtype)
-    a = ew("rint", ew("divide", given, steps))
+    a = ew("divide", given, steps)
+    if not is_floating(wanted):
+        a = ew("rint", a)
     if zero is not None:
         a = ew("add", a, convert(_scaled_like(node, zero, given), a.dtype))
-    return _clipped(a, wanted)
+    return to_float8(node, a, wanted) if is_floating(wanted) else _clipped(a, wanted)
+
+
+def _wanted(node: GraphNode, zero: Any) -> np.dtype[Any]:
+    """The dtype of quantized numbers: that of the zero point, or the one that the node names, or uint8."""
+    if zero is not None:
+        return zero.dtype  # type: ignore[no-any-return]
+    named = dtype_of(node.get("output_dtype", 0)) if node.get("output_dtype", 0) else np.dtype(np.uint8)
+    if isinstance(named, str) or (is_floating(named) and not named.name.startswith("float8")):
+        raise node.unsupported(f"quantized numbers of {named} are not supported")
+    return named
 
 
 # -- products ----------------------------------------------------------------------------------------------------------

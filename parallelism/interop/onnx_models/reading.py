@@ -27,6 +27,10 @@ MEANINGS: Meanings[Meaning] = Meanings()
 meaning = MEANINGS.of
 OLD_MEANINGS: dict[str, tuple[int, Meaning]] = {}
 """What operators mean in opsets before one (`old_forms`)."""
+_RANDOM = {"Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
+_OF_CHANCE = (
+    "it draws random numbers, and a program has none of its own: draw them outside, and give them as an input"
+)
 MOST_OPS, MOST_DEPTH = 200_000, 32
 
 
@@ -117,7 +121,7 @@ class Reader:
     def _composed(self, node: GraphNode, inputs: list[Any]) -> list[Any]:
         body = self.model.body(node, [*map(_type_of, inputs)], self.opsets)
         if body is None:
-            raise node.unsupported("this operator is not supported")
+            raise node.unsupported(_OF_CHANCE if node.kind in _RANDOM else "this operator is not supported")
         self.depth += 1
         if self.depth > MOST_DEPTH:
             raise node.wrong(f"functions are nested more than {MOST_DEPTH} deep: it calls itself")

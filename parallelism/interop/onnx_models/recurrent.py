@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from parallelism.interop.folding import emit, known, spread, whole
-from parallelism.interop.moving_elements import number, part, reshaped
+from parallelism.interop.moving_elements import number, part, reshaped, transposed
 from parallelism.interop.onnx_models.elementwise import ew
 from parallelism.interop.onnx_models.graph import GraphNode
 from parallelism.interop.onnx_models.reading import Reader, meaning, with_optional
 
-_ACTIVATIONS = {"Sigmoid": "sigmoid", "Tanh": "tanh", "Relu": "relu"}
+_ACTIVATIONS = {"Sigmoid": "sigmoid", "Tanh": "tanh", "Relu": "relu", "Softplus": "softplus"}
 
 
 class Products(NamedTuple):
@@ -25,6 +26,7 @@ class Products(NamedTuple):
     hidden: int
 
 
+Activation = Callable[[Any], Any]
 _GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 _USUAL_ACTIVATIONS = {"RNN": ("Tanh",), "GRU": ("Sigmoid", "Tanh"), "LSTM": ("Sigmoid", "Tanh", "Tanh")}
 
@@ -40,17 +42,18 @@ def recurrent(node: GraphNode, x: list[Any], products: Products | None = None) -
     lengths = None if x[4] is None else known(x[4])
     if lengths is not None and (lengths == x[0].shape[0]).all():
         x[4] = None
-    if x[7] is not None or node.get("clip") or node.get("layout", 0):
-        raise node.unsupported("peepholes, clip and layout=1 are not supported")
+    if node.get("clip"):
+        raise node.unsupported("clip is not supported")
+    rows_first = bool(node.get("layout", 0))
+    if rows_first:
+        x = [_swapped(each) if place in (0, 5, 6) else each for place, each in enumerate(x)]
     directions = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}[
         node.get("direction", "forward")
     ]
-    given = node.get("activations") or _USUAL_ACTIVATIONS[node.kind] * len(directions)
-    if any(name not in _ACTIVATIONS for name in given):
-        raise node.unsupported(f"activations must be among {', '.join(_ACTIVATIONS)}, got {', '.join(given)}")
+    given = _activations(node, len(directions))
     every, ends, cells = [], [], []
     for d, backwards in enumerate(directions):
-        acts = [_ACTIVATIONS[name] for name in given[d * len(given) // len(directions) :]]
+        acts = given[d * len(given) // len(directions) :]
         ys, h, c = _direction(node, x, d, _GATES[node.kind], acts, products, backwards=backwards)
         every.append(ys)
         ends.append(h)
@@ -63,7 +66,35 @@ def recurrent(node: GraphNode, x: list[Any], products: Products | None = None) -
         parts = [reshaped(s, (1, batch, hidden)) for s in states if s is not None]
         if parts:
             outputs.append(emit("concatenate", *map(whole, parts), axis=0) if len(parts) > 1 else parts[0])
-    return outputs
+    if not rows_first:
+        return outputs
+    return [transposed(outputs[0], (2, 0, 1, 3)), *map(_swapped, outputs[1:])]
+
+
+def _swapped(x: Any) -> Any:
+    """An array with its first two dims in the other order; None for one that is left out."""
+    return None if x is None else transposed(x, (1, 0, 2))
+
+
+def _activations(node: GraphNode, directions: int) -> list[Activation]:
+    """The activations of all directions; of those that have numbers, each takes the next ones that the node gives."""
+    names = node.get("activations") or _USUAL_ACTIVATIONS[node.kind] * directions
+    slopes, offsets = iter(node.get("activation_alpha", ())), iter(node.get("activation_beta", ()))
+    found: list[Activation] = []
+    for name in names:
+        if name in _ACTIVATIONS:
+            found.append(partial(ew, _ACTIVATIONS[name]))
+        elif name == "HardSigmoid":
+            found.append(partial(_hard_sigmoid, next(slopes, 0.2), next(offsets, 0.5)))
+        else:
+            known_ones = ", ".join([*_ACTIVATIONS, "HardSigmoid"])
+            raise node.unsupported(f"activations must be among {known_ones}, got {', '.join(names)}")
+    return found
+
+
+def _hard_sigmoid(slope: float, offset: float, x: Any) -> Any:
+    line = ew("add", ew("multiply", x, number(slope, x)), number(offset, x))
+    return ew("minimum", ew("maximum", line, number(0, x)), number(1, x))
 
 
 def _direction(
@@ -71,7 +102,7 @@ def _direction(
     x: list[Any],
     d: int,
     gates: int,
-    acts: list[str],
+    acts: list[Activation],
     products: Products | None,
     *,
     backwards: bool,
@@ -97,7 +128,10 @@ def _direction(
             h = _gru(node, left, h, recurrence, after, hidden, acts)
         else:
             total = ew("add", left, _plus(of_state(h), after))
-            h, c = (ew(acts[0], total), None) if node.kind == "RNN" else _lstm(node, total, c, hidden, acts)
+            cells = None if x[7] is None else _picked(x[7], d)
+            h, c = (
+                (acts[0](total), None) if node.kind == "RNN" else _lstm(node, total, c, hidden, acts, cells)
+            )
         y = h
         if x[4] is not None:
             # Where a sequence is over, its state stays (also of an empty one) and its output is 0.
@@ -110,21 +144,32 @@ def _direction(
     return emit("concatenate", *map(whole, ys), axis=0) if len(ys) > 1 else ys[0], h, c
 
 
-def _lstm(node: GraphNode, total: Any, c: Any, hidden: int, acts: list[str]) -> tuple[Any, Any]:
-    """The next state and cell, from the sums of the four gates."""
+def _lstm(
+    node: GraphNode, total: Any, c: Any, hidden: int, acts: list[Activation], cells: Any
+) -> tuple[Any, Any]:
+    """The next state and cell, from the sums of the four gates.  ``cells`` are the weights by which gates see the cell."""
+
+    def seen(k: int, cell: Any) -> Any:
+        own = part(total, 1, k * hidden, (k + 1) * hidden)
+        if cells is None or k == 3:
+            return own
+        return ew(
+            "add",
+            own,
+            ew("multiply", cell, reshaped(part(cells, 0, k * hidden, (k + 1) * hidden), (1, hidden))),
+        )
+
     of_gate, of_new, of_cell = acts[:3]
-    sums = [part(total, 1, k * hidden, (k + 1) * hidden) for k in range(4)]
-    opens, out, keeps = (ew(of_gate, each) for each in sums[:3])
-    new = ew(of_new, sums[3])
+    opens, keeps = of_gate(seen(0, c)), of_gate(seen(2, c))
+    new = of_new(seen(3, c))
     if node.get("input_forget", 0):
         keeps = ew("subtract", number(1, opens), opens)
     cell = ew("add", ew("multiply", keeps, c), ew("multiply", opens, new))
-    state = ew("multiply", out, ew(of_cell, cell))
-    return state, cell
+    return ew("multiply", of_gate(seen(1, cell)), of_cell(cell)), cell
 
 
 def _gru(
-    node: GraphNode, left: Any, h: Any, recurrence: Any, after: Any, hidden: int, acts: list[str]
+    node: GraphNode, left: Any, h: Any, recurrence: Any, after: Any, hidden: int, acts: list[Activation]
 ) -> Any:
     def gate(x: Any, k: int, axis: int) -> Any:
         return None if x is None else part(x, axis, k * hidden, (k + 1) * hidden)
@@ -133,12 +178,12 @@ def _gru(
         return _affine(state, gate(recurrence, k, 0), gate(after, k, 0))
 
     of_gate, of_new = acts[:2]
-    update, reset = (ew(of_gate, ew("add", gate(left, k, 1), of_state(h, k))) for k in (0, 1))
+    update, reset = (of_gate(ew("add", gate(left, k, 1), of_state(h, k))) for k in (0, 1))
     if node.get("linear_before_reset", 0):
         from_state = ew("multiply", reset, of_state(h, 2))
     else:
         from_state = of_state(ew("multiply", reset, h), 2)
-    new = ew(of_new, ew("add", gate(left, 2, 1), from_state))
+    new = of_new(ew("add", gate(left, 2, 1), from_state))
     taken = ew("multiply", ew("subtract", number(1, update), update), new)
     return ew("add", taken, ew("multiply", update, h))
 

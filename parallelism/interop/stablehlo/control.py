@@ -90,8 +90,13 @@ def _custom_call(reader: Reader, node: Node, x: list[Any]) -> Any:
         return lapack(node, x)
     if target in MANUAL:
         raise node.unsupported(f"a {target} away from the shard_map that it belongs to is not supported")
-    raise node.unsupported(f"the custom call {target!r} is not supported")
+    if CALLBACK in target and not node.results:  # jax.debug.print, which only looks
+        return []
+    of_python = ": it calls Python, as jax.pure_callback does; write it in JAX" if CALLBACK in target else ""
+    raise node.unsupported(f"the custom call {target!r} is not supported{of_python}")
 
 
+CALLBACK = "python_cpu_callback"
+"""What is in the names of custom calls that call Python."""
 PASSED_ON = ("annotate_device_placement", "xla.sdy.FuncResultSharding", "LayoutConstraint")
 """Custom calls that return what they are given."""

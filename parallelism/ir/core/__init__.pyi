@@ -5,6 +5,7 @@ from .errors import (
     PromotionWarning as PromotionWarning,
     RecordError as RecordError,
     SymbolError as SymbolError,
+    UnequalExtents as UnequalExtents,
     VerifyError as VerifyError,
 )
 from .extents import (

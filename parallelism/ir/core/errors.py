@@ -33,3 +33,14 @@ class SymbolError(TypeError):
 
 class PromotionWarning(UserWarning):
     """A recorded array of 16 or 8 bits becomes larger because of a NumPy number; the warning is at the user's line."""
+
+
+class UnequalExtents(ValueError):
+    """Two dims have to be equal and are not.  ``extents`` has both."""
+
+    def __init__(self, message: str, first: object, second: object) -> None:
+        super().__init__(message)
+        self.extents = first, second
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        return UnequalExtents, (str(self), *self.extents)

@@ -21,6 +21,7 @@ from operator import mul
 from string import ascii_letters
 from typing import Any
 
+from parallelism.ir.core.errors import UnequalExtents
 from parallelism.ir.core.extents import Expression, Extent, product, quotient
 
 Dim = tuple[str, ...]
@@ -121,10 +122,11 @@ def rule(
                     if letter in where
                     else ""
                 )
-                raise ValueError(
+                told = (
                     f"dim {letter} of {text} is {known}{other}, and {extent} in input {number}, of shape "
                     f"{shape_text(shape)}"
                 )
+                raise UnequalExtents(told, known, extent)
             where.setdefault(letter, number)
     return Rule(inputs, outputs, extents, whole, op)
 
@@ -179,10 +181,8 @@ def broadcast(shapes: Sequence[Shape]) -> Shape:
             if out[d] == 1:
                 out[d] = extent
             elif extent not in (1, out[d]):
-                raise ValueError(
-                    f"shapes {' and '.join(map(shape_text, shapes))} do not fit together: {out[d]} is not "
-                    f"{extent}"
-                )
+                told = f"shapes {' and '.join(map(shape_text, shapes))} do not fit together: {out[d]} is not {extent}"
+                raise UnequalExtents(told, out[d], extent)
     return tuple(out)
 
 

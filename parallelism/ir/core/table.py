@@ -13,6 +13,7 @@ import numpy as np
 
 from parallelism.arrays import Array
 from parallelism.dtypes import in_wider_dtype, is_narrow, is_narrow_integer
+from parallelism.ir.core.errors import UnequalExtents
 from parallelism.ir.core.extents import Expression, Extent
 from parallelism.ir.core.rules import Rule, rule, terms_along
 from parallelism.ir.core.types import TensorType
@@ -158,6 +159,8 @@ def meaning(kind: str, types: tuple[TensorType, ...], attributes: Attributes) ->
         _check_attributes(entry, dict(attributes))
     try:
         return known_meaning(kind, types, attributes)
+    except UnequalExtents as error:
+        raise UnequalExtents(f"{kind}: {error}", *error.extents) from None
     except (ValueError, TypeError) as error:
         refused = TypeError if isinstance(error, TypeError) else ValueError
         raise refused(f"{kind}: {error}") from None

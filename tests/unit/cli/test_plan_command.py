@@ -735,3 +735,29 @@ def test_weights_of_a_program_in_a_file_are_frozen(tmp_path: Path, capsys: pytes
                         "--frozen says what a step does not train: it needs --optimizer")):
         status, _, err = said(capsys, *more)
         assert status == 2 and told in err, err
+
+
+@pytest.mark.parametrize(("name", "content", "told"), [
+    ("model.onnx", b"", "model.onnx is empty"),
+    ("model.onnx", b"version https://git-lfs.github.com/spec/v1\noid sha256:ab\n", "`git lfs pull` fetches it"),
+    ("train.py", b"import torch\n", "train.py is a script of Python, which is not run here"),
+    ("model.pt", b"PK\x03\x04\x00", "model.pt has the format of PyTorch or NumPy, of weights and not of programs"),
+    ("model.pkl", b"\x80\x04K\x01.", "model.pkl has the format of Python's pickle, of weights"),
+    ("model.safetensors", b"\x08\x00{}", "model.safetensors has weights and no program"),
+])
+def test_a_file_that_people_take_for_a_program_is_named(
+    capsys: pytest.CaptureFixture[str], name: str, content: bytes, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_bytes(content)
+    status, out, err = said(capsys, "plan", name, "--hardware", "dgx-a100", "--devices", "4", "--batch", "B=4")
+    assert (status, out) == (2, "") and err.count("\n") == 1 and told in err
+
+
+def test_a_program_in_a_file_with_the_suffix_of_a_script_is_read(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("loss.py").write_text(str(models.mlp((4, 4), 3)))
+    status, out, err = said(capsys, "show", "loss.py")
+    assert (status, err) == (0, "") and "func @mlp" in out

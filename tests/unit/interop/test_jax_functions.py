@@ -93,3 +93,19 @@ def test_a_loop_is_unrolled_up_to_a_number_of_ops():
 def test_what_programs_do_not_have_is_refused_by_name(function, message):
     with pytest.raises(UnsupportedError, match=message):
         from_jax(function, jax.ShapeDtypeStruct((3, 3), "float32"))
+
+
+def test_what_only_prints_is_left_out(capfd):
+    def printed(x):
+        jax.debug.print("{}", x.sum())
+        jax.debug.callback(lambda y: None, x)
+        return x * 2
+
+    program = from_jax(printed, np.ones((2, 3), np.float32))
+    assert [op.kind for op in program.ops] == [op.kind for op in from_jax(lambda x: x * 2, np.ones((2, 3), np.float32)).ops]
+    assert capfd.readouterr().out == ""
+
+
+def test_a_callback_that_returns_numbers_is_told():
+    with pytest.raises(UnsupportedError, match=r"it calls Python, as jax\.pure_callback does; write it in JAX"):
+        from_jax(lambda x: jax.pure_callback(np.sin, x, x), np.ones(3, np.float32))

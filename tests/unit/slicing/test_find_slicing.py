@@ -157,4 +157,8 @@ def test_what_cannot_be_is_refused(more, message):
 
 def test_a_program_must_have_the_symbol_of_its_rows():
     with pytest.raises(ValueError, match="must have the symbol B for the rows of its batch"):
-        find_slicing(uneven(ir.symbol("N")), **ASKED)
+        find_slicing(uneven(4), **ASKED)
+
+
+def test_the_only_symbol_of_a_program_is_that_of_its_rows():
+    assert str(find_slicing(uneven(ir.symbol("N")), **ASKED)) == str(find_slicing(uneven(), **ASKED))
