@@ -32,6 +32,7 @@ from .signals import (
 from .status import (
     BLOCKED as BLOCKED,
     FINISHED as FINISHED,
+    LEFT as LEFT,
     RUNNING as RUNNING,
     LastSeen as LastSeen,
     Need as Need,

@@ -1,7 +1,8 @@
 """Each device publishes its state in shared memory, where the host can read it while the device sleeps.
 
-A device is running, blocked, or finished with its kernel. A blocked device lists what each pending operation needs: the
-peer that must act, the kind of operation the peer must perform, and the word in shared memory that will change then.
+A device is running, blocked, or finished with its kernel; or it has left the kernel of a run that failed. A blocked device
+lists what each pending operation needs: the peer that must act, the kind of operation the peer must perform, and the word
+in shared memory that will change then.
 The host (`vcluster.runs.deadlock`) reads this only after it has received nothing for a moment, so a device writes it
 only before it sleeps, and after it has waited for a moment itself.
 
@@ -23,7 +24,8 @@ from vcluster.memory.layout import STATUS_BYTES, Layout
 MOST_CALLS = 4096
 """Maximal number of pairs of call and line whose encoded text is cached."""
 
-RUNNING, BLOCKED, FINISHED = range(3)
+RUNNING, BLOCKED, FINISHED, LEFT = range(4)
+"""The states. A device that has left the kernel of a failed run only packs what it has recorded, which may take seconds."""
 _VERSION, _STATE, _LENGTH, _PLACE = range(4)
 
 
@@ -126,7 +128,7 @@ class Status:
         self.set(rank, RUNNING)
 
     def set(self, rank: int, state: int) -> None:
-        """Mark a device as running or finished."""
+        """Mark a device as running, as finished, or as gone from a kernel that failed."""
         words = self._words[rank]
         words[_VERSION] += 1
         words[_STATE] = state

@@ -29,7 +29,7 @@ from vcluster.code import (
 from vcluster.code.arguments import fill
 from vcluster.collectives import AS_MESSAGES, Ways
 from vcluster.device import VirtualDevice, explain_call
-from vcluster.memory import FINISHED, SPINS, SPINS_OF_A_THREAD, Arena, HomeCore, forks
+from vcluster.memory import FINISHED, LEFT, SPINS, SPINS_OF_A_THREAD, Arena, HomeCore, forks
 from vcluster.memory.interrupts import defer
 from vcluster.memory.threads import is_in_library, is_starting_thread
 from vcluster.messages import COPIED_BYTES, Endpoint, hand_over
@@ -291,6 +291,7 @@ class Worker:
 
     def _record(self) -> bytes:
         """The record of a run that failed; the host may never read what lies elsewhere, so it is in the reply."""
+        self.endpoint.status.set(self.device.rank, LEFT)
         return pickle.dumps(self._packed_record(), 5)
 
     def _lent_record(self) -> bytes | int:

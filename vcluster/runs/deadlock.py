@@ -12,7 +12,7 @@ has changed.
 from collections.abc import Callable, Sequence
 
 from parallelism.operation import Stuck
-from vcluster.memory import BLOCKED, FINISHED, RUNNING, Need, Operation, State, Status
+from vcluster.memory import BLOCKED, FINISHED, LEFT, RUNNING, Need, Operation, State, Status
 
 
 def find_stuck(
@@ -22,7 +22,7 @@ def find_stuck(
 
     ``host_may_act``: whether the host may send or receive while the run goes on, from another thread.
     """
-    awake = [state.state == RUNNING or _was_served(state, has_changed) for state in states]
+    awake = [state.state in (RUNNING, LEFT) or _was_served(state, has_changed) for state in states]
     free: set[tuple[int, int]] = (
         set()
     )  # (rank, number of an operation); the first are what the kernel waits for

@@ -24,7 +24,7 @@ from vcluster.code import (
     Frame,
     ranks_in_words,
 )
-from vcluster.memory import State
+from vcluster.memory import LEFT, State
 from vcluster.memory.interrupts import DeferredInterrupt
 from vcluster.memory.threads import conducts, others_run
 from vcluster.processes import Cancelled, Died, Done, Failed, Printed, RunCommand
@@ -244,6 +244,8 @@ class Conduct:
         for rank in sorted(self._pending):
             if seconds < KILL_AFTER_SECONDS:
                 self._crew.interrupt(rank)
+            elif self._status.read(rank).state == LEFT:
+                continue  # what it has recorded will come
             elif not self._crew.kill(rank):
                 self._body.finalizer()  # a thread cannot be killed
                 return False

@@ -202,7 +202,7 @@ def refused(error, wait):
 
 with VirtualCluster(2, backend={backend!r}) as cluster:
     for wait in (lambda: cluster.channel(1).recv(tag=3),
-                 lambda: cluster.channel(1).irecv(tag=3).wait()):
+                 lambda: cluster.channel(1).irecv(tag=4).wait()):        # it is still the first to receive
         print(refused(DeadlockError, wait))
     cluster.run(lambda device: device.channel(HOST).send(device.rank, tag=3))
     print([cluster.channel(rank).recv(tag=3) for rank in (1, 0)])
@@ -224,7 +224,7 @@ def test_a_host_that_waits_for_a_device_outside_of_a_run_is_told(tmp_path, backe
         "PYTHONPATH": str(ROOT)})
     text = ("the host waits for rank {0}, and devices send only while a run is in progress; call run() first, or in another "
             "thread\n  the host in recv(from rank {0}, tag {1}) at {3}:{2}, waiting for rank {0}\n")
-    told = "".join("deadlock: " + text.format(1, 3, line, script) for line in (12, 13))
+    told = "".join("deadlock: " + text.format(1, tag, line, script) for tag, line in ((3, 12), (4, 13)))
     assert (done.stderr, done.stdout) == ("", told + "[1, 0]\n" + text.format(0, 0, 21, script))
 
 

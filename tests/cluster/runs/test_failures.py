@@ -28,6 +28,7 @@ from paths import ROOT
 from runtimes import KINDS, RUNTIMES
 
 import vcluster.processes.crew
+import vcluster.processes.worker
 import vcluster.runs.cluster
 import vcluster.runs.run_loop
 from parallelism.mesh import Mesh
@@ -651,6 +652,38 @@ def test_messages_nobody_received_are_an_error_that_names_the_line(cluster):
     assert error.locations == (line_of(kernel, "in vain"),)
     assert line_of(kernel, "in vain") in str(error)
     check_works(cluster)
+
+
+@pytest.mark.takes_seconds
+def test_a_device_that_packs_a_long_record_when_its_run_has_failed_is_left_to_it(monkeypatch):
+    monkeypatch.setattr(vcluster.runs.run_loop, "KILL_AFTER_SECONDS", 1.0)
+    monkeypatch.setattr(vcluster.processes.worker, "LONG", 0)
+    pack, hurry, late = vcluster.processes.worker.pack, vcluster.runs.run_loop.Conduct._hurry, threading.Event()
+
+    def pack_late(record):
+        assert threading.current_thread().name != "vcluster-1" or late.wait(30)
+        return pack(record)
+
+    def hurried(self, seconds):
+        goes_on = hurry(self, seconds)
+        if seconds > 1:
+            late.set()
+        return goes_on
+
+    monkeypatch.setattr(vcluster.processes.worker, "pack", pack_late)
+    monkeypatch.setattr(vcluster.runs.run_loop.Conduct, "_hurry", hurried)
+
+    def fails(device):
+        device.state["kept"] = device.rank
+        if device.rank == 0:
+            raise ValueError
+        device.barrier()
+
+    with VirtualCluster(2, backend="thread") as cluster:
+        with pytest.raises(DeviceFailedError, match="rank 0 raised ValueError") as caught:
+            cluster.run(fails)
+        assert [dump["rank"] for dump in caught.value.trace.dumps] == [0, 1]
+        assert cluster.run(lambda device: device.state["kept"]).outputs == [0, 1]
 
 
 @pytest.mark.slow
