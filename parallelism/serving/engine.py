@@ -161,6 +161,8 @@ class Engine:
         self.answers: dict[int, tuple[int, ...]] = {}
         """By number of a request that is answered, its tokens."""
         self.running: dict[int, _Running] = {}
+        self.most_running = 0
+        """The most requests that ran at a time."""
         self._waiting: deque[int] = deque()
         for request in sorted(requests, key=lambda each: each.arrival_seconds):
             self.add(request)
@@ -242,6 +244,7 @@ class Engine:
             self.running[number] = _Running(
                 number, request, replica, self._microbatch_of(replica), request.prefix_tokens
             )
+            self.most_running = max(self.most_running, len(self.running))
 
     def _replica_for(self, request: Request) -> int | None:
         """The replica with the fewest requests of those that can take one more; None if none can."""

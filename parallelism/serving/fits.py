@@ -13,6 +13,7 @@ from parallelism.serving.engine import padded
 from parallelism.serving.placement import PICKED, READ, SCORED, TABLE, TOKENS
 from parallelism.serving.plans import Layout, Task
 from parallelism.serving.prices import StepParts, StepPrices
+from parallelism.serving.workloads import MOST_UNDER_WAY, Workload
 
 
 @dataclass(frozen=True)
@@ -99,11 +100,14 @@ class Fit:
         stages = self.layout.pp if batch < self.layout.pp else 1
         return 1 / (alone * stages / batch + computed / new * more / (most - batch))
 
-    def requests_per_second(self, batch: int) -> float:
+    def requests_per_second(self, batch: int, *, decodes: bool = False) -> float:
         """About what a replica of attention answers in the long run, with so many requests at a time always: as `bound`, with
-        half of each answer in the cache and half of each prompt seen."""
+        half of each answer in the cache and half of each prompt seen.  With ``decodes`` prompts, and the first token of each
+        answer, are computed elsewhere."""
         prompt, new = self.task.workload.mean_lengths
         computed = max(prompt * (1 - self.task.workload.hits), 1)
+        if decodes:
+            computed, new = 0.0, max(new - 1, 1.0)
         works = min(self.layout.pp, batch)
         each = -(-batch // works)
         most = max(self.task.chunk, 2 * each)
@@ -164,3 +168,25 @@ class Candidate:
     """About the least."""
     fit: Fit
     room: Room
+
+    @property
+    def own_batch(self) -> int:
+        """The requests of a replica of attention at a time."""
+        return -(-self.batch // self.layout.ep)
+
+    @memoized
+    def requests_per_second(self) -> float:
+        """About what all devices answer in the long run."""
+        return self.fit.requests_per_second(self.own_batch) * self.layout.attentions
+
+    def enough(self, workload: Workload) -> int:
+        """So many requests of the workload of a replica of attention tell what becomes of all (`Workload.enough`)."""
+        rate = self.fit.task.workload.rate
+        if workload.rate is None or rate is None:
+            return workload.enough(self.token_seconds)
+        if self.requests_per_second() < rate:
+            return workload.enough(self.token_seconds, self.own_batch)
+        arriving, under_way = workload.rate * workload.mean_lengths[1], 1
+        while under_way < min(MOST_UNDER_WAY, arriving * self.fit.token_seconds(under_way)):
+            under_way *= 2
+        return workload.enough(self.fit.token_seconds(under_way))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import ceil
-from statistics import linear_regression
+from itertools import chain
+from math import ceil, inf, log
 from typing import Any, NamedTuple
 
 from parallelism.display.quantities import count as shown, decimal_bytes, plural, seconds as shown_seconds
@@ -16,18 +16,16 @@ from parallelism.models.inference.caches import FULL, WINDOW
 from parallelism.serving.engine import PAGE_TOKENS
 from parallelism.serving.precision import Precision
 from parallelism.serving.prices import StepParts
-from parallelism.serving.serve import Answered, Served
+from parallelism.serving.serve import Answered, Served, at_share, percentiles
 from parallelism.serving.workloads import Workload
 
 SETTINGS = ("tp", "pp", "ep", "replicas", "batch")
 WEIGHTS = "the weights do not fit the memory"
 CACHE = "the cache of so many requests does not fit the memory"
+ABOUT = 0.02
+"""Times of a request that differ by less are about as long; then room for more requests is worth more."""
 SLACK = 1.15
 """Bounds are of steps that all have as many requests; by so much a row may be better."""
-
-
-CHANCE = 0.03
-"""By such a part of the time between random arrivals requests may take longer and longer by chance."""
 
 
 class Layout(NamedTuple):
@@ -68,9 +66,13 @@ class Task:
     price: float | None
     cache_dtype: str | None = None
     """One of `CACHE_DTYPES`; None: as the precision has it."""
+    percentile: float | None = None
+    """The limits are for so many requests of a hundred; None: for the means over all."""
 
     def __post_init__(self) -> None:
         _ = self.dtypes  # which are checked
+        if self.percentile is not None and not 0 < self.percentile <= 100:
+            raise ValueError(f"percentile must be above 0 and at most 100, got {self.percentile!r}")
 
     @property
     def dtypes(self) -> Precision:
@@ -101,11 +103,22 @@ class Task:
 
     def excess(self, plan: ServingPlan) -> float:
         """By what part a plan is beyond the limits, the largest; at most 0 within them."""
-        limits = (
-            (plan.first_token_seconds, self.first_token_seconds),
-            (plan.token_seconds, self.token_seconds),
+        limits = self.first_token_seconds, self.token_seconds
+        found = plan.first_token_seconds, plan.token_seconds
+        if self.percentile is not None:
+            found = plan.seconds_at(self.percentile)
+        return max(
+            (own / limit - 1 for own, limit in zip(found, limits, strict=True) if limit is not None),
+            default=0.0,
         )
-        return max((found / limit - 1 for found, limit in limits if limit is not None), default=0.0)
+
+    def share_within(self, answered: Sequence[Answered]) -> float:
+        """The part of the requests that are within both limits."""
+        first, token = (
+            inf if each is None else each for each in (self.first_token_seconds, self.token_seconds)
+        )
+        within = [each.waited_seconds <= first and each.token_seconds <= token for each in answered]
+        return sum(within) / len(within)
 
 
 @dataclass(frozen=True)
@@ -176,6 +189,8 @@ class ServingPlan:
     """The devices that compute prompts; None: the same that compute answers."""
     answered: tuple[Answered, ...] = field(default=(), repr=False, compare=False)
     """What became of the requests of one of its equal parts."""
+    capacity: float = field(default=0.0, compare=False)
+    """About the requests a second that it answers in the long run, if there are always as many as it takes at a time."""
     parts: StepParts | None = field(default=None, compare=False)
     """What the seconds of a step are spent on in which all requests at a time have their next token, with half of their
     answers in the cache; in a pipeline, of a microbatch of them through all stages."""
@@ -191,6 +206,7 @@ class ServingPlan:
         parts: StepParts,
         *,
         times: int,
+        capacity: float,
         prefill: PrefillPool | None = None,
     ) -> ServingPlan:
         """The plan of which one of ``times`` equal shares of the devices served so."""
@@ -198,7 +214,7 @@ class ServingPlan:
         later = sum(each.tokens - 1 for each in requests)
         gaps = sum(each.last_token_seconds - each.first_token_seconds for each in requests)
         pages = room.pages.get(FULL, room.pages.get(WINDOW, 0))
-        answered = _answered_a_second(task, served, times)
+        answered = _answered_a_second(task, served, times, capacity)
         return cls(
             *layout,
             batch,
@@ -213,6 +229,7 @@ class ServingPlan:
             task.price,
             prefill,
             requests,
+            capacity,
             parts,
         )
 
@@ -231,6 +248,11 @@ class ServingPlan:
         """From the arrival of a request to its last token, in the mean."""
         taken = [each.last_token_seconds - each.arrival_seconds for each in self.answered]
         return sum(taken) / len(taken)
+
+    def seconds_at(self, percent: float) -> tuple[float, float]:
+        """Times to the first token, and of a token, that so many requests of a hundred are within."""
+        first = [each.waited_seconds for each in self.answered]
+        return at_share(first, percent), at_share((each.token_seconds for each in self.answered), percent)
 
     @property
     def tokens_per_second_per_device(self) -> float:
@@ -280,6 +302,8 @@ class ServingPlan:
             "memory": dict(self.memory),
             "prefill": pool,
             "parts_seconds": parts,
+            "capacity_requests_per_second": self.capacity,
+            **percentiles(self.answered),
         }
 
 
@@ -295,6 +319,36 @@ def memory_of(task: Task, layout: Layout, room: Any) -> dict[str, int]:
 
 
 @dataclass(frozen=True)
+class Spread:
+    """What several series of random arrivals give for one plan."""
+
+    first_token_seconds: tuple[float, float]
+    """The least and the most of the mean times to the first token."""
+    token_seconds: tuple[float, float]
+    answered: tuple[Answered, ...] = field(repr=False)
+    """The requests of all series."""
+    series: int
+
+    @classmethod
+    def of(cls, plans: Sequence[ServingPlan]) -> Spread:
+        """That of one plan, with the figures of each series."""
+        first = [plan.first_token_seconds for plan in plans]
+        token = [plan.token_seconds for plan in plans]
+        answered = tuple(chain.from_iterable(plan.answered for plan in plans))
+        return cls((min(first), max(first)), (min(token), max(token)), answered, len(plans))
+
+    def json(self) -> dict[str, Any]:
+        """Its figures by name."""
+        return {
+            "series": self.series,
+            "first_token_seconds": list(self.first_token_seconds),
+            "token_seconds": list(self.token_seconds),
+            "requests": len(self.answered),
+            **percentiles(self.answered),
+        }
+
+
+@dataclass(frozen=True)
 class ServingPlans:
     """The plans of a search, the best first: those within the limits by tokens a second, then others, the nearest first."""
 
@@ -307,6 +361,8 @@ class ServingPlans:
     """The number of rows that cannot meet the limits, by a bound."""
     elapsed_seconds: float
     allowed: Mapping[str, tuple[int, ...] | None]
+    spread: Spread | None = None
+    """Of requests that arrive by themselves, what other series of arrivals give for the first plan."""
 
     @cached_property
     def plans(self) -> tuple[ServingPlan, ...]:
@@ -326,6 +382,17 @@ class ServingPlans:
         if not self.plans:
             raise ValueError(self.why_none)
         return self.plans[0]
+
+    @property
+    def first(self) -> ServingPlan | None:
+        """The best, or that which is nearest to the limits; None if nothing can serve."""
+        return next(iter((*self.plans, *self.beyond)), None)
+
+    @property
+    def suffices(self) -> bool:
+        """Whether the best is within the limits, and answers all that arrive."""
+        rate = self.task.workload.rate
+        return bool(self.plans) and (rate is None or self.plans[0].requests_per_second == rate)
 
     @property
     def why_none(self) -> str:
@@ -386,9 +453,10 @@ class ServingPlans:
         best = self.best
         told = f"{best.words} has the most tokens a second, {shown(best.tokens_per_second)}"
         if best.requests_per_second == self.task.workload.rate:
-            told = f"{best.words} answers all that arrive, and each the soonest, in {shown_seconds(best.request_seconds)}"
+            taken = shown_seconds(best.request_seconds)
+            told = f"{best.words} answers all that arrive, and each about the soonest, in {taken}"
         if self.task.first_token_seconds or self.task.token_seconds:
-            told += f", of the {len(self.plans)} rows within the limits"
+            told += f", of the {plural(len(self.plans), 'row')} within the limits"
         others = [
             plan for plan in self.plans[1:] if (plan.layout, plan.prefill) != (best.layout, best.prefill)
         ]
@@ -447,25 +515,15 @@ def _speed(plan: ServingPlan) -> str:
     )
 
 
-def _answered_a_second(task: Task, served: Served, times: int) -> float:
-    """The requests that are answered in a second.
-
-    Of those that arrive by themselves all, where those in the middle, while others come and go, do not take longer and
-    longer; else as many as were answered until the last was, which are no more than arrive.
-    """
-    rate, requests = task.workload.rate, served.requests
-    until_the_last = len(requests) / served.seconds * times
+def _answered_a_second(task: Task, served: Served, times: int, capacity: float) -> float:
+    """The requests that are answered in a second: of those that arrive by themselves all, where that is less than can be
+    answered in the long run; else as many as were answered until the last was."""
+    rate = task.workload.rate
     if rate is None:
-        return until_the_last
-    quarter = len(requests) // 4
-    middle = requests[quarter : len(requests) - quarter]
-    arrivals = [each.arrival_seconds for each in middle]
-    if arrivals[-1] - arrivals[0] < 1e-9 * served.seconds:  # all came at once
-        return until_the_last
-    taken = [each.last_token_seconds - each.arrival_seconds for each in middle]
-    keeps_up = linear_regression(arrivals, taken).slope < CHANCE
-    return rate if keeps_up else min(rate, until_the_last)
+        return len(served.requests) / served.seconds * times
+    return min(rate, capacity)
 
 
 def _by_speed(plan: ServingPlan) -> tuple[Any, ...]:
-    return -plan.tokens_per_second, plan.request_seconds, plan.layout, plan.words
+    soon = round(log(plan.request_seconds) / ABOUT) if plan.answered else 0
+    return -plan.tokens_per_second, soon, -plan.capacity, plan.request_seconds, plan.layout, plan.words

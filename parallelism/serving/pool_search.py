@@ -104,7 +104,7 @@ class PoolSearch:
         for reason, count in self.of_prompts.refused.items():
             self.search.refused[f"prefill: {reason}"] += count
         for pair in chosen:
-            yield self._priced(pair)
+            yield self.search.priced(partial(self._priced, pair))
 
     # -- pairs ---------------------------------------------------------------------------------------------------------
 
@@ -197,18 +197,20 @@ class PoolSearch:
 
     # -- a pair --------------------------------------------------------------------------------------------------------
 
-    def _priced(self, pair: _Pair) -> ServingPlan:
-        """The plan of a pair: one of the equal parts that its replicas can be divided into is run."""
+    def _priced(self, pair: _Pair, seed: int = 0) -> ServingPlan:
+        """The plan of a pair, with the arrivals of this seed: one of the equal parts that its replicas can be divided into is
+        run."""
         task, layout, prompts = self.task, pair.answers.layout, pair.prompts
         times = gcd(prompts.layout.attentions, layout.attentions)
         own = -(-pair.answers.batch // layout.ep)
         of_prompts = [self._prompt_engine(prompts) for _ in range(prompts.layout.attentions // times)]
         of_answers = [self._answer_engine(pair.answers, own) for _ in range(layout.attentions // times)]
-        workload = task.workload.shared(times)
+        workload = replace(task.workload.shared(times), seed=seed)
         if task.is_loaded:
             places = own * len(of_answers) + prompts.batch * len(of_prompts)
             workload = replace(workload, concurrency=min(places, self._busy(pair, times)))
-        count = workload.enough(own * len(of_answers), pair.answers.token_seconds)
+        keeps_up = task.workload.rate is None or self._capacity(pair) >= task.workload.rate
+        count = workload.enough(pair.answers.token_seconds, None if keeps_up else own * len(of_answers))
         moved = partial(self._moved_seconds, prompts, pair.answers)
         run = PooledRun(of_prompts, of_answers, workload, count, moved)
         mean = round(self.mean)
@@ -228,8 +230,17 @@ class PoolSearch:
             run.served(),
             parts,
             times=times,
+            capacity=self._capacity(pair),
             prefill=pool,
         )
+
+    def _capacity(self, pair: _Pair) -> float:
+        """About the requests a second that the slower pool answers in the long run."""
+        own = pair.answers.own_batch
+        answered = pair.answers.fit.requests_per_second(own, decodes=True) * pair.answers.layout.attentions
+        prompts = pair.prompts
+        computed = prompts.fit.requests_per_second(prompts.batch) * prompts.layout.attentions
+        return min(computed, answered)
 
     def _busy(self, pair: _Pair, times: int) -> int:
         """So many requests at a time keep one of ``times`` equal parts busy, by Little's law: with more of them, they would

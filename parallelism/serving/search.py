@@ -8,8 +8,9 @@ limits, or cannot be faster than one that is found, are left out by bounds.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import inf
 from os import PathLike
 from time import perf_counter
@@ -29,9 +30,10 @@ from parallelism.serving.placement import (
     Placement,
     usual_strategy,
 )
-from parallelism.serving.plans import CACHE, SLACK, WEIGHTS, Layout, ServingPlan, ServingPlans, Task
+from parallelism.serving.plans import CACHE, SLACK, WEIGHTS, Layout, ServingPlan, ServingPlans, Spread, Task
 from parallelism.serving.pool_search import PoolSearch, checked_prefill, task_of_prompts
 from parallelism.serving.prices import StepPrices
+from parallelism.serving.serve import Served
 from parallelism.serving.workloads import PricedRun, Workload
 
 BATCHES = (1, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256)
@@ -60,6 +62,7 @@ def find_serving(
     memory: float | str | None = None,
     reserve: float | str | None = None,
     price: float | None = None,
+    percentile: float | None = None,
     tp: Values = None,
     pp: Values = None,
     ep: Values = None,
@@ -81,12 +84,12 @@ def find_serving(
     ``input_tokens`` and ``output_tokens`` are those of every request, or ``lengths`` has pairs of them in turn.  So many
     clients as ``concurrency`` says send one request after the other; or ``rate`` requests a second arrive; with neither the
     devices have as many requests as the plan takes at a time.  ``hits`` is the part of prompts that is in the cache already.
-    ``first_token_seconds`` and ``token_seconds`` are the most that a request waits for its first token, and for each
-    further one, in the mean.  ``precision`` is ``bf16``, ``fp16``, ``fp8``, ``int8`` or ``int4`` (`Precision.parse`),
-    and ``cache_dtype`` that of keys and values, where it is another: ``fp8``, ``bf16`` (`CACHE_DTYPES`).  ``chunk`` is the
-    most tokens of a step.  ``memory`` and ``reserve`` are as for `find_plan`.  ``price`` is that of a device in
-    an hour.  ``tp``, ``pp``, ``ep``, ``replicas`` and ``batch``, the requests of a replica at a time, restrict the search to
-    these values.
+    ``first_token_seconds`` and ``token_seconds`` are the most that a request waits for its first token, and for each further
+    one: in the mean, or of ``percentile`` of a hundred requests, each with the mean of its own tokens.  ``precision`` is
+    ``bf16``, ``fp16``, ``fp8``, ``int8`` or ``int4`` (`Precision.parse`), and ``cache_dtype`` that of keys and values, where
+    it is another: ``fp8``, ``bf16`` (`CACHE_DTYPES`).  ``chunk`` is the most tokens of a step.  ``memory`` and ``reserve``
+    are as for `find_plan`.  ``price`` is that of a device in an hour.  ``tp``, ``pp``, ``ep``, ``replicas`` and ``batch``,
+    the requests of a replica at a time, restrict the search to these values.
 
     Requests that are longer than ``positions`` are refused; None: those of the config of a published model by its name, and
     of a `TransformerSpec` with learned positions its own.
@@ -119,10 +122,10 @@ def find_serving(
         None if reserve is None else memory_bytes_of("reserve", reserve, zero=True),
         price,
         cache_dtype,
+        percentile,
     )
     _check_length(task, spec, positions)
-    allowed = {"tp": tp, "pp": pp, "ep": ep, "replicas": replicas, "batch": batch}
-    search = Search(task, {name: _values(name, value) for name, value in allowed.items()})
+    search = Search(task, {"tp": tp, "pp": pp, "ep": ep, "replicas": replicas, "batch": batch})
     if disaggregate or prefill is not None:
         search.pools = _pools(search, {} if prefill is None else checked_prefill(prefill, count))
     if prefill is None:
@@ -213,12 +216,18 @@ def _values(name: str, value: Values) -> tuple[int, ...] | None:
 class Search:
     """The search for the plans of a task: their rows, with figures, and why others are refused."""
 
-    def __init__(self, task: Task, allowed: dict[str, tuple[int, ...] | None]) -> None:
-        self.task, self.allowed = task, allowed
+    def __init__(self, task: Task, allowed: Mapping[str, Values]) -> None:
+        """``allowed``: the settings of the rows; None: any."""
+        self.task = task
+        self.allowed = {name: _values(name, value) for name, value in allowed.items()}
         self.refused: Counter[str] = Counter()
         self.reasons: dict[Any, str] = {}
         self.rows: list[ServingPlan] = []
         self.left_out = 0
+        self._unfilled: dict[Any, tuple[int, Served]] = {}
+        """Of runs in which a place in the batch was always free, the most requests at a time, and what became of all."""
+        self._again: dict[ServingPlan, Callable[[int], ServingPlan]] = {}
+        """By row, what gives its figures with the arrivals of a seed."""
         self.pools: PoolSearch | None = None
         """The search for plans with prefill on devices of its own; None: there are none."""
 
@@ -233,26 +242,29 @@ class Search:
             elif self._is_beaten(each):
                 self.left_out += 1
             else:
-                self.rows.append(self._priced(each))
+                self.rows.append(self.priced(partial(self._priced, each)))
         if late and not any(map(self.task.meets, self.rows)):  # the nearest is told
             nearest = min(late, key=lambda each: each.token_seconds)
             late.remove(nearest)
-            self.rows.append(self._priced(nearest))
+            self.rows.append(self.priced(partial(self._priced, nearest)))
         self.left_out += len(late)
 
     def plans(self, began: float) -> ServingPlans:
         """All rows that are found, and those that are left out."""
         if self.pools is not None:
             self.rows += self.pools.rows()
-        return ServingPlans(
+        found = ServingPlans(
             self.task,
             tuple(self.rows),
             dict(self.refused),
             dict(self.reasons),
             self.left_out,
-            perf_counter() - began,
+            0.0,
             dict(self.allowed),
         )
+        is_random = self.task.workload.rate is not None and len(found) > 0
+        spread = self._spread(found.best) if is_random else None
+        return replace(found, spread=spread, elapsed_seconds=perf_counter() - began)
 
     # -- layouts -------------------------------------------------------------------------------------------------------
 
@@ -365,13 +377,16 @@ class Search:
         _, new = task.workload.mean_lengths
         if token is not None and each.token_seconds > SLACK * token:
             return True
-        if first is None or token is None or not task.is_loaded:
+        if first is None or token is None or not task.is_loaded or task.percentile is not None:
             return False
         return each.batch * each.layout.replicas * new / each.bound > SLACK * (first + (new - 1) * token)
 
     def _is_beaten(self, each: Candidate) -> bool:
         """Whether a row that is found, and meets the limits, has more tokens a second and a shorter time of a token than this
-        one can have."""
+        one can have; or whether more arrive than this one answers in the long run, and a row that is found answers them."""
+        rate = self.task.workload.rate
+        if rate is not None and each.requests_per_second() < rate:
+            return any(row.requests_per_second == rate and self.task.meets(row) for row in self.rows)
         return any(
             self.task.meets(row)
             and row.tokens_per_second > SLACK * each.bound
@@ -385,10 +400,21 @@ class Search:
         best = max((row.tokens_per_second for row in self.rows if self.task.meets(row)), default=0.0)
         return best > SLACK * each.bound and each.batch > FEW * each.layout.ep
 
-    def _priced(self, each: Candidate) -> ServingPlan:
-        """The figures of a row."""
+    def priced(self, figures: Callable[[int], ServingPlan]) -> ServingPlan:
+        """A row, given what gives its figures with the arrivals of a seed: seed 0, and others for `_spread`."""
+        row = figures(0)
+        self._again[row] = figures
+        return row
+
+    def _spread(self, plan: ServingPlan) -> Spread:
+        """What other series of random arrivals give for a plan."""
+        more = [self._again[plan](seed) for seed in range(1, SERIES)]
+        return Spread.of([plan, *more])
+
+    def _priced(self, each: Candidate, seed: int = 0) -> ServingPlan:
+        """The figures of a row with the arrivals of this seed."""
         task, layout = self.task, each.layout
-        own = -(-each.batch // layout.ep)
+        own = each.own_batch
         settings = replace(
             each.fit.prices.settings,
             batch=own,
@@ -397,19 +423,35 @@ class Search:
             microbatches=min(layout.pp, own),
             replicas=1,
         )
-        workload = task.workload.shared(layout.replicas * layout.ep)
+        workload = replace(task.workload.shared(layout.replicas * layout.ep), seed=seed)
         if task.is_loaded:
             workload = replace(workload, concurrency=own)
         prices = each.fit.prices.with_settings(settings)
-        run = PricedRun(
-            Engine(task.spec, settings), prices, workload, workload.enough(own, each.token_seconds)
+        count = each.enough(workload)
+        served = self._served(
+            each, PricedRun(Engine(task.spec, settings), prices, workload, count), count, seed
         )
-        parts = each.fit.parts(own)
+        parts, capacity = each.fit.parts(own), each.requests_per_second()
         return ServingPlan.of(
-            task, layout, each.batch, each.room, run.served(), parts, times=layout.attentions
+            task, layout, each.batch, each.room, served, parts, times=layout.attentions, capacity=capacity
         )
 
+    def _served(self, each: Candidate, run: PricedRun, count: int, seed: int) -> Served:
+        """What became of the requests of a run.  Those that arrive by themselves, and always find a place free, are answered
+        alike whatever a larger batch has room for."""
+        settings = run.engine.settings
+        key = each.layout, count, settings.chunk, settings.microbatches, seed
+        most, known = self._unfilled.get(key, (settings.batch, None))
+        if known is not None and most < settings.batch:
+            return known
+        served = run.served()
+        if run.engine.most_running < settings.batch:
+            self._unfilled[key] = run.engine.most_running, served
+        return served
 
+
+SERIES = 8
+"""So many series of random arrivals tell how much the figures of the first plan are a matter of chance."""
 FEW = 4
 """Rows with so few requests of each replica of attention are priced always: they begin the front."""
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
+from math import ceil, inf
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,25 @@ class Answered:
     def token_seconds(self) -> float:
         """The mean time of a token after the first; 0 if there is none."""
         return (self.last_token_seconds - self.first_token_seconds) / max(self.tokens - 1, 1)
+
+
+PERCENTILES = (50, 90, 99)
+
+
+def at_share(values: Iterable[float], percent: float) -> float:
+    """The value that so many of a hundred are at most: one of the values, without interpolation."""
+    ordered = sorted(values)
+    return ordered[max(ceil(percent / 100 * len(ordered)), 1) - 1]
+
+
+def percentiles(answered: Sequence[Answered]) -> dict[str, dict[str, float]]:
+    """The times of requests by what part of them has no longer ones; of a token each request has its mean."""
+    first = [each.waited_seconds for each in answered]
+    token = [each.token_seconds for each in answered]
+    return {
+        "first_token_percentiles": {f"p{percent}": at_share(first, percent) for percent in PERCENTILES},
+        "token_percentiles": {f"p{percent}": at_share(token, percent) for percent in PERCENTILES},
+    }
 
 
 @dataclass(frozen=True)

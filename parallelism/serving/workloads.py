@@ -21,6 +21,8 @@ from parallelism.serving.serve import Answered, Served
 MOST_BYTES = 1 << 26
 FEWEST = 64
 """The fewest requests that arrive by themselves."""
+MOST_UNDER_WAY = 1024
+"""The most that are taken to be there at a time; where more are, nobody can keep up."""
 
 
 @dataclass(frozen=True)
@@ -75,17 +77,19 @@ class Workload:
         assert self.rate is not None
         return replace(self, rate=self.rate / replicas)
 
-    def enough(self, batch: int, token_seconds: float) -> int:
+    def enough(self, token_seconds: float, taken: int | None = None) -> int:
         """So many requests tell what becomes of all: twice as many as there are at a time, and of a file all of it.
 
-        Of requests that arrive by themselves as many are there at a time as ``batch``, or fewer: those that arrive while one
-        is answered, whose tokens take ``token_seconds`` (Little's law).  Arrivals are random, so they are at least `FEWEST`.
+        Of requests that arrive by themselves as many are there at a time as arrive while one is answered, whose tokens take
+        ``token_seconds`` (Little's law).  Arrivals are random, so they are at least `FEWEST`.  How many places a plan has
+        does not matter, so that plans are compared on the same arrivals; but where more arrive than are answered, all its
+        places are ``taken``.
         """
         if self.concurrency is not None:
             return max(2 * self.concurrency, len(self.lengths))
         assert self.rate is not None
         _, new = self.mean_lengths
-        under_way = min(batch, ceil(self.rate * new * token_seconds))
+        under_way = taken or min(ceil(self.rate * new * token_seconds), MOST_UNDER_WAY)
         return max(8 * under_way, FEWEST, len(self.lengths))
 
     def requests(self, count: int) -> Iterator[Request]:

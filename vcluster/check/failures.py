@@ -184,7 +184,7 @@ def _raised(error: DeviceFailedError, watch: Watch, called: str) -> Finding:
             "the ring is not closed: the neighbour of the last rank, or of rank 0, is computed without a "
             "modulo, or the group has another size than expected",
         )
-    sentence = f"{ranks_in_words(sorted(error.exceptions))} raised {name}: {text}"
+    sentence = f"{ranks_in_words(sorted(error.exceptions))} raised {name}{text and f': {text}'}"
     likely = ""
     if isinstance(cause, IndexError):
         likely = "a number of a piece or of a rank runs past the last one: it is not taken modulo the number of ranks"

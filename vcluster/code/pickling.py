@@ -31,6 +31,7 @@ from cloudpickle import (
 )  # the reducers that Pickler picks by itself have no public names
 
 from parallelism.operation import is_installed
+from vcluster.code.arguments import PerDevice, Sharded
 from vcluster.code.call_sites import code_of
 from vcluster.code.decorated import reduce_decorated
 
@@ -53,6 +54,10 @@ def _reduce_code(code: types.CodeType) -> tuple[Any, ...]:
 _REDUCERS_BY_TYPE = collections.ChainMap({types.CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table)
 
 
+_DEALT = frozenset({PerDevice, Sharded})
+"""Arguments in whose place each device gets its own part."""
+
+
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
     """cloudpickle with arrays out of band, whatever their strides, and with test modules by value.
 
@@ -71,6 +76,11 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no 
         if kind is np.ndarray:
             usual = obj.flags.forc or obj.dtype.hasobject
             return NotImplemented if usual else np.ascontiguousarray(obj).__reduce_ex__(5)
+        if kind in _DEALT:
+            raise TypeError(
+                f"run() deals out what lies in dicts, lists and tuples; a {kind.__name__} inside of anything else "
+                f"would arrive as it is"
+            )
         if kind is np.memmap:  # the mapping cannot travel, but its content can
             return np.ascontiguousarray(obj).view(np.ndarray).reshape(obj.shape).__reduce_ex__(5)
         if isinstance(obj, BaseException) and _skips_init(kind):

@@ -129,3 +129,10 @@ def test_what_a_formula_raises_has_its_line() -> None:
     answer = check_formula(lambda n: undefined, lambda n: n, [(1,)])                            # noqa: F821
     assert "raised NameError" in answer.sentence and "undefined" in answer.details[0]
     assert "1 of 1 cases differs" in str(check_formula(lambda n: 0, lambda n: n, [(1,)]))
+
+
+def test_what_is_raised_without_words_ends_the_sentence() -> None:
+    def leaves(device: Any, x: Any) -> Any:
+        raise SystemExit
+
+    assert check_collective("all_reduce", leaves).sentence.endswith("ranks 0-3 raised SystemExit")

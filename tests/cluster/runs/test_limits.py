@@ -19,6 +19,7 @@ from vcluster import (
     DeviceFailedError,
     Operation,
     PerDevice,
+    Sharded,
     VirtualCluster,
 )
 from vcluster.memory import BLOCKED
@@ -231,6 +232,21 @@ def test_arguments_that_cannot_be_sent_are_named_as_the_program_knows_them(clust
             call()
         assert str(caught.value).startswith(f"{words} be sent to another process: _thread.lock cannot be pickled")
         assert type(caught.value.__cause__) is TypeError
+
+
+class Weights:
+    """An object in which run() does not look for what it deals out."""
+
+    def __init__(self, w):
+        self.w = w
+
+
+@pytest.mark.parametrize("part", [Sharded(np.ones(4), "[devices]"), PerDevice([1, 2, 3])])
+def test_what_is_dealt_out_does_not_hide_in_an_object(cluster, part):
+    name = type(part).__name__
+    words = f"^attribute 'w' of argument 'weights' cannot be sent .*; a {name} inside of anything else would arrive as it is"
+    with pytest.raises(TypeError, match=words):
+        cluster.run(lambda device, weights: weights.w, Weights(part))
 
 
 def test_a_program_that_cannot_be_sent_is_named_with_its_line(cluster):

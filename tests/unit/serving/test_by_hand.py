@@ -106,3 +106,14 @@ def test_the_command_takes_the_dtype_of_the_cache_and_gives_it_on(capsys):
     assert "65.5 kB of cache in float8_e4m3fn in all layers" in " ".join(capsys.readouterr().out.split())
     with pytest.raises(WrongWords, match=r"--kv-cache-dtype"):
         main([*words, "--kv-cache-dtype", "fp4"])
+
+
+def test_the_command_says_whose_constants_a_hardware_has_that_nothing_was_compared_with(capsys):
+    words = ["serve", "llama3.1-8b", "--devices", "1", "--tp", "1", "--batch", "4", "--input-tokens", "100",
+             "--output-tokens", "10", "--hardware"]
+    assert main([*words, "h200-node"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "compared with nothing: errors of 10 to 30 % are usual (nodes of eight NVIDIA H200 SXM, under TensorRT-LLM" in text
+    assert "by the constants of H100)" in text
+    assert main([*words, "dgx-h100+plain"]) == 0
+    assert "by the constants" not in capsys.readouterr().out

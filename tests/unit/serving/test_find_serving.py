@@ -120,7 +120,9 @@ def test_no_plan_answers_more_than_arrives_and_those_that_keep_up_are_ordered_by
     assert all(row.requests_per_second <= rate for row in rows)
     assert all(row.tokens_per_second == pytest.approx(row.requests_per_second * GIVEN["output_tokens"]) for row in rows)
     keep_up = [row for row in rows if row.requests_per_second == rate]
-    assert best.requests_per_second == rate and best.request_seconds == min(row.request_seconds for row in keep_up)
+    assert best.requests_per_second == rate
+    soonest = [row for row in keep_up if row.request_seconds < 1.02 * min(each.request_seconds for each in keep_up)]
+    assert best in soonest and best.capacity >= soonest[0].capacity
     assert best.tp == 4 and "answers all that arrive" in plans.why()
     assert [len(row.answered) for row in rows if row.batch == 8] == [64] * 3
 

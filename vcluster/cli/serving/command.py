@@ -42,7 +42,7 @@ from vcluster.cli.megatron_words import (
     tell_all_devices,
     tell_remarks,
 )
-from vcluster.cli.serving.text import serving_text
+from vcluster.cli.serving.text import counts_text, serving_text
 from vcluster.report.plain_page import as_shown, write_plain_page
 
 HARDWARE, INPUT, OUTPUT = "dgx-h100", 1000, 300
@@ -80,6 +80,17 @@ def share_in(text: str) -> float:
     return value
 
 
+def percent_in(text: str) -> float:
+    """A type for argparse: so many of a hundred, as ``99``, ``p99`` or ``99.9%``."""
+    try:
+        value = float(text.strip().removeprefix("p").removesuffix("%"))
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 100:
+        raise argparse.ArgumentTypeError(f"needs so many of a hundred, such as 99, got {text!r}")
+    return value
+
+
 def rate_in(text: str) -> float:
     """A type for argparse: requests a second, as ``3`` or ``3/s``."""
     return positive(text.strip().removesuffix("/s"))
@@ -93,9 +104,10 @@ OWN: Arguments = {
         "help": f"a preset, or a file (default: {HARDWARE})",
     },
     "--devices": {
-        "type": whole(),
-        "metavar": "N",
-        "help": "the number of devices (default: all of the hardware)",
+        "type": wholes,
+        "metavar": "N,N",
+        "help": "the number of devices (default: all of the hardware); of several numbers the fewest that are within the "
+        "limits and answer all that arrive",
     },
     "--input-tokens": {"type": whole(), "metavar": "N", "help": f"tokens of a prompt (default: {INPUT})"},
     "--output-tokens": {"type": whole(), "metavar": "N", "help": f"tokens of an answer (default: {OUTPUT})"},
@@ -110,6 +122,11 @@ OWN: Arguments = {
         "help": "the longest mean time to the first token",
     },
     "--token": {"type": _limit, "metavar": "30ms", "help": "the longest mean time of a token"},
+    "--percentile": {
+        "type": percent_in,
+        "metavar": "99",
+        "help": "the limits are for so many requests of a hundred, not for the mean",
+    },
     "--concurrency": {
         "type": whole(),
         "metavar": "N",
@@ -189,6 +206,23 @@ def _parser(program: str) -> Parser:
             "--tpot": "--token",
             "--max-num-seqs": "--batch",
             "--max-num-batched-tokens": "--chunk",
+            "--data-parallel-size": "--replicas",
+            "--expert-parallel-size": "--ep",
+            "--kv-cache": "--kv-cache-dtype",
+            "--cache-dtype": "--kv-cache-dtype",
+            "--quantization": "--precision",
+            "--dtype": "--precision",
+            "--gpu-memory-utilization": "--memory",
+            "--max-concurrency": "--concurrency",
+            "--request-rate": "--rate",
+            "--qps": "--rate",
+            "--rps": "--rate",
+            "--isl": "--input-tokens",
+            "--osl": "--output-tokens",
+            "--slo": "--percentile",
+            "--goodput": "--percentile",
+            "--max-seq-len": "--max-model-len",
+            "--enable-prefix-caching": "--hits",
         },
         prog=f"{program} serve",
         description="Finds how to serve a model on described hardware: layouts, requests at a\ntime, and what a user sees.",
@@ -209,31 +243,8 @@ def served(program: str, words: Sequence[str]) -> int:
         writable(arguments.html, "html")
     model = _model(arguments.model)
     lengths = _lengths(arguments)
-    try:
-        with progress("pricing layouts", alone=True):
-            plans = find_serving(
-                model,
-                with_usual_stack(arguments.hardware, serving=True),
-                arguments.devices,
-                lengths=lengths,
-                concurrency=arguments.concurrency,
-                rate=arguments.rate,
-                hits=arguments.hits,
-                first_token_seconds=arguments.first_token,
-                token_seconds=arguments.token,
-                precision=arguments.precision,
-                cache_dtype=arguments.kv_cache_dtype,
-                positions=arguments.max_model_len or _positions(arguments.model, model),
-                chunk=arguments.chunk,
-                memory=arguments.memory,
-                reserve=arguments.reserve,
-                price=arguments.price,
-                disaggregate=arguments.disaggregate,
-                prefill=prefill,
-                **{name: getattr(arguments, name) for name in SETTINGS},
-            )
-    except (ValueError, TypeError, OSError) as error:
-        raise WrongWords(str(error)) from None
+    tried = _tried(arguments, model, lengths, prefill)
+    plans = tried[-1]
     tell_remarks(model)
     tell_all_devices(arguments, plans.task.devices)
     answers = {text: plans.why_not(**wanted) for text, wanted in questions.items()} if plans.plans else {}
@@ -241,17 +252,72 @@ def served(program: str, words: Sequence[str]) -> int:
         plan: command_of(program, arguments, plan) for plan in (*plans.plans[: arguments.top], *plans.front)
     }
     text = serving_text(arguments.model, plans, commands, arguments.top, answers)
+    if len(arguments.devices or ()) > 1:
+        text = f"{counts_text(tried)}\n\n{text}"
     if arguments.html is not None:
         with accessing(arguments.html):
             write_plain_page(f"Serving {arguments.model}", pictures(plans) + as_shown(text), arguments.html)
     if arguments.json:
-        print(json.dumps(document_of(plans, commands, arguments.top, answers), indent=1))
+        counts = {"by_devices": [_of_count(each) for each in tried]}
+        print(json.dumps(document_of(plans, commands, arguments.top, answers) | counts, indent=1))
     else:
         print(text if arguments.html is None else f"{text}\n\nThe page is {arguments.html}")
-    if plans.plans:
+    if plans.plans and (len(tried) == 1 or plans.suffices):
         return 0
-    print(plans.why_none, file=sys.stderr)
+    print(
+        plans.why_none if not plans.plans else "no number of devices answers all that arrive", file=sys.stderr
+    )
     return 1
+
+
+def _tried(
+    arguments: argparse.Namespace,
+    model: TransformerSpec,
+    lengths: tuple[tuple[int, int], ...],
+    prefill: dict[str, int] | None,
+) -> list[ServingPlans]:
+    """The plans of each number of devices, the fewest first, up to one that suffices."""
+    tried: list[ServingPlans] = []
+    for devices in sorted(set(arguments.devices or [])) or [None]:
+        try:
+            with progress("pricing layouts", alone=True):
+                tried.append(_found(arguments, model, lengths, prefill, devices))
+        except (ValueError, TypeError, OSError) as error:
+            raise WrongWords(str(error)) from None
+        if tried[-1].suffices:
+            break
+    return tried
+
+
+def _found(
+    arguments: argparse.Namespace,
+    model: TransformerSpec,
+    lengths: tuple[tuple[int, int], ...],
+    prefill: dict[str, int] | None,
+    devices: int | None,
+) -> ServingPlans:
+    return find_serving(
+        model,
+        with_usual_stack(arguments.hardware, serving=True),
+        devices,
+        lengths=lengths,
+        concurrency=arguments.concurrency,
+        rate=arguments.rate,
+        hits=arguments.hits,
+        first_token_seconds=arguments.first_token,
+        token_seconds=arguments.token,
+        precision=arguments.precision,
+        cache_dtype=arguments.kv_cache_dtype,
+        positions=arguments.max_model_len or _positions(arguments.model, model),
+        chunk=arguments.chunk,
+        memory=arguments.memory,
+        reserve=arguments.reserve,
+        price=arguments.price,
+        percentile=arguments.percentile,
+        disaggregate=arguments.disaggregate,
+        prefill=prefill,
+        **{name: getattr(arguments, name) for name in SETTINGS},
+    )
 
 
 def _model(word: str) -> TransformerSpec:
@@ -314,6 +380,7 @@ _KEPT = (
         "requests",
         "first_token",
         "token",
+        "percentile",
         "concurrency",
         "rate",
     ),
@@ -326,6 +393,8 @@ def command_of(program: str, arguments: argparse.Namespace, plan: ServingPlan) -
     words = [*program.split(), "serve", arguments.model]
     for name in _KEPT:
         value = getattr(arguments, name)
+        if name == "devices" and value is not None:
+            value = plan.devices
         if value not in (None, 0.0) and not (name == "precision" and value == "bf16"):
             words += [f"--{name.replace('_', '-')}", f"{value:g}" if isinstance(value, float) else str(value)]
     for name in SETTINGS:
@@ -340,12 +409,14 @@ def document_of(
 ) -> dict[str, Any]:
     """The fields of ``--json``."""
     return {
-        "plans": [plan.json() | {"command": commands[plan]} for plan in plans.plans[:top]],
-        "front": [plan.json() | {"command": commands[plan]} for plan in plans.front],
+        "plans": [_of_plan(plans, plan, commands[plan]) for plan in plans.plans[:top]],
+        "front": [_of_plan(plans, plan, commands[plan]) for plan in plans.front],
         "refused": dict(plans.refused),
         "left_out": plans.left_out,
         "why": plans.why() if plans.plans else None,
         "why_not": answers,
+        "percentile": plans.task.percentile,
+        "arrivals": None if plans.spread is None else plans.spread.json(),
         "nearest": None if plans.plans or not plans.beyond else plans.beyond[0].json(),
         "devices": plans.task.devices,
         "hardware": plans.task.hardware.name,
@@ -354,4 +425,19 @@ def document_of(
         "cache_dtype": plans.task.dtype_of_cache,
         "validation": validation_json(plans.task.hardware.validation),
         "elapsed_seconds": plans.elapsed_seconds,
+    }
+
+
+def _of_plan(plans: ServingPlans, plan: ServingPlan, command: str) -> dict[str, Any]:
+    share = plans.task.share_within(plan.answered)
+    goodput = {"share_within_limits": share, "goodput_requests_per_second": share * plan.requests_per_second}
+    return plan.json() | goodput | {"command": command}
+
+
+def _of_count(plans: ServingPlans) -> dict[str, Any]:
+    first = plans.first
+    return {
+        "devices": plans.task.devices,
+        "suffices": plans.suffices,
+        "first": None if first is None else first.json(),
     }

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from textwrap import wrap
+from typing import Any
 
 from parallelism.display import WIDTH, in_columns
 from parallelism.display.quantities import count, decimal_bytes, plural, seconds
 from parallelism.hardware import validation_text
 from parallelism.serving.plans import SETTINGS, ServingPlan, ServingPlans
+from parallelism.serving.serve import percentiles
 from vcluster.cli.training import gigabytes
 
 FIGURES = ("first token", "token", "tokens/s", "a device")
@@ -21,7 +23,7 @@ def serving_text(
 ) -> str:
     """The plans as text: their table, why the first is best, its memory, the Pareto front, and its command."""
     lines = [*_asked(name, plans), ""]
-    shown = plans.plans[:top] or plans.beyond[:1]
+    shown = _distinct(plans.plans)[:top] or plans.beyond[:1]
     if not plans.plans and shown:
         lines += ["Nothing meets the limits; the nearest is", ""]
     if shown:
@@ -32,11 +34,42 @@ def serving_text(
             answers
         )
     if shown:
-        lines += [*_parts(shown[0]), *_memory(shown[0], plans), *_prefill(shown[0]), ""]
+        lines += [
+            *_requests(shown[0], plans),
+            *_parts(shown[0]),
+            *_memory(shown[0], plans),
+            *_prefill(shown[0]),
+            "",
+        ]
     lines += [*_front(plans), *_left_out(plans), ""]
     if plans.plans:
         lines += ["The first again:", *_continued(commands[plans.plans[0]]), ""]
     return "\n".join([*lines, f"{plans.elapsed_seconds:.1f} s"])
+
+
+def counts_text(tried: Sequence[ServingPlans]) -> str:
+    """What each number of devices brings, up to the fewest that suffice."""
+    rows = [("devices", "first token", "token", "requests/s", "load", "the best plan")]
+    for plans in tried:
+        plan, rate = plans.first, plans.task.workload.rate
+        if plan is None:
+            rows.append((str(plans.task.devices), "-", "-", "-", "-", "nothing fits"))
+            continue
+        rows.append(
+            (
+                str(plan.devices),
+                seconds(plan.first_token_seconds),
+                seconds(plan.token_seconds),
+                count(plan.requests_per_second),
+                "-" if rate is None else f"{rate / plan.capacity:.0%}",
+                _short(plan),
+            )
+        )
+    last = tried[-1]
+    told = "None of these numbers of devices is within the limits and answers all that arrive."
+    if last.suffices:
+        told = f"The fewest within the limits that answer all that arrive: {plural(last.task.devices, 'device')}."
+    return "\n".join([*in_columns(rows, 5), "", *wrap(told, WIDTH)])
 
 
 def _continued(command: str) -> list[str]:
@@ -77,9 +110,21 @@ def _asked(name: str, plans: ServingPlans) -> list[str]:
         f"{name}: {count(task.spec.parameters)} parameters in {task.precision} on {plural(task.devices, 'device')} of "
         f"{task.hardware.name}; {lengths}, {come}{hits}"
         + (f"; within {' and '.join(limits)}" if limits else "")
+        + (f" for {task.percentile:g} % of the requests" if limits and task.percentile else "")
     )
     compared = f"compared with {validation_text(task.hardware.validation)}"
+    if task.hardware.stack and not task.hardware.validation:  # whose constants are estimates
+        compared += f" ({task.hardware.title})"
     return [*wrap(told, WIDTH), *wrap(compared, WIDTH)]
+
+
+def _distinct(plans: Sequence[ServingPlan]) -> tuple[ServingPlan, ...]:
+    """The plans without those that differ from one before by room for more requests alone, which nobody sends."""
+    found: dict[Any, ServingPlan] = {}
+    for plan in plans:
+        seen = plan.first_token_seconds, plan.token_seconds, plan.tokens_per_second
+        found.setdefault((plan.layout, plan.prefill, *seen), plan)
+    return tuple(found.values())
 
 
 def _table(plans: tuple[ServingPlan, ...]) -> list[str]:
@@ -107,6 +152,34 @@ def _table(plans: tuple[ServingPlan, ...]) -> list[str]:
             )
         )
     return in_columns(rows, 0)
+
+
+def _requests(plan: ServingPlan, plans: ServingPlans) -> list[str]:
+    """How the times of requests differ, and how much of that is the chance of arrivals."""
+    spread, rate = plans.spread, plans.task.workload.rate
+    found = percentiles(plan.answered if spread is None else spread.answered)
+    first = [seconds(value) for value in found["first_token_percentiles"].values()]
+    token = [seconds(value) for value in found["token_percentiles"].values()]
+    told = (
+        f"Half of the requests have a first token in {first[0]} and tokens in {token[0]}, 90 % in {first[1]} and {token[1]}, "
+        f"99 % in {first[2]} and {token[2]}."
+    )
+    task = plans.task
+    if task.first_token_seconds or task.token_seconds:
+        share = task.share_within(plan.answered if spread is None else spread.answered)
+        goodput = count(share * plan.requests_per_second)
+        told += f" Within the limits are {share:.0%} of them: a goodput of {goodput} requests a second."
+    if rate is not None:
+        load = rate / plan.capacity
+        told += f" In the long run {plan.own_words} answers about {count(plan.capacity)} a second: the load is {load:.0%}."
+    if spread is not None:
+        ends = f"{_range(spread.first_token_seconds)}, the mean token {_range(spread.token_seconds)}"
+        told += f" With {spread.series} series of random arrivals the mean first token takes {ends}."
+    return [*wrap(told, WIDTH), ""]
+
+
+def _range(ends: tuple[float, float]) -> str:
+    return f"{seconds(ends[0])} to {seconds(ends[1])}"
 
 
 def _parts(plan: ServingPlan) -> list[str]:
