@@ -114,6 +114,6 @@ def test_the_command_says_whose_constants_a_hardware_has_that_nothing_was_compar
     assert main([*words, "h200-node"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "compared with nothing: errors of 10 to 30 % are usual (nodes of eight NVIDIA H200 SXM, under TensorRT-LLM" in text
-    assert "by the constants of H100)" in text
+    assert "serving: constants of H100)" in text
     assert main([*words, "dgx-h100+plain"]) == 0
-    assert "by the constants" not in capsys.readouterr().out
+    assert "constants of H100" not in capsys.readouterr().out
