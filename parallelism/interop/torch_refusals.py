@@ -12,7 +12,7 @@ from typing import Any
 
 from parallelism.interop.errors import UnsupportedError
 from parallelism.interop.onnx_models.origins import innermost
-from parallelism.interop.torch_sizes import suggested
+from parallelism.interop.torch_sizes import suggested, violated
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _NODE = re.compile(r"Error when translating node %(\w+)")
@@ -20,8 +20,23 @@ _OPERATOR = re.compile(r"op='([\w.]+)'")
 _STACKS = "The following call raised this error:", "Original traceback:"
 """What stands before the stack of the line of the model."""
 _HERE = str(Path(__file__).parent)
-_OF_NUMBERS = "data-dependent expression"
-_DERIVED = "functorch tensor", "fake tensor in the exported program constant"
+_OF_NUMBERS = (
+    "the module decides by the numbers of a tensor, as `if x.sum() > 0` and `range(int(x.max()))` do: leave out what "
+    "only checks them, and write torch.where, which computes both and chooses"
+)
+_OF_DERIVATIVES = (
+    "PyTorch cannot export a derivative inside of a module, as by torch.autograd.grad and torch.func.grad: write it in "
+    "operators"
+)
+_OWN_REASONS = {
+    "data-dependent expression": _OF_NUMBERS,
+    "functorch tensor": _OF_DERIVATIVES,
+    "fake tensor in the exported program constant": _OF_DERIVATIVES,
+    "Couldn't swap": "the module casts or moves a part of it while it runs, as by self.linear.to(dtype): do so before",
+    "'NoneType' object": "something is None there that is not when the module runs by itself: modules of transformers make "
+    "no masks while they are exported, so give them attention_mask, and decoder_attention_mask",
+}
+"""Words of PyTorch's errors, and why a module cannot be a program then."""
 _OTHER_WAYS = {
     "transformers.grouped_mm_fallback": "; plan takes the config.json of a model with experts, and "
     "model.set_experts_implementation('batched_mm') gathers the weights of each token instead"
@@ -32,11 +47,11 @@ _OTHER_WAYS = {
 def refusal(error: Exception, module: str, fixing: Sequence[str] = ()) -> UnsupportedError:
     """The error for what an exporter raised about a module; ``fixing`` are the lines at which symbols became numbers."""
     told = [_COLOUR.sub("", str(each)) for each in _chain(error)]
-    if fixes := suggested(told[0]):
+    if fixes := suggested(told[0]) or violated(told[0]):
         return UnsupportedError(
             f"the module is a program of its own for each size {' and '.join(fixes)}: it loops over it, makes a number of "
             f"it, or sizes depend on each other; dynamic= says which dims are symbols, one mapping an argument, and an "
-            f"argument with {{}} keeps the sizes of its example; len(x) is a number, x.shape[0] a symbol",
+            f"argument with {{}} keeps the sizes of its example; int(x.shape[0]) is a number, x.shape[0] a symbol",
             module,
             fixing[0] if fixing else "",
         )
@@ -60,16 +75,9 @@ def refusal(error: Exception, module: str, fixing: Sequence[str] = ()) -> Unsupp
 
 def _own_reason(told: Sequence[str]) -> str:
     """Why a module cannot be a program, where PyTorch says it in its own words; empty for what it says otherwise."""
-    if any(_OF_NUMBERS in text for text in told):
-        return (
-            "the module decides by the numbers of a tensor, as `if x.sum() > 0` and `range(int(x.max()))` do: leave out what "
-            "only checks them, and write torch.where, which computes both and chooses"
-        )
-    if any(words in text for text in told for words in _DERIVED):
-        return (
-            "PyTorch cannot export a derivative inside of a module, as by torch.autograd.grad and torch.func.grad: write it "
-            "in operators"
-        )
+    for words, reason in _OWN_REASONS.items():
+        if any(words in text for text in told):
+            return reason
     return ""
 
 

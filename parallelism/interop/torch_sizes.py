@@ -16,6 +16,7 @@ from parallelism.interop.onnx_models.origins import innermost
 _FIX = re.compile(r"^\s*(\w+) = (.+?)\s*$", re.MULTILINE)
 _RANGE = re.compile(r"Dim\('\w+'(?:, min=(\d+))?(?:, max=(\d+))?\)")
 _FIXES = "Suggested fixes:"
+_VIOLATED = re.compile(r"Constraints violated \(([^)]*)\)")
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,8 @@ def within_bounds(
 
     A module asks for a size as ``if x.shape[0] >= 64: x = x.contiguous()`` does.  The program is then that of one answer,
     and is exported once more for the sizes with this answer: that of the numbers that the user's examples have, ``own``,
-    where these differ from ``extents``, the numbers for an export without questions.
+    where these differ from ``extents``, the numbers for an export without questions.  Where the question is too long for
+    PyTorch to say when the answer holds, it may hold for all larger numbers.
     """
     dims = {name: torch.export.Dim(name) for name in extents}
     bounds = dict[str, Bounds]()
@@ -52,7 +54,7 @@ def within_bounds(
         try:
             return export(dims, extents), bounds
         except Exception as error:  # the exporter raises many types
-            found = _bounds_in(str(error))
+            found = _bounds_in(str(error)) or _at_least(str(error), extents)
             if last or not found:
                 raise
         elsewhere = {name: own[name] for name, of in found.items() if name in own and own[name] not in of}
@@ -69,6 +71,19 @@ def _bounds_in(told: str) -> dict[str, Bounds]:
     fixes = suggested(told)
     bounds = {name: found for name, words in fixes.items() if (found := _bounds(words)) is not None}
     return bounds if len(bounds) == len(fixes) else {}
+
+
+def _at_least(told: str, extents: Mapping[str, int]) -> dict[str, Bounds]:
+    """For the symbols of which ``torch.export`` suggests nothing the bounds that only larger numbers are within."""
+    if suggested(told):
+        return {}
+    return {name: Bounds(extents[name], None) for name in violated(told) if name in extents}
+
+
+def violated(told: str) -> list[str]:
+    """The symbols that have constraints which do not hold for all sizes, by an error of ``torch.export``."""
+    found = _VIOLATED.search(told)
+    return [name.strip() for name in found[1].split(",")] if found else []
 
 
 def suggested(told: str) -> dict[str, str]:

@@ -194,3 +194,25 @@ def test_a_choice_keeps_the_dtype_of_what_is_written():
     found = ir.interpret(program.specialize(B=ROWS), {**weights, "x": x.numpy()}).outputs[0]
     assert found.dtype == np.int32
     assert_array_equal(found, written(x, None))
+
+
+def test_what_runs_only_without_an_export_is_told_what_to_do():
+    def masked(x, w):
+        mask = None if torch.compiler.is_compiling() else x > 0
+        return x * mask[:, :1] @ w
+
+    with pytest.raises(UnsupportedError, match=r"modules of transformers make no masks.*attention_mask"):
+        from_torch(Computed(masked), numbers(ROWS, WIDTH))
+
+
+def test_a_part_that_is_cast_while_the_module_runs_is_told():
+    class Cast(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x):
+            return self.linear.to(torch.float64)(x.double())
+
+    with pytest.raises(UnsupportedError, match=r"casts or moves a part of it while it runs.*do so before"):
+        from_torch(Cast(), numbers(ROWS, WIDTH))
