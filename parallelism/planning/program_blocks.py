@@ -187,20 +187,16 @@ def _kinds(function: Function, layers: Sequence[Sequence[Op]]) -> list[Any]:
 
     Layers with windows, and those without, read different masks, which were made before them.
     """
-    inside = {value for layer in layers for value in results(layer)}
-    given = {*function.inputs}
-    read_by = Counter(value for layer in layers for value in {*_inputs_of(layer)})
-    frozen = {*frozen_inputs(function, function.attributes)}
-    found = []
+    readers = Counter(value for layer in layers for value in {*_inputs_of(layer)})
+    told: dict[Value, Any] = {value: None for value, count in readers.items() if count == 1}
     for layer in layers:
-        keys = list[Any]()
-        for op in layer:
-            read = [
-                value if read_by[value] > 1 and value not in inside | given else value in frozen
-                for value in op.inputs
-            ]
-            keys.append((key_of(op), tuple(read)))
-        found.append(tuple(keys))
+        told.update(dict.fromkeys(results(layer)))
+    told.update(dict.fromkeys(function.inputs))
+    told.update(dict.fromkeys(frozen_inputs(function, function.attributes), "frozen"))
+    found = list[Any]()
+    for layer in layers:
+        read = [told.get(value, value) for value in _inputs_of(layer)]
+        found.append((tuple(map(key_of, layer)), tuple(read)))
     return found
 
 
