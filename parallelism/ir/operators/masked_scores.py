@@ -46,7 +46,7 @@ def scores_of_part(mask: Mask, part: Extent, rows: Extent, columns: Extent) -> E
         return allowed_scores(mask, part, columns)
     if rows == columns and mask.window is None and not mask.documents:
         return divided(part * (rows + 1), 2)
-    return divided(part * allowed_scores(mask, rows, columns), rows) if rows != 0 else 0
+    return _in_a_row(part * allowed_scores(mask, rows, columns), rows) if rows != 0 else 0
 
 
 def equal_keys(mask: Mask, rows: Extent, columns: Extent) -> Extent:
@@ -58,7 +58,17 @@ def equal_keys(mask: Mask, rows: Extent, columns: Extent) -> Extent:
     if (mask.window is None and not mask.documents) or rows == 0:
         return columns
     allowed = allowed_scores(mask, rows, columns)
-    return rounded_up(divided(2 * allowed, rows)) - 1 if mask.causal else rounded_up(divided(allowed, rows))
+    if mask.causal:
+        return rounded_up(_in_a_row(2 * allowed, rows)) - 1
+    return rounded_up(_in_a_row(allowed, rows))
+
+
+def _in_a_row(total: Extent, rows: Extent) -> Extent:
+    """The mean over the rows.  Nothing is divided by a sum, as ``S - 3``; by ``max(1, S - 3)``, which is the same, it is."""
+    try:
+        return divided(total, rows)
+    except ValueError:
+        return divided(total, largest(rows, 1))
 
 
 def _known(extent: Extent) -> int:

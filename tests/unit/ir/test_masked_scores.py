@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from parallelism import Mesh, ir
-from parallelism.ir.core.extents import specialized
+from parallelism.ir.core.extents import rounded_up, specialized
 from parallelism.ir.operators.attention import attention_shape, hidden_flops
 from parallelism.ir.operators.masked_scores import allowed_scores, equal_keys, scores_of_part
 from parallelism.kernels import Mask
@@ -77,6 +77,17 @@ def test_keys_of_documents_have_as_many_scores_without_them():
 
 def test_attention_that_writes_its_scores_computes_all_of_them():
     assert len({op_of(mask, fused=False, gradient=True).flops for mask in MASKS}) == 1
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+def test_rows_may_be_a_sum(mask):
+    """By which no extent is divided: a part of 4 of ``S - 3`` rows had no count where a mask hides columns."""
+    S, = ir.symbols("S")
+    of_part = lambda rows: rounded_up(8 * scores_of_part(mask, 4, rows, 5))
+    part, keys = of_part(S - 3), equal_keys(mask, S - 3, S - 3)
+    for number in (4, 7, 12):
+        assert specialized(part, {"S": number}) == of_part(number - 3)
+        assert specialized(keys, {"S": number}) == equal_keys(mask, number - 3, number - 3)
 
 
 def test_keys_of_a_window_have_as_many_scores_without_it():
