@@ -14,6 +14,7 @@ from typing import Any
 from parallelism.ir import Function, Value
 from parallelism.ir.core import Op
 from parallelism.ir.passes.frozen import frozen_inputs
+from parallelism.symbolic.stages import at_first_number
 from parallelism.training.layer_blocks import LayerBlocks
 
 BLOCK = "block"
@@ -91,7 +92,7 @@ class BlockWeights:
         found, each = list[tuple[str, int, str]](), self.layer_blocks.each
         first = self.layer_blocks.layer_of(self.layer_blocks.first)
         for weights in zip(*self.by_block, strict=True):
-            before, layer, behind = _at_first_number(weights[0].name)
+            before, layer, behind = at_first_number(weights[0].name)
             if layer is None or not first <= layer < first + each:
                 return []
             for number, value in enumerate(weights):
@@ -147,17 +148,3 @@ def _matched(first: Sequence[Op], second: Sequence[Op], inputs: set[Value]) -> d
             if {x, y} <= inputs and given.setdefault(x, y) != y:
                 return None
     return given
-
-
-def _at_first_number(name: str) -> tuple[str, int | None, str]:
-    """A name before its first part that is a number, the number, and what is behind it; None if there is none."""
-    parts = name.split(".")
-    for place, part in enumerate(parts):
-        if part.isdecimal():
-            before, behind = parts[:place], parts[place + 1 :]
-            return (
-                "".join([f"{each}." for each in before]),
-                int(part),
-                "".join([f".{each}" for each in behind]),
-            )
-    return name, None, ""

@@ -48,6 +48,7 @@ from parallelism.symbolic.stages import (
     Section,
     Split,
     SymbolicStage,
+    at_first_number,
     layer_in,
     nbytes_of,
     splits_of,
@@ -398,11 +399,8 @@ class EndPieces:
 
 def numbered(name: str, more: int) -> str:
     """The name of a parameter with the number of its layer, if it has one, changed by ``more``."""
-    words = name.split(".")
-    for number, each in enumerate(words):
-        if each.isdecimal():
-            return ".".join([*words[:number], str(int(each) + more), *words[number + 1 :]])
-    return name
+    before, layer, behind = at_first_number(name)
+    return name if layer is None else f"{before}{layer + more}{behind}"
 
 
 def _of_two_blocks(ends: Sequence[Ending], each: int) -> list[Ending]:

@@ -189,8 +189,6 @@ def events_of_blocks(
     later_ends, met = set[int](), set[int]()
     for step, events in reversed([*zip(steps, events_by_step(steps, devices), strict=True)]):
         own = own_block(step, layer_blocks)
-        if own is not None and own < layer_blocks.first:
-            own = None  # it is never repeated, so it may end anywhere
         if own is not None and own not in later_ends and has_product(step):
             later_ends.add(own)
             next_end = own
@@ -242,7 +240,21 @@ def own_block(step: ProgramStep | StartStep | WaitStep, layer_blocks: LayerBlock
 
 def layer_in(name: str | None) -> int | None:
     """The number of the layer in the name of a parameter; None for those of no layer."""
-    return next((int(each) for each in (name or "").split(".") if each.isdecimal()), None)
+    return at_first_number(name or "")[1]
+
+
+def at_first_number(name: str) -> tuple[str, int | None, str]:
+    """What stands in a name before its first part that is a number, the number, and what stands behind it.
+
+    >>> at_first_number("p.layers.3.up"), at_first_number("p.last")
+    (('p.layers.', 3, '.up'), ('p.last', None, ''))
+    """
+    words = name.split(".")
+    for place, word in enumerate(words):
+        if word.isdecimal():
+            before, behind = words[:place], words[place + 1 :]
+            return ".".join([*before, ""]), int(word), ".".join(["", *behind])
+    return name, None, ""
 
 
 def nbytes_of(types: Iterable[TensorType]) -> Any:

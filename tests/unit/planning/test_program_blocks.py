@@ -426,12 +426,13 @@ def test_masks_tell_kinds_of_layers():
 
 
 @pytest.mark.takes_seconds
-def test_numbers_outside_of_the_blocks_are_not_those_of_blocks():
-    """A head that is a list has weights with the numbers of blocks."""
+@pytest.mark.parametrize("other", [False, True])
+def test_numbers_outside_of_the_blocks_are_not_those_of_blocks(other):
+    """A head that is a list has weights with the numbers of blocks, or of an ``other`` layer before them."""
     def loss(p, x):
         for i, layer in enumerate(p["layers"]):
             with ir.region(f"layers.{i}"):
-                x = x + np.tanh(x @ layer["up"]) @ layer["down"]
+                x = x + (np.cos if other and i == 0 else np.tanh)(x @ layer["up"]) @ layer["down"]
         for i in range(2):
             with ir.region(f"head.{i}"):
                 x = np.sin(x @ p["head"][i])
@@ -439,9 +440,9 @@ def test_numbers_outside_of_the_blocks_are_not_those_of_blocks():
 
     f32 = lambda *shape: ir.TensorType("f4", shape)
     each = {"up": f32(WIDTH, INNER), "down": f32(INNER, WIDTH)}
-    types = {"layers": [each] * 4, "head": [f32(WIDTH, WIDTH), f32(WIDTH, 3)]}
+    types = {"layers": [each] * (4 + other), "head": [f32(WIDTH, WIDTH), f32(WIDTH, 3)]}
     plans = put_together(ir.record(loss, types, f32(B, WIDTH)), microbatch=2, recompute="none", schedule="1f1b")
-    assert not plans.one_by_one and {plan.settings["pp"] for plan in plans} == {1, 2, 4}
+    assert not plans.one_by_one and {plan.settings["pp"] for plan in plans} == ({1, 2} if other else {1, 2, 4})
 
 
 @pytest.mark.takes_seconds
@@ -492,7 +493,8 @@ def any_layers(random):
 def test_plans_of_any_layers_are_those_of_simulations(seed):
     random = Random(seed)
     program = any_layers(random)
-    put_together(program, microbatch=2, recompute="none", schedule=random.choice(["1f1b", "gpipe", "zb_h1"]))
+    plans = put_together(program, microbatch=2, recompute="none", schedule=random.choice(["1f1b", "gpipe", "zb_h1"]))
+    assert not [reason for reason in plans.one_by_one if "has no product" in reason]
 
 
 @pytest.mark.takes_seconds
