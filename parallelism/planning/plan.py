@@ -128,7 +128,7 @@ class Task:
 def plan_of(run: TrainingRun, hardware: Hardware) -> tuple[Task, dict[str, Any]] | None:
     """The task and the settings of a plan that is this run; None where there is no such plan, or no search has it."""
     model = None if run.clip or run.loss_scale or SETTINGS.registered else _trained_by(run)
-    if model is None or run.batch > MOST["batch"]:
+    if model is None or run.batch > MOST["batch"] or not _has_axes_of_plans(run.mesh):
         return None
     task = Task(model, run.batch, hardware, run.mesh.size)
     for balanced in (0, 1):
@@ -145,6 +145,11 @@ def _trained_by(run: TrainingRun) -> TrainedModel | None:
         return None
     wanted = spec if precision is None else replace(spec, dtype=precision.dtype)
     return TrainedModel.of(wanted, run.optimizer, precision=precision)
+
+
+def _has_axes_of_plans(mesh: Mesh) -> bool:
+    """Whether plans have all axes of this mesh; stages with meshes of their own lie on a line of devices, say."""
+    return set(mesh.shape) <= {REPLICA, HEADS_AXIS, *AXES}
 
 
 def _given(run: TrainingRun, kind: type[Any]) -> Any:

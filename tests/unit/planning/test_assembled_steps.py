@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from parallelism import Hardware, models, simulate
+from parallelism import Hardware, Mesh, models, simulate
 from parallelism.events import Columns
 from parallelism.ir import symbols
 from parallelism.planning.assembled_steps import AssembledStep, figures_of, figures_of_run
@@ -16,7 +16,9 @@ from parallelism.planning.space import choices
 from parallelism.planning.trained import TrainedModel
 from parallelism.symbolic.events import Unpriceable
 from parallelism.training import MegatronFlags, figures
+from parallelism.training.strategy_run import strategy_run
 from parallelism.training.training_run import ADAM_W
+from parallelism.transforms import Strategy
 
 DENSE = models.TransformerSpec(layers=8, width=32, heads=8, vocabulary=64, sequence=16, dtype="bfloat16")
 LATENT = models.LatentAttention(query_rank=16, key_value_rank=8, head_width=8, rotary_width=4, value_width=6)
@@ -169,6 +171,16 @@ def test_the_plan_that_is_a_run_of_flags_has_its_settings(given: dict[str, Any],
     assert plan is not None and plan[0].run(plan[1]) == run
     usual = {"pp": 1, "dp": 1, "cp": 1, "ep": 1, "tp": 1}
     assert plan[1] == PLAIN | usual | settings
+
+
+@pytest.mark.parametrize(("strategy", "axes"), [
+    ("dp:data pp 1f1b:2", {"pp": 2, "data": 2}),
+    ("dp tp pp 1f1b:2,meshes=dp=2|tp=2", {"devices": 4}),
+])
+def test_no_plan_has_axes_of_other_names(strategy: str, axes: dict[str, int]) -> None:
+    flags = MegatronFlags(**SMALL | {"bf16": False})
+    run = strategy_run(flags, Strategy.parse(f"precision=bf16 {strategy}"), Mesh(**axes))
+    assert plan_of(run, Hardware.preset("dgx-h100:4")) is None
 
 
 @pytest.mark.slow
