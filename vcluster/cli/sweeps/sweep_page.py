@@ -4,12 +4,12 @@ from pathlib import Path
 
 from parallelism.budgets import Sweep
 from parallelism.budgets.picture import picture
-from parallelism.display.markup import figure, wide
+from parallelism.display.markup import figure
 from vcluster.report.plain_page import as_shown, write_plain_page
 
 
 def write_sweep(sweep: Sweep, title: str, path: Path) -> None:
     """Write the page.  It needs no other file."""
     drawn = picture(sweep)
-    shown = figure(wide(drawn), title="days against cost") if drawn else ""
+    shown = figure(drawn, title="days against cost") if drawn else ""
     write_plain_page(title, shown + as_shown(str(sweep)), path)
