@@ -15,7 +15,7 @@ from parallelism.budgets.picture import picture
 from parallelism.budgets.search import described
 from parallelism.budgets.table import described as in_words
 from parallelism.display import progress
-from parallelism.display.markup import figure, wide
+from parallelism.display.markup import figure
 from parallelism.display.quantities import count
 from parallelism.hardware import Hardware
 from parallelism.models import TransformerSpec
@@ -69,7 +69,7 @@ def swept(program: str, arguments: argparse.Namespace) -> int:
 def write_sweep(sweep: Sweep, title: str, path: Path) -> None:
     """Write the page of a sweep: its picture, days against cost, and its table.  It needs no other file."""
     drawn = picture(sweep)
-    shown = figure(wide(drawn), title="days against cost") if drawn else ""
+    shown = figure(drawn, title="days against cost") if drawn else ""
     write_plain_page(title, shown + as_shown(str(sweep)), path)
 
 
