@@ -11,8 +11,8 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from parallelism.arrays import Floats, Ints
 from parallelism.memoized import memoized
 from parallelism.models import TransformerSpec
 from parallelism.planning.dealing import EXPERTS_OVER, axes_beside_experts, split_of_sequences
@@ -40,9 +40,6 @@ from parallelism.symbolic.stage_costs import StageCosts, StageSeconds
 from parallelism.timeline import Pricing
 from parallelism.training.layer_blocks import MOST_OTHERS
 from parallelism.training.sequence_split import SequenceSplit
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 _HELD_BY = itemgetter("dp", "instances", "cp", "ep", "tp", "sp", "zero", "experts_over")
 _ACTIONS_BY = itemgetter("tp", "sp", "cp", "ep", "recompute", "microbatch")

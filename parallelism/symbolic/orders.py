@@ -19,15 +19,12 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from parallelism.arrays import Floats, Ints
 from parallelism.pipelining.generators import SCHEDULES, ScheduleKind
 from parallelism.side_by_side import copies, first_come
 from parallelism.symbolic.steady_state import Labelled, Levels, Window, levels_of
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 Work = tuple[int, str, int]
 
 KINDS = "F", "B", "I", "W"

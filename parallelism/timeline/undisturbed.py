@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from parallelism.arrays import distinct
+from parallelism.arrays import Bools, distinct
 from parallelism.events import ABSENT
 from parallelism.events.columns import codes, combined
 from parallelism.timeline.engine import Replay, Sharing
@@ -127,7 +127,7 @@ class _Matched(NamedTuple):
     """By step, the operation that a wait waits for; -1 for other steps."""
     asks: Places
     """By step, the receive that takes the message."""
-    later: npt.NDArray[np.bool_]
+    later: Bools
     """By step, whether it is an asynchronous operation, or a wait for one."""
 
     @classmethod
@@ -378,7 +378,7 @@ class _Run:
 class _Crossing(NamedTuple):
     """The messages that cross links which others may cross, too."""
 
-    shared: npt.NDArray[np.bool_]
+    shared: Bools
     """True for each send whose link others use, too."""
     route: Places
     """The number of the route of each send among ``routes``."""
