@@ -127,12 +127,12 @@ class ReplicasDifferWarning(UserWarning):
 
     >>> import warnings
     >>> from vcluster import ReplicasDifferWarning, VirtualCluster
-    >>> with VirtualCluster(3, backend="thread") as cluster, warnings.catch_warnings():
-    ...     warnings.simplefilter("error", ReplicasDifferWarning)
-    ...     cluster.run(lambda device: device.rank + 5).unshard("[]")
-    Traceback (most recent call last):
-    vcluster.code.errors.ReplicasDifferWarning: by the layout [] ranks 0-2 hold the same, and the output of ranks 1 and 2
-    is not that of rank 0, which is taken; is a reduction missing?
+    >>> with VirtualCluster(3, backend="thread") as cluster, warnings.catch_warnings(record=True) as caught:
+    ...     warnings.simplefilter("always", ReplicasDifferWarning)
+    ...     whole = cluster.run(lambda device: device.rank + 5).unshard("[]")
+    >>> print(str(caught[0].message).replace(", and", ",\\nand"))
+    by the layout [] ranks 0-2 hold the same,
+    and the output of ranks 1 and 2 is not that of rank 0, which is taken; is a reduction missing?
     """
 
 
