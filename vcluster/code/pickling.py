@@ -126,7 +126,12 @@ class _Memory:
     def __init__(self, array: Array) -> None:
         self._array = array  # it lives as long as its bytes are read
         place = array.__array_interface__["data"][0]
-        self.__array_interface__ = {"version": 3, "typestr": "|u1", "shape": (array.nbytes,), "data": (place, False)}
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": "|u1",
+            "shape": (array.nbytes,),
+            "data": (place, False),
+        }
 
 
 def dump(value: object, subject: str, buffer_callback: BufferCallback | None = None) -> bytes:
