@@ -11,7 +11,7 @@ from measured_page import MEASURE_PAGE, SCROLLS, SHOWN_CIRCLES
 
 from parallelism.budgets import Budget, Failures, find_budget
 from parallelism.models import TransformerSpec
-from vcluster.cli.sweeps.sweep_page import write_sweep
+from vcluster.cli.sweeps.swept import write_sweep
 
 pytestmark = [
     pytest.mark.slow,
