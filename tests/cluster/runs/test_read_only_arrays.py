@@ -45,7 +45,7 @@ def kernel(device, alone, nested, held, own, shard):
     found = [alone, nested["deep"][0], held.x, own, shard]
     for each in found:
         if each.size:
-            each.reshape(-1)[device.rank % each.size] = each.reshape(-1)[0]
+            each.flat[device.rank % each.size] = each.flat[0]
     device.barrier()
     return found
 
@@ -60,7 +60,7 @@ def test_a_kernel_writes_into_its_copy_of_a_read_only_array(cluster, name):
     for rank, output in enumerate(run.outputs):
         expected = before.copy()
         if expected.size:
-            expected.reshape(-1)[rank % expected.size] = expected.reshape(-1)[0]
+            expected.flat[rank % expected.size] = expected.flat[0]
         for each in output[:4]:
             assert each.dtype == x.dtype and each.flags.writeable
             assert_array_equal(each, expected)
