@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -43,6 +44,8 @@ OPSET = 23
 """It has attention, rotary positions and root mean square norms as operators."""
 LARGE = 4096
 """Tensors of more bytes do not pass through ONNX: only their shapes do."""
+_ONE_AT_A_TIME = threading.RLock()
+"""Exports of several threads take turns: each changes PyTorch, the module, and the names in its file, until it ends."""
 
 
 @cache
@@ -106,6 +109,7 @@ def from_torch(
     extents = _extents(whole, examples, dims)
     _given(torch, examples, names, dims, extents)  # refuses wrong examples before anything is exported
     with (
+        _ONE_AT_A_TIME,
         on_the_host(torch, whole) as unknown,
         _for_the_export(torch, whole, loss),
         lost_derivatives(torch, module) as lost,
