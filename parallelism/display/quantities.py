@@ -31,7 +31,16 @@ _BEFORE_UNIT = re.compile(
 )
 _GIVEN_COUNT = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?(?:e\+?[0-9]+)?)\s*([kmgbt]|)\s*", re.IGNORECASE)
 _GIVEN_SECONDS = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?)\s*(ns|us|ms|s|min|h|d|days?|y|years?)\s*")
-_SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "y": 31_557_600.0}
+_SECONDS = {
+    "ns": 1e-9,
+    "us": 1e-6,
+    "ms": 1e-3,
+    "s": 1.0,
+    "min": 60.0,
+    "h": 3600.0,
+    "d": 86_400.0,
+    "y": 31_557_600.0,
+}
 _GIVEN_RATE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?)\s*([kKMGTP]?)(B|b|bit)(?:/s|ps)\s*")
 _GIVEN_BYTES = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?)\s*((?:[KMGT]i?)?B|)\s*", re.IGNORECASE)
 

@@ -30,8 +30,8 @@ def test_as_written(written, expected):
     assert written == expected
 
 
-FACTORS = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18, "ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1, "B": 1,
-           **{f"{prefix}iB": 1024.0 ** power for power, prefix in enumerate("KMGT", 1)},
+FACTORS = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18, "ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1,
+           "B": 1, **{f"{prefix}iB": 1024.0 ** power for power, prefix in enumerate("KMGT", 1)},
            **{f"{prefix}B/s": 1000.0 ** power for power, prefix in enumerate(["", "k", "M", "G", "T"])}}
 
 
