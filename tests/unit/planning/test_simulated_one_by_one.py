@@ -24,7 +24,7 @@ from vcluster.__main__ import main
 from vcluster.cli.command_line import serve
 
 B, = ir.symbols("B")
-PROGRAM = "only blocks that are alike are pieces, and this program is simulated as a whole"
+PROGRAM = "only blocks that are alike are pieces, and stages of this program are simulated"
 SPEC = models.TransformerSpec(layers=4, width=64, heads=4, vocabulary=64, sequence=16)
 
 
