@@ -9,6 +9,7 @@ from .code import (
     HostWaitWarning as HostWaitWarning,
     OperationCancelled as OperationCancelled,
     PerDevice as PerDevice,
+    ReplicasDifferWarning as ReplicasDifferWarning,
     Sharded as Sharded,
     UndeliveredMessageError as UndeliveredMessageError,
     UnusedResultWarning as UnusedResultWarning,

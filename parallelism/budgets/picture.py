@@ -7,27 +7,32 @@ from itertools import groupby
 from parallelism.budgets.sweep import Cell, Sweep, days_of
 from parallelism.budgets.table import described
 from parallelism.display.curve_chart import ink_of
+from parallelism.display.markup import Markup, broad_or_narrow
 from parallelism.display.point_chart import PointChart
 from parallelism.display.quantities import count
 
-WIDTH, MARGIN = 620.0, 76.0
+WIDTH, NARROW, MARGIN = 620.0, 220.0, 76.0
 
 
-def picture(sweep: Sweep) -> str:
-    """An SVG picture: a line for each hardware, through its cells; a point tells its plan when it is pointed at.
+def picture(sweep: Sweep) -> Markup:
+    """A picture: a line for each hardware, through its cells; a point tells its plan when it is pointed at.
 
     Empty if no cell has a plan.
     """
     cells = [cell for cell in sweep.cells if cell.days is not None]
     if not cells:
-        return ""
+        return Markup("")
+    return broad_or_narrow(_drawn(sweep, cells, WIDTH), _drawn(sweep, cells, NARROW))
+
+
+def _drawn(sweep: Sweep, cells: list[Cell], width: float) -> str:
     chart = PointChart(
         f"{_up_name(sweep)} over days",
         across="days",
         up=_up_name(sweep),
         furthest=max(*map(days_of, cells), sweep.budget.days or 0.0),
         highest=max(map(_up, cells)),
-        width=WIDTH,
+        width=width,
         margin=MARGIN,
     )
     if sweep.budget.days is not None:
@@ -49,8 +54,7 @@ def _line(chart: PointChart, cells: list[Cell], ink: str) -> None:
     for cell in cells:
         split = cell.plan["split"] if cell.plan else ""
         chart.point(days_of(cell), _up(cell), ink, f"{described(cell)}: {split}")
-        x, y = chart.at(days_of(cell)), chart.height_of(_up(cell))
-        chart.text(x + 8, y - 6, count(cell.devices or 0), size=11)
+        chart.label(days_of(cell), _up(cell), count(cell.devices or 0))
 
 
 def _up(cell: Cell) -> float:

@@ -9,14 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-from parallelism.arrays import Floats, Ints
+from parallelism.arrays import Bools, Floats, Ints
 from parallelism.cost.group_shapes import places_of
 from parallelism.hardware import Hardware
 from parallelism.hardware.fields import changed
-
-Bools = npt.NDArray[np.bool_]
 
 
 def slowest_ports(hardware: Hardware, groups: Ints) -> Floats:

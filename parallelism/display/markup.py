@@ -49,6 +49,7 @@ _RULES = (
     " .row{display:flex;flex-wrap:wrap;gap:10px 28px;align-items:flex-start}",
     " .row>div{min-width:0;max-width:100%}",
     " .wide{overflow-x:auto;max-width:100%}",
+    " .narrow{display:none}",
     " .title{font-weight:600;margin:0 0 6px;overflow-wrap:anywhere}",
     " .quiet{color:var(--quiet);font-size:13px;overflow-wrap:anywhere;margin:2px 0}",
     " table{border-collapse:collapse;table-layout:auto;font-size:13px;font-variant-numeric:tabular-nums;margin:6px 0;"
@@ -82,6 +83,7 @@ STYLE = (
     VARIABLES
     + "".join(f"{_FRAME}{rule}" for rule in _RULES)
     + (
+        f"@media(max-width:680px){{{_FRAME} .broad{{display:none}}{_FRAME} .narrow{{display:block}}}}"
         f"@media(max-width:500px){{{_FRAME} th,{_FRAME} td{{padding-right:7px}}{_FRAME} table{{font-size:12px}}}}"
         f"{_FRAME} tr>:last-child{{padding-right:0}}"
     )
@@ -115,6 +117,11 @@ def beside(*parts: str) -> Markup:
 def wide(part: str) -> Markup:
     """A part that scrolls where it is wider than the page.  It can be reached by keys."""
     return Markup(f'<div class="wide" tabindex="0">{part}</div>')
+
+
+def broad_or_narrow(broad: str, narrow: str) -> Markup:
+    """One picture drawn twice: ``broad``, and ``narrow`` for the screen of a phone, which shows only this one."""
+    return Markup(f'<div class="broad">{wide(broad)}</div><div class="narrow">{wide(narrow)}</div>')
 
 
 def note(text: str) -> Markup:

@@ -43,6 +43,7 @@ class PointChart(Chart):
             last = self.tick(self.at(tick), self.floor, f"{tick:g}", last)
         self.text(margin + width, self.floor + 34, across, anchor="end", quiet=True)
         self.y = self.floor + 46
+        self._labels: list[tuple[float, float, float]] = []
 
     def height_of(self, value: float) -> float:
         """The place of a value on the axis that goes up."""
@@ -63,8 +64,23 @@ class PointChart(Chart):
     def limit(self, across: float, words: str) -> None:
         """A dashed line at a value across, with its words where there is room for them."""
         x = self.at(across)
+        anchor, side = self._side(x, words, 4)
         dashes = 'stroke="var(--quiet)" stroke-dasharray="4 3"'
         self.add(f'<path d="M{x:.1f} {self.floor:.1f}v{-HEIGHT:.1f}" {dashes}/>')
-        is_right = x + 4 + len(words) * LETTER < self.margin + self.width
-        side, anchor = (4, "start") if is_right else (-4, "end")
         self.text(x + side, self.floor - HEIGHT + 10, words, anchor=anchor, quiet=True)
+
+    def label(self, across: float, up: float, words: str) -> None:
+        """The words of a point, on the side where there is room for them; none where those of another point stand."""
+        x, y, room = self.at(across), self.height_of(up) - 6, len(words) * LETTER
+        anchor, side = self._side(x, words, 8)
+        left = x + side if anchor == "start" else x + side - room
+        if all(
+            left > end or left + room < begin or abs(y - other) > 11 for begin, end, other in self._labels
+        ):
+            self._labels.append((left, left + room, y))
+            self.text(x + side, y, words, anchor=anchor, size=11)
+
+    def _side(self, x: float, words: str, gap: float) -> tuple[str, float]:
+        """The anchor of words beside a place, and how far from it they stand: at its right if they fit there."""
+        is_right = x + gap + len(words) * LETTER < self.margin + self.width + 12
+        return ("start", gap) if is_right else ("end", -gap)

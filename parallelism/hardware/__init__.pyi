@@ -14,7 +14,7 @@ from .host import (
     is_calibrated as is_calibrated,
 )
 from .kernels import AttentionRate as AttentionRate, Kernel as Kernel
-from .links import HostLink as HostLink, Ints as Ints, Link as Link, Piece as Piece
+from .links import HostLink as HostLink, Link as Link, Piece as Piece
 from .mixtures import Across as Across, MixedHardware as MixedHardware, mixed as mixed
 from .power import Power as Power
 from .rates import Products as Products, Reached as Reached

@@ -22,8 +22,8 @@ from math import prod
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from parallelism.arrays import Ints
 from parallelism.hardware import fields as checked
 from parallelism.hardware.rates import Reached
 from parallelism.spelling import did_you_mean
@@ -33,8 +33,6 @@ MOST_ROUND = 4096
 """Along a dim of a ring or torus: a message is followed hop by hop."""
 
 SHAPES = ("switch", "ring", "torus", "fully_connected", "memory")
-
-Ints = NDArray[np.int64]
 
 
 class Uses(NamedTuple):

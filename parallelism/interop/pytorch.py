@@ -7,7 +7,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from itertools import count
 from typing import Any
 
@@ -15,10 +15,17 @@ import numpy as np
 
 from parallelism.arrays import vector_shape
 from parallelism.dtypes import as_dtype, is_narrow
-from parallelism.interop.errors import EvaluationWarning, SizesWarning, named, warn_of_own_derivatives
+from parallelism.interop.errors import (
+    EvaluationWarning,
+    SizesWarning,
+    UnsupportedError,
+    named,
+    warn_of_own_derivatives,
+)
 from parallelism.interop.onnx_models.files import Model
 from parallelism.interop.onnx_models.programs import Imported, imported
 from parallelism.interop.torch_checks import without_checks_of_numbers
+from parallelism.interop.torch_decisions import decided_masks
 from parallelism.interop.torch_derivatives import corners, detach_ungraded, lost_derivatives
 from parallelism.interop.torch_embeddings import bags_of_rows, embedding
 from parallelism.interop.torch_experts import dealt_experts
@@ -105,13 +112,11 @@ def from_torch(
     dims = _dims(examples, names, dynamic)
     extents = _extents(whole, examples, dims)
     _given(torch, examples, names, dims, extents)  # refuses wrong examples before anything is exported
-    with (
-        on_the_host(torch, whole) as unknown,
-        _for_the_export(torch, whole, loss),
-        lost_derivatives(torch, module) as lost,
-    ):
-        proto, arrays, bounds = _exported(torch, whole, examples, names, dims, extents)
+    with on_the_host(torch, whole) as unknown, lost_derivatives(torch, module) as lost:
+        export = partial(_exported, torch, whole, examples, names, dims, extents)
+        (proto, arrays, bounds), asked, has_elements = _decided(torch, whole, loss, export)
     _warn_of_bounds(bounds, type(module).__name__)
+    _warn_of_masks(asked, has_elements, type(module).__name__)
     instead = "write the function in operators whose derivative is meant, or detach what it holds back"
     warn_of_own_derivatives(lost.functions, "torch.autograd.Function", instead, stacklevel=2)
     instead = "take away a hook that only looks, and write what one changes in operators of the model"
@@ -171,6 +176,17 @@ def _warn_of_bounds(bounds: Mapping[str, Bounds], module: str) -> None:
         told = " and ".join(f"{name} of {of}" for name, of in bounds.items())
         warnings.warn(
             f"{module}: the program holds for {told}: the module asks for this size, and may compute something else beyond",
+            SizesWarning,
+            stacklevel=3,
+        )
+
+
+def _warn_of_masks(lines: Sequence[str], has_elements: bool, module: str) -> None:
+    """Gives `SizesWarning` if there are lines that ask whether a mask has an element that is true."""
+    if lines:
+        answer = "a mask that has one" if has_elements else "masks that have none"
+        warnings.warn(
+            f"{module}: {named(lines)} asks whether an element of a mask is true, and the program is that of {answer}",
             SizesWarning,
             stacklevel=3,
         )
@@ -279,9 +295,31 @@ def _example(torch: Any, x: Any, dims: Mapping[int, str], name: str, extents: Ma
 # -- the export --------------------------------------------------------------------------------------------------------
 
 
+def _decided(
+    torch: Any, module: Any, loss: Any, export: Callable[[], tuple[Any, dict[str, Any], dict[str, Bounds]]]
+) -> tuple[tuple[Any, dict[str, Any], dict[str, Bounds]], list[str], bool]:
+    """What ``export`` gives, the lines that ask whether a mask has an element that is true, and what they hear.
+
+    They hear that it has one.  If the module raises an error then, they hear that there is none.
+    """
+    for has_elements in (True, False):
+        with _for_the_export(torch, module, loss, has_elements) as asked:
+            try:
+                made = export()
+            except UnsupportedError:
+                if not (asked and has_elements):
+                    raise
+            else:
+                return made, asked, has_elements
+    raise AssertionError("one of the two returns, or raises")
+
+
 @contextmanager
-def _for_the_export(torch: Any, module: Any, loss: Any) -> Iterator[None]:
-    """The module in evaluation, its experts and its bags of rows in operators that can be written."""
+def _for_the_export(torch: Any, module: Any, loss: Any, has_elements: bool) -> Iterator[list[str]]:
+    """The module in evaluation, its experts and its bags of rows in operators that can be written.
+
+    Gives the lines that ask whether masks have elements.
+    """
     with (
         _evaluated(module),
         _quiet(),
@@ -291,8 +329,9 @@ def _for_the_export(torch: Any, module: Any, loss: Any) -> Iterator[None]:
         for_any_rows(torch),
         lengths_are_sizes(torch, module, loss),
         lines_of_the_loss(loss),
+        decided_masks(torch, has_elements) as asked,
     ):
-        yield
+        yield asked
 
 
 @contextmanager

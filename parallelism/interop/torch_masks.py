@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from parallelism.interop.torch_experts import DOMAIN
+
 
 def masked_writes(torch: Any) -> dict[Any, Callable[..., Any]]:
     """``x[mask] = value`` and ``x.masked_scatter(mask, source)``, by their operators."""
@@ -19,7 +21,7 @@ def masked_writes(torch: Any) -> dict[Any, Callable[..., Any]]:
         behind = x.dim() - given[0] - mask.dim()
         value = _for_each_place(values, behind)
         if value is None:
-            return NotImplemented  # a value of its own for each place: how many there are is not known
+            return _put_in_rows(torch, x, given[0], mask, values, accumulate)
         chosen = mask.reshape(*mask.shape, *[1] * behind)
         return torch.where(chosen, x + value if accumulate else value.to(x.dtype), x)
 
@@ -31,6 +33,18 @@ def masked_writes(torch: Any) -> dict[Any, Callable[..., Any]]:
         return torch.where(chosen, taken.reshape(x.shape), x)
 
     return {aten.index_put.default: index_put, aten.masked_scatter.default: masked_scatter}
+
+
+def _put_in_rows(torch: Any, x: Any, dim: int, mask: Any, values: Any, accumulate: bool) -> Any:
+    """A value of its own for each place, by an operator of our own: how many places there are is not known.
+
+    `parallelism.interop.onnx_models.experts` says what it means.
+    """
+    if dim != 0 or values.dim() != x.dim() - mask.dim() + 1:
+        return NotImplemented
+    how = {"added": int(accumulate)}
+    inputs = x, mask, values.to(x.dtype)
+    return torch.onnx.ops.symbolic(f"{DOMAIN}::Put", inputs, how, dtype=x.dtype, shape=x.shape, version=1)
 
 
 def _for_each_place(values: Any, behind: int) -> Any:

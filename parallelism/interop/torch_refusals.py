@@ -11,7 +11,7 @@ from traceback import extract_tb, format_list, walk_tb
 from typing import Any
 
 from parallelism.interop.errors import UnsupportedError
-from parallelism.interop.onnx_models.origins import innermost
+from parallelism.interop.onnx_models.origins import BETWEEN, innermost
 from parallelism.interop.torch_sizes import suggested, violated
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -92,8 +92,12 @@ def _line_in(told: Sequence[str]) -> str:
 def _user_frames(error: BaseException) -> str:
     """The stack of an error behind the last call from here: the lines of the model, if it was raised while these ran."""
     frames = extract_tb(error.__traceback__)
-    own = [number for number, frame in enumerate(frames) if frame.filename.startswith(_HERE)]
+    own = [number for number, frame in enumerate(frames) if _is_caller(frame.filename)]
     return "".join(format_list(frames[own[-1] + 1 if own else 0 :]))
+
+
+def _is_caller(file: str) -> bool:
+    return file.startswith(_HERE) and not file.endswith(BETWEEN)
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

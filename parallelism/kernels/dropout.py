@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from parallelism.arrays import Array
+from parallelism.arrays import Array, Bools
 
 _GAMMA, _FIRST, _SECOND = (np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
@@ -44,7 +44,7 @@ def dropout_mask(
     step: int,
     shape: Sequence[int],
     block: Sequence[slice | npt.NDArray[np.intp]] | None = None,
-) -> npt.NDArray[np.bool_]:
+) -> Bools:
     """A mask that is true for the elements that are kept, each with probability 1 - ``rate``.
 
     ``shape`` is that of the whole tensor.  ``block`` selects a part: a slice or an array of indices for each dim; None
@@ -62,11 +62,11 @@ def dropout_mask(
         along = places[dim].astype(np.uint64) * np.uint64(stride) * _GAMMA
         state = state + along.reshape(-1, *[1] * (len(shape) - 1 - dim))
         stride *= max(1, shape[dim])
-    mask: npt.NDArray[np.bool_] = _mixed(state) >= np.uint64(int(rate * 2**53) << 11)
+    mask: Bools = _mixed(state) >= np.uint64(int(rate * 2**53) << 11)
     return mask.reshape([len(place) for place in places])
 
 
-def dropout(x: Array, mask: npt.NDArray[np.bool_], rate: float) -> Array:
+def dropout(x: Array, mask: Bools, rate: float) -> Array:
     """``x / (1 - rate)`` where the mask is true, 0 elsewhere.  The backward is the same function of the gradient."""
     y = np.zeros_like(x)
     np.multiply(x, x.dtype.type(1 / (1 - rate)), out=y, where=mask)

@@ -7,9 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from parallelism.arrays import Floats
+from parallelism.arrays import Bools, Floats
 
 
 class Dealt(NamedTuple):
@@ -62,12 +61,12 @@ def _values(loads: Floats) -> list[float]:
     return found
 
 
-def _ways(allowed: npt.NDArray[np.bool_], blocks: int) -> float:
+def _ways(allowed: Bools, blocks: int) -> float:
     """How many ways there are to deal all blocks."""
     return _table(allowed, blocks)[0][blocks]
 
 
-def _table(allowed: npt.NDArray[np.bool_], blocks: int) -> Sequence[Sequence[float]]:
+def _table(allowed: Bools, blocks: int) -> Sequence[Sequence[float]]:
     """``[stage][left]``: how many ways there are to deal so many blocks to the stages from this one on."""
     ways = np.zeros(blocks + 1)
     ways[0] = 1
@@ -79,7 +78,7 @@ def _table(allowed: npt.NDArray[np.bool_], blocks: int) -> Sequence[Sequence[flo
     return [each.tolist() for each in table[::-1]]
 
 
-def _first_ways(allowed: npt.NDArray[np.bool_], blocks: int, most: int) -> list[tuple[int, ...]]:
+def _first_ways(allowed: Bools, blocks: int, most: int) -> list[tuple[int, ...]]:
     table = _table(allowed, blocks)
     found: list[tuple[int, ...]] = []
     for counts in _each(allowed, table, (), blocks):
@@ -90,7 +89,7 @@ def _first_ways(allowed: npt.NDArray[np.bool_], blocks: int, most: int) -> list[
 
 
 def _each(
-    allowed: npt.NDArray[np.bool_], table: Sequence[Sequence[float]], counts: tuple[int, ...], left: int
+    allowed: Bools, table: Sequence[Sequence[float]], counts: tuple[int, ...], left: int
 ) -> Iterator[tuple[int, ...]]:
     """All ways that begin with these counts, with so many blocks left."""
     stage = len(counts)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from parallelism.arrays import Floats
 from parallelism.hardware import MixedHardware, Reserve, mixed
 from parallelism.mixing.arrangements import Stages
 from parallelism.mixing.dealt_blocks import dealt
@@ -122,7 +123,7 @@ def _usable(
     memory: float | str | None,
     reserve: Reserve | float | str | None,
     possible: Choices,
-) -> list[npt.NDArray[np.float64]]:
+) -> list[Floats]:
     """By part and plan, the bytes that tensors may use on a device."""
     return [
         usable_bytes(reserve_of(reserve, memory, part), memory_of(memory, part), possible)
@@ -194,7 +195,7 @@ class _Search:
             if count:
                 self.refused[reason] = self.refused.get(reason, 0) + count
 
-    def time(self, possible: Choices, usable: list[npt.NDArray[np.float64]]) -> None:
+    def time(self, possible: Choices, usable: list[Floats]) -> None:
         """Times all plans, the most promising settings first."""
         both = self.hardware
         parts = [
@@ -216,9 +217,7 @@ class _Search:
                 return
             self._time(stages)
 
-    def time_replicas(
-        self, wanted: Mapping[str, Any], usable: Callable[[Choices], list[npt.NDArray[np.float64]]]
-    ) -> None:
+    def time_replicas(self, wanted: Mapping[str, Any], usable: Callable[[Choices], list[Floats]]) -> None:
         """Times the plans with replicas in both parts."""
         search = ReplicasSearch(self.task)
         possible = search.possible(wanted)

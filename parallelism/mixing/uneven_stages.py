@@ -24,11 +24,10 @@ from parallelism.planning.plan import Task
 from parallelism.planning.plan_costs import PlanCosts
 from parallelism.planning.space import Choices
 from parallelism.symbolic.event_prices import MeshOnHardware
-from parallelism.symbolic.orders import FIRST, Order, order_of, place_of
+from parallelism.symbolic.orders import FIRST, Ends, Order, order_of, place_of
 
 SCHEDULE = "1f1b"
 """The schedule of pipelines over two parts."""
-"""The numbers of the two kinds of actions in `parallelism.symbolic.orders.KINDS`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,13 +177,9 @@ class UnevenStages:
         durations = np.zeros((4 * self.stages, len(counts)))
         durations[0::4], durations[1::4] = chosen["F"], chosen["B"]
         messages = np.repeat(self._messages, len(counts), axis=1)
-        times = order.ends(durations, messages, repeats) + chosen["before"]
-        there, back = self._exchange
-        first, last = times[0].copy(), times[-1].copy()
-        times[0], times[-1] = np.maximum(first, last + back), np.maximum(last, first + there)
-        found: Floats = np.maximum(
-            (times + chosen["after"]).max(axis=0), self._crossing_seconds(chosen["F"], chosen["B"])
-        )
+        ends = Ends(chosen["before"], *self._exchange, chosen["after"])
+        seconds = ends.step_seconds(order.ends(durations, messages, repeats))
+        found: Floats = np.maximum(seconds, self._crossing_seconds(chosen["F"], chosen["B"]))
         return found
 
     def _crossing_seconds(self, forward: Floats, backward: Floats) -> Floats:

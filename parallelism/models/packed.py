@@ -8,7 +8,8 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
+
+from parallelism.arrays import Floats
 
 if TYPE_CHECKING:
     from parallelism.models.spec import TransformerSpec
@@ -49,8 +50,6 @@ def document_lengths(sequence: int, mean: int, variation: float) -> tuple[int, .
 
 
 _MOST_SPREAD = 20.0
-
-Floats = npt.NDArray[np.float64]
 
 
 def _shares(quantiles: Floats, spread: float) -> Floats:

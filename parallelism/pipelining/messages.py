@@ -5,8 +5,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from parallelism.arrays import Ints
 from parallelism.pipelining.actions import KINDS, MESSAGES, Action
 from parallelism.pipelining.pipeline import Pipeline
 
@@ -39,7 +39,7 @@ def passed(pipeline: Pipeline, actions: Sequence[Action]) -> list[Passed]:
     return list(_passed(*_facts(pipeline), tuple(actions)))
 
 
-def passed_columns(pipeline: Pipeline, actions: Sequence[Action]) -> npt.NDArray[np.int64]:
+def passed_columns(pipeline: Pipeline, actions: Sequence[Action]) -> Ints:
     """`passed` as an array: a row for each field of `Passed`, a column for each action."""
     return _columns(*_facts(pipeline), actions)
 
@@ -60,7 +60,7 @@ def _passed(
 
 def _columns(
     placement: tuple[int, ...], count: int, passing: tuple[str, ...], actions: Sequence[Action]
-) -> npt.NDArray[np.int64]:
+) -> Ints:
     ranks = np.array([*placement, NOBODY])  # also of the stage before the first, and of that after the last
     kinds = {kind: number for number, kind in enumerate((*KINDS, *MESSAGES))}
     step_of = np.where([kind[-1] == "F" for kind in kinds], 1, -1)

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from parallelism.arrays import Ints
 from parallelism.dtypes import as_dtype
 from parallelism.execution import ACTIVATIONS, TypedArray
 from parallelism.execution.device_program import RECOMPUTED
@@ -37,7 +38,7 @@ from parallelism.planning.two_block_steps import Uneven
 from parallelism.rarely_collected import rarely_collected
 from parallelism.side_by_side import first_come
 from parallelism.simulation.device_events import DeviceEvents, EventRow
-from parallelism.simulation.event_classes import Ints, Templates
+from parallelism.simulation.event_classes import Templates
 from parallelism.simulation.operations import PriceEvents, SimulatedOperation, simulated_operation
 from parallelism.simulation.repeated_actions import run_repeated
 from parallelism.simulation.repeated_stages import RepeatedEvents, RepeatingStage

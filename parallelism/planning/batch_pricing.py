@@ -13,9 +13,8 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from parallelism.arrays import distinct
+from parallelism.arrays import Floats, Ints, distinct
 from parallelism.events.columns import combined
 from parallelism.planning.plan import Task
 from parallelism.planning.plan_costs import PlanCosts
@@ -44,10 +43,10 @@ class PricedPlans(NamedTuple):
 
     possible: Choices
     """The space without the plans that the program does not allow, which is known only when they are simulated."""
-    seconds: npt.NDArray[np.float64]
+    seconds: Floats
     """Of a step in which nothing shares links, or fewer (`PlanCosts.is_exact`); infinite for plans that need too much
     memory."""
-    peaks: npt.NDArray[np.int64]
+    peaks: Ints
     """The bytes of the fullest device; of a plan that needs too much memory at least those that it holds all the time,
     unless no plan fits."""
     timed: int
@@ -62,9 +61,9 @@ class PricedPlans(NamedTuple):
 class _Share(NamedTuple):
     """Some rows, as far as they are put together from pieces."""
 
-    rows: npt.NDArray[np.int64]
-    seconds: npt.NDArray[np.float64]
-    peaks: npt.NDArray[np.int64]
+    rows: Ints
+    seconds: Floats
+    peaks: Ints
     fits: bool
     """Whether a plan fits the memory."""
     left: dict[int, str]
@@ -83,7 +82,7 @@ def unused_told_before() -> Iterator[None]:
 
 @unused_told_before()
 def price_plans(
-    task: Task, possible: Choices, limits: npt.NDArray[np.float64], told: Told, *, alone: bool = True
+    task: Task, possible: Choices, limits: Floats, told: Told, *, alone: bool = True
 ) -> PricedPlans:
     """The costs of all plans; those that need more memory than their limit, by row, are not timed.  Unless plans are
     simulated ``alone``, those that are not put together from pieces have no finite seconds.
@@ -114,9 +113,7 @@ def price_plans(
     return PricedPlans(possible, seconds, peaks, timed, setup, timing, one_by_one)
 
 
-def _price(
-    task: Task, possible: Choices, limits: npt.NDArray[np.float64], told: Told, *, alone: bool
-) -> PricedPlans:
+def _price(task: Task, possible: Choices, limits: Floats, told: Told, *, alone: bool) -> PricedPlans:
     """`price_plans` of plans with one model."""
     start = perf_counter()
     seconds, peaks = np.full(len(possible), np.inf), np.zeros(len(possible), np.int64)
@@ -161,9 +158,7 @@ def _price(
     return PricedPlans(possible, seconds, peaks, timed, setup, timing, one_by_one)
 
 
-def _promising(
-    task: Task, possible: Choices, limits: npt.NDArray[np.float64], told: Told
-) -> tuple[npt.NDArray[np.int64], dict[str, Refused]]:
+def _promising(task: Task, possible: Choices, limits: Floats, told: Told) -> tuple[Ints, dict[str, Refused]]:
     """The rows that may be the best of a model whose kinds of layers take turns, and the reason why others are refused.
 
     A plan is taken to need what models with layers of one kind need in the mean, which are put together from pieces.  So
@@ -193,15 +188,15 @@ def _promising(
 def _shares(
     table: PlanCosts,
     possible: Choices,
-    rows: npt.NDArray[np.int64],
-    limits: npt.NDArray[np.float64],
+    rows: Ints,
+    limits: Floats,
     told: Told,
 ) -> list[_Share]:
     """The costs of the rows, as far as this process and its copies have found them: two at a time take groups of rows
     from both ends of a part."""
     count = 1 + copies()
     processes = [2] * (count // 2) + [1] * (count % 2)
-    works, turns = list[Callable[[], _Share]](), list[BothEnds[npt.NDArray[np.int64]]]()
+    works, turns = list[Callable[[], _Share]](), list[BothEnds[Ints]]()
     for groups, several in zip(_dealt(rows, possible, count), processes, strict=False):
         turns.append(BothEnds(groups))
         ends = min(several, max(len(groups), 1))
@@ -220,7 +215,7 @@ def _shares(
     return found
 
 
-def _pipelines(table: PlanCosts, rows: npt.NDArray[np.int64]) -> set[Asked]:
+def _pipelines(table: PlanCosts, rows: Ints) -> set[Asked]:
     """The different pipelines of plans."""
     columns = table.possible.columns
     settings = (columns[name][rows] for name in ("schedule", "pp", "chunks", "balanced"))
@@ -228,14 +223,14 @@ def _pipelines(table: PlanCosts, rows: npt.NDArray[np.int64]) -> set[Asked]:
     return {table.shape(row)[:5] for row in rows[np.unique(keys, return_index=True)[1]].tolist()}
 
 
-def _microbatches(table: PlanCosts) -> npt.NDArray[np.int64]:
+def _microbatches(table: PlanCosts) -> Ints:
     """By row, the microbatches of a replica."""
     columns = table.possible.columns
-    found: npt.NDArray[np.int64] = table.task.batch // (columns["dp"] * columns["ep"] * columns["microbatch"])
+    found: Ints = table.task.batch // (columns["dp"] * columns["ep"] * columns["microbatch"])
     return found
 
 
-def _dealt(rows: npt.NDArray[np.int64], possible: Choices, count: int) -> list[list[npt.NDArray[np.int64]]]:
+def _dealt(rows: Ints, possible: Choices, count: int) -> list[list[Ints]]:
     """The rows in parts for two of ``count`` processes each, or fewer: groups in an order in which those that stand beside
     each other have most in common.  Rows whose pieces are laid out together stand in one group."""
     columns = {name: column[rows] for name, column in possible.columns.items()}
@@ -269,8 +264,8 @@ def _silent(what: str, done: int, count: int) -> None:
 def _share(
     table: PlanCosts,
     possible: Choices,
-    alike: Iterable[npt.NDArray[np.int64]],
-    limits: npt.NDArray[np.float64],
+    alike: Iterable[Ints],
+    limits: Floats,
     told: Told,
     *,
     all_peaks: bool = False,
@@ -300,9 +295,9 @@ def _share(
 
 def _prepared(
     table: PlanCosts,
-    rows: npt.NDArray[np.int64],
-    limits: npt.NDArray[np.float64],
-    peaks: npt.NDArray[np.int64],
+    rows: Ints,
+    limits: Floats,
+    peaks: Ints,
     told: Told,
 ) -> tuple[list[int], dict[int, str]]:
     """Those of the rows whose pieces are known, and the others with the reasons; and their ``peaks``.
@@ -353,7 +348,7 @@ class _Larger:
     with more or fewer repetitions.
     """
 
-    def __init__(self, table: PlanCosts, rows: npt.NDArray[np.int64]) -> None:
+    def __init__(self, table: PlanCosts, rows: Ints) -> None:
         self.table, columns = table, table.possible.columns
         self.count = _microbatches(table)
         names = [name for name in SETTINGS if name != "microbatch"]
@@ -367,7 +362,7 @@ class _Larger:
         """Of the number of microbatches."""
         self.peaks = np.zeros(len(different), np.int64)
 
-    def learn(self, shape: Shape, rows: list[int], peaks: npt.NDArray[np.int64]) -> None:
+    def learn(self, shape: Shape, rows: list[int], peaks: Ints) -> None:
         """Takes plans of one shape that do not fit."""
         order, repeats = self.table.orders(shape)
         if not repeats:
@@ -378,25 +373,23 @@ class _Larger:
         self.least[numbers], self.period[numbers] = few + period, period
         self.rest[numbers], self.peaks[numbers] = shape.microbatches % period, peaks[rows]
 
-    def that_may_fit(
-        self, rows: npt.NDArray[np.int64], peaks: npt.NDArray[np.int64]
-    ) -> npt.NDArray[np.int64]:
+    def that_may_fit(self, rows: Ints, peaks: Ints) -> Ints:
         """Those of some rows of which nothing is known; the ``peaks`` of the others become those of smaller ones."""
         numbers, count = self.others[rows], self.count[rows]
         known = (count >= self.least[numbers]) & (count % self.period[numbers] == self.rest[numbers])
         peaks[rows[known]] = self.peaks[numbers[known]]
-        found: npt.NDArray[np.int64] = rows[~known]
+        found: Ints = rows[~known]
         return found
 
 
-def _by_microbatch(table: PlanCosts, rows: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[np.int64]]:
+def _by_microbatch(table: PlanCosts, rows: Ints) -> Iterator[Ints]:
     """The rows, by the rows of their microbatches, the fewest first."""
     sizes = table.possible.columns["microbatch"][rows]
     for size in distinct(sizes).tolist():
         yield rows[sizes == size]
 
 
-def _held_alike(table: PlanCosts, rows: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
+def _held_alike(table: PlanCosts, rows: Ints) -> list[Ints]:
     """The rows, those of plans together that are equal in what they hold during the whole step."""
     if not len(rows):
         return []

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from parallelism.arrays import Bools, Ints
 from parallelism.models import TransformerSpec
 from parallelism.planning.trained import TrainedModel
 from parallelism.training.megatron import overlap_of
@@ -17,8 +17,6 @@ from parallelism.training.state_sharding import FULLY_SHARDED
 from parallelism.transforms import DataParallel, ExpertParallel, Strategy, Transform, Zero
 from parallelism.transforms.words import REPLICA, SHORTHANDS
 
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 Columns = Mapping[str, Ints]
 """The settings of many plans: a column for each setting, a row for each plan."""
 Settings = Mapping[str, Any]

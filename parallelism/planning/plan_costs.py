@@ -11,8 +11,8 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from parallelism.arrays import Floats, Ints
 from parallelism.memoized import memoized
 from parallelism.models import TransformerSpec
 from parallelism.planning.dealing import EXPERTS_OVER, axes_beside_experts, split_of_sequences
@@ -30,6 +30,7 @@ from parallelism.symbolic.orders import (
     MIDDLE,
     ONLY,
     PLACES,
+    Ends,
     Order,
     Shape,
     order_of,
@@ -40,22 +41,9 @@ from parallelism.timeline import Pricing
 from parallelism.training.layer_blocks import MOST_OTHERS
 from parallelism.training.sequence_split import SequenceSplit
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-
 _HELD_BY = itemgetter("dp", "instances", "cp", "ep", "tp", "sp", "zero", "experts_over")
 _ACTIONS_BY = itemgetter("tp", "sp", "cp", "ep", "recompute", "microbatch")
 _LAYOUT_BY = itemgetter("pp", "dp", "instances", "cp", "ep", "tp", "order", "experts_over")
-
-
-class Ends(NamedTuple):
-    """What devices do after the last action: seconds by rank, and of messages between the first and the last rank."""
-
-    before: Floats
-    there: float
-    back: float
-    """Minus infinite where the two exchange nothing."""
-    after: Floats
 
 
 class _Row(NamedTuple):
@@ -434,29 +422,10 @@ class PlanCosts:
 
     def _seconds_in_order(self, rows: Sequence[int]) -> Floats:
         """The seconds of plans with one order, which may be repeated."""
-        shapes = [self.shape(row) for row in rows]
-        shape, order = shapes[0], self._order(shapes[0])
-        ends = [self._end(row) for row in rows]
-        # Plans that differ in their ends alone are timed once.
-        number: dict[Any, int] = {}
-        columns, repeats, same = list[tuple[Floats, Floats]](), list[int](), list[int]()
-        for of, row in zip(shapes, rows, strict=True):
-            column, more = self._column(row), self.orders(of)[1]
-            key = id(column), more
-            if key not in number:
-                number[key] = len(columns)
-                columns.append(column)
-                repeats.append(more)
-            same.append(number[key])
-        durations, messages = (np.stack(each, axis=1) for each in zip(*columns, strict=True))
-        times = order.ends(durations, messages, np.array(repeats))[:, same]
-        times += np.stack([end.before for end in ends], axis=1)
-        if shape.ranks > 1:
-            there, back = np.array([(end.there, end.back) for end in ends]).T
-            first, last = times[0].copy(), times[-1].copy()
-            times[0], times[-1] = np.maximum(first, last + back), np.maximum(last, first + there)
-        result: Floats = (times + np.stack([end.after for end in ends], axis=1)).max(axis=0)
-        return result
+        order = self._order(self.shape(rows[0]))
+        columns = [self._column(row) for row in rows]
+        repeats = [self.orders(self.shape(row))[1] for row in rows]
+        return order.step_seconds(columns, repeats, [self._end(row) for row in rows])
 
     @memoized
     def _column(self, row: int) -> tuple[Floats, Floats]:

@@ -11,8 +11,8 @@ from textwrap import wrap
 from typing import Any, overload
 
 import numpy as np
-import numpy.typing as npt
 
+from parallelism.arrays import Floats, Ints
 from parallelism.display import WIDTH, quantities
 from parallelism.hardware import Reserve
 from parallelism.planning.assembled_steps import figures_of
@@ -34,9 +34,6 @@ from parallelism.planning.settings import SETTINGS, checked_settings
 from parallelism.planning.space import Choices, Refused, choices
 from parallelism.training import Figures
 from parallelism.training.training_run import precision_remark
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 
 class NoPlanFits(ValueError):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, overload
 import numpy as np
 import numpy.typing as npt
 
-from parallelism.arrays import plain_number
+from parallelism.arrays import Floats, Ints, plain_number
 from parallelism.display.quantities import short_errors
 from parallelism.hardware import Hardware, Reserve, memory_bytes_of, sized_hardware
 from parallelism.ir import Function
@@ -301,9 +301,9 @@ def _step_of_auto(
 def _best_first(
     task: Task,
     possible: Choices,
-    bounds: npt.NDArray[np.float64],
-    peaks: npt.NDArray[np.int64],
-    rows: npt.NDArray[np.int64],
+    bounds: Floats,
+    peaks: Ints,
+    rows: Ints,
     most: int | None,
     ahead: int,
     told: Progress,
@@ -334,16 +334,12 @@ def _best_first(
     return _Simulated(full, 0.0, known, is_stopped)
 
 
-def _key_of(
-    possible: Choices, bounds: npt.NDArray[np.float64], peaks: npt.NDArray[np.int64], row: int
-) -> Hashable:
+def _key_of(possible: Choices, bounds: Floats, peaks: Ints, row: int) -> Hashable:
     """The `step_key` of a row."""
     return step_key(possible.settings(row), bounds[row], peaks[row])
 
 
-def _first_of(
-    rows: npt.NDArray[np.int64], key_of: Callable[[int], Hashable], count: int
-) -> dict[Hashable, int]:
+def _first_of(rows: Ints, key_of: Callable[[int], Hashable], count: int) -> dict[Hashable, int]:
     """The first row of each of so many programs, by its key."""
     found = dict[Hashable, int]()
     for row in rows.tolist():
@@ -435,10 +431,10 @@ def reserve_of(
     return Reserve(memory_bytes_of("reserve", reserve, zero=True))
 
 
-def usable_bytes(reserve: Reserve, memory: float, possible: Choices) -> npt.NDArray[np.float64]:
+def usable_bytes(reserve: Reserve, memory: float, possible: Choices) -> Floats:
     """By plan, the bytes that its tensors may use on a device."""
     communicators = np.zeros(len(possible))
     for axis in AXES:
         communicators += possible.columns[axis] > 1
-    found: npt.NDArray[np.float64] = reserve.usable_bytes(memory, communicators)
+    found: Floats = reserve.usable_bytes(memory, communicators)
     return found

@@ -12,14 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.arrays import plain_number
+from parallelism.arrays import Bools, Ints, plain_number
 from parallelism.display.quantities import short_errors
 from parallelism.pipelining.generators import SCHEDULES
 from parallelism.planning.dealing import (
     EXPERTS_OVER,
-    Bools,
     Columns,
-    Ints,
     Settings,
     checked_exchange,
     checked_experts_over,

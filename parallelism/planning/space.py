@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from parallelism.arrays import Bools, Ints
 from parallelism.events.columns import combined
 from parallelism.models import TransformerSpec
 from parallelism.pipelining.generators import SCHEDULES, ScheduleKind
-from parallelism.planning.dealing import EXPERTS_OVER, Bools, Ints
+from parallelism.planning.dealing import EXPERTS_OVER
 from parallelism.planning.settings import AXES, MOST, SETTINGS, Setting, checked_settings
 from parallelism.planning.trained import TrainedModel
 from parallelism.training.state_sharding import FULLY_SHARDED

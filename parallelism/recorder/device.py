@@ -37,8 +37,7 @@ from parallelism.collectives.call import Traffic, traffics
 from parallelism.dtypes import as_dtype
 from parallelism.mesh import Axes, Mesh, MeshIndex
 from parallelism.operation import CollectiveMismatchError, Groups, ReduceOp, Work, calling_line
-from parallelism.operation.declared_work import declared_work
-from parallelism.operation.matmul_cost import matmul_cost
+from parallelism.operation.declared_work import declared_work, matmul_cost
 from parallelism.operation.trees import leaves
 from parallelism.operation.unfinished import Unfinished
 from parallelism.recorder.calls import CountedCall, blank, result, zeros

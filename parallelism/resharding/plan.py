@@ -40,6 +40,7 @@ from parallelism.sharding import TensorSharding
 from parallelism.sharding.partial import identity
 
 if TYPE_CHECKING:
+    from parallelism.cost import Costs
     from parallelism.hardware import Hardware
 
 Shape = tuple[int, ...]
@@ -288,13 +289,30 @@ def plan_resharding(
 
 
 def _seconds_on(hardware: Hardware | str) -> Cost:
-    from parallelism.cost import (
-        Costs,
-    )  # Imported here, because every device imports this module and few need costs.
+    # Imported here, because every device imports this module and few need costs.
+    from parallelism.cost import Costs
     from parallelism.hardware import Hardware
-    from parallelism.resharding.prices import move_seconds
 
     return partial(move_seconds, Costs(Hardware.of(hardware)))
+
+
+def move_seconds(costs: Costs, step: ReshardingStep) -> float:
+    """Seconds of a step: those of its slowest group.  ``partial(move_seconds, costs)`` is a ``cost`` of a plan."""
+    if step.kind == "slice":
+        return 0.0
+    received = step.bytes_received
+    if step.kind == "permute":
+        moved = [(donor, rank) for rank, donor in enumerate(step.donors) if donor != rank]
+        return max((costs.message_seconds(received[rank], donor, rank) for donor, rank in moved), default=0.0)
+    longest = 0.0
+    for group in step.mesh.groups(step.axes):
+        most = max(received[rank] for rank in group)
+        size = len(group)
+        if size > 1:
+            share = (2 if step.kind == "all_reduce" else 1) * ((size - 1) / size)
+            collective = "all_to_all" if step.kind == "exchange" else step.kind
+            longest = max(longest, costs.collective(collective, most / share, group).seconds)
+    return longest
 
 
 def _checked(

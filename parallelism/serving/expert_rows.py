@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from math import ceil
 
 import numpy as np
-import numpy.typing as npt
 
+from parallelism.arrays import Floats
 from parallelism.ir.core.extents import is_rounded
 from parallelism.models import Experts
 from parallelism.symbolic.events import Event, Formulas
 
-Floats = npt.NDArray[np.float64]
 MANY = 2**12
 """So many tokens for each expert that the rows of all are whole."""
 

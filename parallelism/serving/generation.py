@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from parallelism.arrays import Array
+from parallelism.arrays import Array, Ints
 from parallelism.dtypes import is_floating
 from parallelism.ir.core import checked_dtype
 from parallelism.models import TransformerSpec
@@ -46,7 +46,7 @@ def generate(
     weights_dtype: str | None = None,
     group: int | None = None,
     runs: list[Any] | None = None,
-) -> npt.NDArray[np.int64]:
+) -> Ints:
     """The tokens that follow each prompt, ``(prompts, new_tokens)``; the most likely ones, if ``temperature`` is 0.
 
     >>> import numpy as np

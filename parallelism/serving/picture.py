@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from parallelism.display.chart import Chart
-from parallelism.display.markup import Markup, figure, note, wide
+from parallelism.display.markup import Markup, broad_or_narrow, figure, note
 from parallelism.display.point_chart import PointChart
 from parallelism.display.quantities import count, plural, seconds
 from parallelism.serving.plans import ServingPlan, ServingPlans
 
-WIDTH, MARGIN = 560.0, 64.0
+WIDTH, NARROW, MARGIN = 560.0, 232.0, 64.0
 SHOWN = 24
 """The requests of a timeline."""
 BAR, GAP = 9.0, 3.0
@@ -24,16 +24,16 @@ def pictures(plans: ServingPlans) -> Markup:
     shown = plans.plans[0] if plans.plans else plans.beyond[0]
     return figure(
         note("Tokens a second of a user against those of a device: the plans that no other beats in both."),
-        wide(_front(plans)),
+        broad_or_narrow(_front(plans, WIDTH), _front(plans, NARROW)),
         note(
             f"{plural(min(SHOWN, len(shown.answered)), 'request')} of {shown.words}, from the middle of the workload."
         ),
-        wide(_timeline(shown)),
+        broad_or_narrow(_timeline(shown, WIDTH), _timeline(shown, NARROW)),
         title=f"Serving on {plural(plans.task.devices, 'device')} of {plans.task.hardware.name}",
     )
 
 
-def _front(plans: ServingPlans) -> str:
+def _front(plans: ServingPlans, width: float) -> str:
     front = [plan for plan in plans.front if plan.token_seconds]
     chart = PointChart(
         "the front",
@@ -41,7 +41,7 @@ def _front(plans: ServingPlans) -> str:
         up="tokens/s of a device",
         furthest=max((1 / plan.token_seconds for plan in front), default=1.0),
         highest=max((plan.tokens_per_second_per_device for plan in front), default=1.0),
-        width=WIDTH,
+        width=width,
         margin=MARGIN,
     )
     points = [(1 / plan.token_seconds, plan.tokens_per_second_per_device) for plan in front]
@@ -59,13 +59,13 @@ def _front(plans: ServingPlans) -> str:
     return chart.svg(alone=False)
 
 
-def _timeline(plan: ServingPlan) -> str:
+def _timeline(plan: ServingPlan, width: float) -> str:
     """A bar for each of some requests: until its first token, and until its last."""
     middle = max(0, (len(plan.answered) - SHOWN) // 2)
     shown = plan.answered[middle : middle + SHOWN]
     begin = min(each.arrival_seconds for each in shown)
     end = max(each.last_token_seconds for each in shown)
-    chart = Chart("requests over time", begin=begin, span=end - begin, width=WIDTH, margin=MARGIN)
+    chart = Chart("requests over time", begin=begin, span=end - begin, width=width, margin=MARGIN)
     chart.text(8, chart.y + 12, "request", quiet=True)
     chart.y += 20
     for number, each in enumerate(shown):

@@ -11,8 +11,8 @@ from math import inf
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from parallelism.arrays import Floats, Ints
 from parallelism.models.inference.caches import STATES, kinds_of
 from parallelism.serving.engine import Engine, Step, padded
 from parallelism.serving.placement import PICKED, READ, SCORED, TABLE, TOKENS
@@ -107,21 +107,19 @@ class PricedEngine:
         last = tuple(work.later(count - 1) for work in step)
         return self._finish(last, {request: 0 for work in last for _, _, request in sampled_rows(work)})
 
-    def _seconds(self, step: Step, count: int) -> npt.NDArray[np.float64]:
+    def _seconds(self, step: Step, count: int) -> Floats:
         """The seconds of each step of a stretch."""
         fixed, moving = self._numbers(step, count)
         return self.prices.seconds_of_stretch(fixed, moving, count) + self.prices.host_seconds(fixed)
 
-    def _known_seconds(self, step: Step, count: int) -> npt.NDArray[np.float64]:
+    def _known_seconds(self, step: Step, count: int) -> Floats:
         """The same.  Requests that arrive by themselves meet alike whatever a batch has room for, so rows share stretches."""
         key = self.prices.settings.page_tokens, tuple(work.stops for work in step), count
         if key not in self.prices.stretches:
             self.prices.stretches[key] = self._seconds(step, count)
         return self.prices.stretches[key]
 
-    def _numbers(
-        self, step: Step, count: int
-    ) -> tuple[list[dict[str, int]], list[dict[str, npt.NDArray[np.int64]]]]:
+    def _numbers(self, step: Step, count: int) -> tuple[list[dict[str, int]], list[dict[str, Ints]]]:
         """For each work what stays in the stretch, and what differs, by step."""
         fixed, moving = [], []
         spec, settings = self.prices.placement.spec, self.prices.settings

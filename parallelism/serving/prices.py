@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from parallelism.arrays import Floats, Ints
 from parallelism.execution.overlapping import arranged
 from parallelism.hardware import Hardware
 from parallelism.ir.core.extents import divided, names_in
@@ -47,7 +48,6 @@ from parallelism.symbolic.events import (
 from parallelism.symbolic.stages import events_of_blocks, nbytes_of
 from parallelism.timeline import Pricing
 
-Floats = npt.NDArray[np.float64]
 Kind = tuple[Any, ...]
 """What tells the blocks of a model apart (`kind_of_layer`)."""
 
@@ -92,7 +92,7 @@ class _Stage:
     """The events of a stage, with how often each comes."""
 
     events: tuple[Event, ...]
-    times: npt.NDArray[np.float64]
+    times: Floats
     weights: Any
     """The bytes of its weights."""
     cache: Mapping[str, Any]
@@ -306,13 +306,13 @@ class StepPrices:
     def seconds_of_stretch(
         self,
         fixed: Sequence[Mapping[str, int]],
-        moving: Sequence[Mapping[str, npt.NDArray[np.int64]]],
+        moving: Sequence[Mapping[str, Ints]],
         count: int,
     ) -> Floats:
         """The seconds of ``count`` steps that have the same tokens in each work: ``moving`` says by step what differs."""
         nothing = np.zeros(count, np.int64)
 
-        def numbers_in(changing: Mapping[str, npt.NDArray[np.int64]]) -> Callable[[str], npt.NDArray[Any]]:
+        def numbers_in(changing: Mapping[str, Ints]) -> Callable[[str], npt.NDArray[Any]]:
             return lambda name: changing.get(name, nothing)
 
         each = [

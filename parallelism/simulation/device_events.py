@@ -12,8 +12,8 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from parallelism.arrays import Ints
 from parallelism.collectives import MemberCall
 from parallelism.events import Columns
 from parallelism.mesh import Mesh
@@ -64,7 +64,7 @@ class StepCall(NamedTuple):
         """The kind of the step."""
         return self.step.kind
 
-    def of_groups(self, groups: npt.NDArray[np.int64]) -> list[tuple[MemberCall, ...]]:
+    def of_groups(self, groups: Ints) -> list[tuple[MemberCall, ...]]:
         """The call of each rank of several groups; groups that call the same share a tuple."""
         return calls_of_groups(self.step, groups, self.dtype)
 
@@ -108,7 +108,7 @@ class PeerRow(NamedTuple):
 class PieceRow(NamedTuple):
     """Compute events, each of which stands for the same several events."""
 
-    places: Sequence[int] | npt.NDArray[np.int64]
+    places: Sequence[int] | Ints
     """Their places among the events."""
     events: DeviceEvents
     """The events that each of them stands for.  Equal pieces have the same object."""
@@ -119,9 +119,9 @@ class Bulk(NamedTuple):
     """Many events as columns."""
 
     columns: Columns
-    peer_axis: npt.NDArray[np.int64]
+    peer_axis: Ints
     """The number of the mesh axis of each message whose peer is a position along it; -1 for other events."""
-    actions: npt.NDArray[np.int64]
+    actions: Ints
     """The place of the first event of each action among them, and the one behind the last action."""
 
 
@@ -159,7 +159,7 @@ class DeviceEvents:
             [Columns.of_rows(before, FIELDS), self.bulk.columns, Columns.of_rows(after, FIELDS)]
         )
 
-    def peer_axis(self, mesh: Mesh) -> npt.NDArray[np.int64]:
+    def peer_axis(self, mesh: Mesh) -> Ints:
         """The number of the mesh axis of each message whose peer is a position along it; -1 for other events."""
         peer_axis = np.full(len(self), -1)
         if self.bulk is not None:

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from parallelism.arrays import Ints
 from parallelism.collectives import MemberCall
 from parallelism.simulation.device_events import CollectiveRow, DeviceEvents, EventRow, PeerRow
-from parallelism.simulation.event_classes import Ints
 
 MARK = EventRow("mark", "")
 """Begins a part of the events."""

@@ -11,9 +11,8 @@ from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from parallelism.arrays import distinct
+from parallelism.arrays import Ints, distinct
 from parallelism.collectives import CollectiveCall, MemberCall, Moved, moved_alike
 from parallelism.collectives.call import moved
 from parallelism.events import Columns, Table
@@ -21,7 +20,6 @@ from parallelism.events.columns import combined
 from parallelism.mesh import Mesh
 from parallelism.simulation.device_events import Call, DeviceEvents, GroupKey, StepCall
 
-Ints = npt.NDArray[np.int64]
 MOST_SOURCES = 1024
 """The most members of a group whose events list their sources. Events of larger groups have only a number of bytes."""
 _COUNTED = ("bytes_sent", "bytes_received", "messages")

@@ -15,12 +15,12 @@ In any other case folding is refused with `CannotFold`.
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from parallelism.arrays import Floats, Ints
 from parallelism.cost.channel_loads import ChannelLoads
 from parallelism.hardware import Channel, Hardware, Link, MixedHardware
 from parallelism.operation.errors import keys_by_value
-from parallelism.simulation.event_classes import Ints, Templates, first_of
+from parallelism.simulation.event_classes import Templates, first_of
 from parallelism.simulation.folding import CannotFold, EqualDevices
 from parallelism.timeline import CollectivePrice, Pricing, Route, route_of
 
@@ -43,7 +43,7 @@ class PricedCollectives(NamedTuple):
     """The place of each event in `Templates.looks`."""
 
     @property
-    def seconds(self) -> npt.NDArray[np.float64]:
+    def seconds(self) -> Floats:
         """The seconds of each event."""
         return np.array([price.seconds for price in self.prices])[self.price]
 

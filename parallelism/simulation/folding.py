@@ -22,12 +22,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from parallelism.arrays import distinct
+from parallelism.arrays import Ints, distinct
 from parallelism.cost.group_shapes import group_shapes, places_of
 from parallelism.cost.port_faults import slowest_ports
 from parallelism.events.columns import combined
 from parallelism.hardware import Hardware, MixedHardware
-from parallelism.simulation.event_classes import Ints, Templates
+from parallelism.simulation.event_classes import Templates
 
 NARROW = 4
 """Rows of up to so many numbers are made one number each before they are compared."""

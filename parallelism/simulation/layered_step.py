@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from parallelism.arrays import Ints
 from parallelism.collectives import MemberCall
 from parallelism.execution import TypedArray
 from parallelism.execution.last_backward import LastBackward
@@ -26,7 +27,7 @@ from parallelism.mesh import Mesh
 from parallelism.pipelining import Pipeline, message_user
 from parallelism.simulation.device_events import DeviceEvents
 from parallelism.simulation.equal_layers import MARK, MayGrow, UnequalLayers, with_layers
-from parallelism.simulation.event_classes import Ints, Templates
+from parallelism.simulation.event_classes import Templates
 from parallelism.simulation.operations import PriceEvents, SimulatedOperation
 from parallelism.simulation.ran_step import DeviceRun, RanStep, StageActions
 from parallelism.simulation.repeated_actions import run_repeated

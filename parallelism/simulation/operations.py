@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from parallelism.arrays import Ints
 from parallelism.execution import Executable, PipelinedProgram, Share, StagePrograms, TypedArray, operation_on
 from parallelism.execution.whole_batch import Beginning
 from parallelism.hardware import Software
@@ -30,7 +31,7 @@ from parallelism.pipelining import MESSAGES, Pipeline as ScheduledPipeline, mess
 from parallelism.sharding import TensorSharding
 from parallelism.shared_results import MOST, shared
 from parallelism.simulation.device_events import DeviceEvents
-from parallelism.simulation.event_classes import Ints, Templates
+from parallelism.simulation.event_classes import Templates
 from parallelism.simulation.repeated_actions import run_repeated
 from parallelism.simulation.repeated_stages import RepeatedEvents, RepeatingStage
 from parallelism.simulation.typed_device import TypedDevice

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from parallelism.arrays import Floats, Ints
+from parallelism.arrays import Bools, Floats, Ints
 from parallelism.events import Columns
 from parallelism.simulation.device_events import DeviceEvents
 from parallelism.simulation.steady_steps import Repetition
@@ -136,7 +136,7 @@ def parts_of(
 
 def _totals(
     columns: Columns,
-    whole: npt.NDArray[np.bool_],
+    whole: Bools,
     more: Repetition | None,
     inside: Sequence[tuple[int, int, int, ByOperation]],
 ) -> dict[int, dict[Operation, OperationTotals]]:
@@ -161,8 +161,8 @@ class _Piece(NamedTuple):
     """What a piece stands for, once."""
 
     totals: ByOperation
-    split: npt.NDArray[np.float64]
-    step_split: npt.NDArray[np.float64]
+    split: Floats
+    step_split: Floats
     """The seconds of each part, as `split`."""
 
 
@@ -186,11 +186,11 @@ class _Shares:
             for rank, each in split(trace, moved, (more.begin, more.end)).items():
                 self.seconds[rank] += more.times * np.array(each)
 
-    def take(self, rank: int, at: npt.NDArray[np.int64]) -> None:
+    def take(self, rank: int, at: Ints) -> None:
         """Takes the events at these places out of the parts of a rank."""
         self.seconds[rank] -= self._by_part(self.parts[at], self.durations[at])
 
-    def of_piece(self, rank: int, columns: Columns, trace: Trace) -> npt.NDArray[np.float64]:
+    def of_piece(self, rank: int, columns: Columns, trace: Trace) -> Floats:
         """The seconds of each part of events that a piece on a rank of the ``trace`` stands for."""
         if columns.isin("kind", {"wait"}).any():  # what is behind compute is in no part
             alone = Trace(
@@ -204,8 +204,6 @@ class _Shares:
             return np.array(self.split(alone)[rank])
         return self._by_part(self.part_of(columns), columns.numbers("duration_seconds"))
 
-    def _by_part(
-        self, parts: npt.NDArray[np.int8], seconds: npt.NDArray[np.float64]
-    ) -> npt.NDArray[np.float64]:
+    def _by_part(self, parts: npt.NDArray[np.int8], seconds: Floats) -> Floats:
         """The seconds of each part."""
         return np.bincount(parts, seconds, self.count).astype(np.float64)  # of no events it is of integers

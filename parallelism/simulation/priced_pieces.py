@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.arrays import distinct
+from parallelism.arrays import Ints, distinct
 from parallelism.events import HOST, Columns, Table
 from parallelism.hardware import Hardware, MixedHardware
 from parallelism.memoized import memoized
 from parallelism.mesh import Mesh
 from parallelism.simulation.device_events import DeviceEvents, GroupKey
-from parallelism.simulation.event_classes import Ints, Templates, first_of, members
+from parallelism.simulation.event_classes import Templates, first_of, members
 from parallelism.simulation.folded_links import PricedCollectives, own_channels, own_ports
 from parallelism.simulation.folding import EqualDevices, priced_alike, same_prices
 from parallelism.simulation.repeated_stages import MESSAGES

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from parallelism.arrays import Ints
 from parallelism.execution import StagePrograms, TypedArray
 from parallelism.layouts.stages import Part
 from parallelism.layouts.stages.messages import packed
@@ -20,7 +21,6 @@ from parallelism.mesh import Mesh
 from parallelism.pipelining import MESSAGES, Pipeline
 from parallelism.side_by_side import side_by_side
 from parallelism.simulation.device_events import DeviceEvents
-from parallelism.simulation.event_classes import Ints
 from parallelism.simulation.operations import PipelinedStep
 from parallelism.simulation.repeated_stages import RepeatedEvents
 from parallelism.simulation.step_tails import head_of, tail_of

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from parallelism.arrays import Bools, Ints
 from parallelism.events import ABSENT, Columns, Table
 from parallelism.events.columns import combined
 from parallelism.layouts.stages import Part
@@ -35,8 +35,6 @@ from parallelism.pipelining.actions import earlier
 from parallelism.simulation.device_events import FIELDS, Bulk, CollectiveRow, DeviceEvents
 from parallelism.simulation.repeated_stages import RepeatingStage
 from parallelism.simulation.typed_device import TypedDevice, TypedWork
-
-Ints = npt.NDArray[np.int64]
 
 
 def run_repeated(
@@ -199,14 +197,14 @@ class _Layout(NamedTuple):
 
     owner: Ints
     """By event, the number of its action."""
-    own: npt.NDArray[np.bool_]
+    own: Bools
     """By event, whether the action itself adds it."""
     own_looks: Ints
     """By event, the one that it looks like, if the action itself adds it."""
-    takes: npt.NDArray[np.bool_]
+    takes: Bools
     """By action, whether it begins with the wait for a message; those below say which post a receive, and which send."""
-    posts: npt.NDArray[np.bool_]
-    sends: npt.NDArray[np.bool_]
+    posts: Bools
+    sends: Bools
     posted: Ints
     """By action, the one whose receive it posts."""
     at_take: Ints

@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from parallelism.arrays import Floats
+from parallelism.arrays import Floats, Ints
 from parallelism.events.columns import combined
 from parallelism.hardware import Channel, Hardware, MixedHardware
-from parallelism.simulation.event_classes import Ints, Templates
+from parallelism.simulation.event_classes import Templates
 from parallelism.simulation.folded_links import own_channels
 from parallelism.simulation.folding import CannotFold, Ends, EqualDevices, bags, codes, messages_of
 from parallelism.timeline import Pricing, Route, route_of

@@ -17,13 +17,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from parallelism.arrays import Ints
 from parallelism.events import Columns, Table
 from parallelism.hardware import Hardware, MixedHardware, Software
 from parallelism.ir import Function
 from parallelism.mesh import Mesh
 from parallelism.rarely_collected import rarely_collected
 from parallelism.simulation.device_events import DeviceEvents
-from parallelism.simulation.event_classes import Ints, Templates, members
+from parallelism.simulation.event_classes import Templates, members
 from parallelism.simulation.folded_links import folded_routes
 from parallelism.simulation.folding import CannotFold, EqualDevices, Routes, fold as folded
 from parallelism.simulation.operations import (

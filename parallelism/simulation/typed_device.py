@@ -10,7 +10,7 @@ Nothing is computed, moved or waited for, so one device can run alone.
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple, cast
 
 import numpy.typing as npt
@@ -26,6 +26,7 @@ from parallelism.layouts import step_of
 from parallelism.mesh import Axes, Mesh, MeshIndex, split_sizes
 from parallelism.operation import Device, ReduceOp
 from parallelism.operation.declared_work import declared_work
+from parallelism.operation.part import Ranks
 from parallelism.simulation.device_events import Call, DeviceEvents, EventRow, GroupKey, MeshAxes, StepCall
 
 _BLOCK: AbstractContextManager[None] = nullcontext()
@@ -108,8 +109,6 @@ class TypedDevice:
 
     def as_part(self, mesh: Mesh, ranks: Sequence[int], together: tuple[str, Sequence[int]] | None) -> Device:
         """This device on a mesh of its own, with the same events."""
-        from parallelism.simulation.typed_part import TypedPart
-
         return TypedPart(self, mesh, ranks, together).device
 
     # -- compute and memory --------------------------------------------------------------------------------------------
@@ -378,3 +377,51 @@ class TypedDevice:
             x = self.incoming(tag)
         self.events.add_message("recv", src, tag, x.nbytes, None, axis, work)
         return x
+
+
+class TypedPart(TypedDevice):
+    """A device of ``ranks`` on a ``mesh`` of its own, as `parallelism.operation.part.DevicePart` with these arguments.
+
+    It adds its events to those of the device.  Its groups have no axes: the ranks of the cluster stand for each.
+    """
+
+    def __init__(
+        self,
+        whole: TypedDevice,
+        mesh: Mesh,
+        ranks: Sequence[int],
+        together: tuple[str, Sequence[int]] | None = None,
+    ) -> None:
+        self.of = Ranks(mesh, ranks, whole.rank, together)
+        super().__init__(mesh, self.of.place, whole.incoming)
+        self.whole, self.events = whole, whole.events
+        self._append = self.events.rows.append
+
+    def all_reduce(self, x: TypedArray, axes: Axes = None, **options: Any) -> Any:
+        """Records the collective; over the axis of all meshes, an all_reduce of first devices, and a broadcast."""
+        if not self.of.is_together(axes):
+            return super().all_reduce(x, axes, **options)
+        work, later = TypedWork(self.events, "all_reduce", None, x), bool(options.get("async_op"))
+        if not self.rank:
+            call = MemberCall("all_reduce", x.dtype, x.shape)
+            found = self._recorded(None, self.of.first, call, x, async_op=later, result=x)
+            work = found if later else work
+        work.then = partial(self._share, x)
+        return work if later else work.wait()
+
+    def _share(self, x: TypedArray) -> None:
+        """Records a broadcast inside the mesh."""
+        if self.size > 1:
+            call = MemberCall("broadcast", x.dtype, x.shape)
+            self.events.add_collective(
+                None, self.of.ranks, call, call.kind, None if self.rank else x.dtype_name
+            )
+
+    def _axes_of(self, axes: Axes) -> tuple[None, GroupKey]:
+        return None, self.of.along(axes)
+
+    def _factors(self, axes: Axes) -> tuple[int, ...]:
+        return (len(self.group(axes)),)
+
+    def _step_call(self, call: StepCall) -> Call:
+        return call.of_rank(self.rank)

@@ -8,8 +8,8 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from parallelism.arrays import Floats, Ints
 from parallelism.collectives import CollectiveCall
 from parallelism.events import Columns
 from parallelism.hardware import MixedHardware
@@ -23,7 +23,6 @@ from parallelism.timeline import Pricing, roles_of
 from parallelism.training.sequence_split import HEADS_AXIS
 from parallelism.transforms.words import REPLICA
 
-Floats = npt.NDArray[np.float64]
 Along = tuple[tuple[int, int], ...]
 """How the groups along some axes lie: the extent of each axis, and the distance between its neighbours."""
 
@@ -77,7 +76,7 @@ class EventPrices:
         self._collectives: dict[Any, float] = {}
         self._messages: dict[Any, float] = {}
 
-    def computes(self, events: Events, wanted: npt.NDArray[np.int64]) -> Floats:
+    def computes(self, events: Events, wanted: Ints) -> Floats:
         """The seconds of the ``wanted`` events, which are computes; 0 for the others."""
         kinds = events.symbolic.kinds
         seconds = np.zeros(len(kinds))
@@ -183,7 +182,7 @@ class EventPrices:
         return [(rank, rank + distance) for rank in here]
 
     @memoized
-    def _alike(self, distance: int, size: int) -> npt.NDArray[np.int64]:
+    def _alike(self, distance: int, size: int) -> Ints:
         """For each rank the first whose message over this distance has the same price; -1 where it ends nowhere."""
         ranks = np.arange(max(-distance, 0), size - max(distance, 0))
         few = ranks[: self._period]

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from parallelism.arrays import Bools, Ints
 from parallelism.execution.chains import Chain, DeclaredCost, declared_cost, in_chains
 from parallelism.execution.device_program import (
     ACTIVATIONS,
@@ -35,8 +36,6 @@ from parallelism.ir.passes.waiting import Run as RunStep, Start, Wait, owners_ov
 from parallelism.layouts import Devices
 from parallelism.memoized import memoized
 
-Floats = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
 Exact = npt.NDArray[np.longdouble]
 
 MEMORY, COMPUTE, COLLECTIVE = "memory", "compute", "collective"
@@ -129,11 +128,11 @@ class Events:
     values: Exact = field(repr=False)
     """By formula."""
 
-    def numbers(self, events: npt.NDArray[np.int64]) -> Exact:
+    def numbers(self, events: Ints) -> Exact:
         """By event: bytes, flops, bytes of other dtypes, and a shape."""
         return self.values[self.symbolic.index[events]]
 
-    def nbytes(self, events: npt.NDArray[np.int64] | slice) -> Exact:
+    def nbytes(self, events: Ints | slice) -> Exact:
         """The first number of some events: bytes, or the payload of a collective."""
         return self.values[self.symbolic.index[events, 0]]
 
@@ -150,7 +149,7 @@ class SymbolicEvents:
     kinds: tuple[EventKind, ...]
     sections: Mapping[Any, slice]
     formulas: Formulas
-    index: npt.NDArray[np.int64] = field(repr=False)
+    index: Ints = field(repr=False)
     """By event, the numbers of its extents among the formulas."""
     repeated: Bools = field(repr=False)
     """By event: see the function `repeated`."""
@@ -218,10 +217,10 @@ class SymbolicEvents:
         ]
 
     @memoized
-    def first(self, what: str) -> npt.NDArray[np.int64]:
+    def first(self, what: str) -> Ints:
         """Of the events of a sort the first of those that are alike."""
         events = np.flatnonzero(self.are(what))
-        found: npt.NDArray[np.int64] = events[self.alike[events] == events]
+        found: Ints = events[self.alike[events] == events]
         return found
 
     @cached_property
@@ -270,7 +269,7 @@ class SymbolicEvents:
         return found
 
     @cached_property
-    def alike(self) -> npt.NDArray[np.int64]:
+    def alike(self) -> Ints:
         """By event, the first event that is equal to it for any rows of a microbatch and any devices."""
         first: dict[Any, int] = {}
         return np.array(

@@ -19,15 +19,12 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from parallelism.arrays import Floats, Ints
 from parallelism.pipelining.generators import SCHEDULES, ScheduleKind
 from parallelism.side_by_side import copies, first_come
 from parallelism.symbolic.steady_state import Labelled, Levels, Window, levels_of
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 Work = tuple[int, str, int]
 
 KINDS = "F", "B", "I", "W"
@@ -36,6 +33,25 @@ FIRST, MIDDLE, LAST, ONLY, LONGER = range(5)
 block more are `LONGER`."""
 PLACES = 5
 NONE_LONGER = range(0)
+
+
+class Ends(NamedTuple):
+    """What ranks do after their last actions: seconds by rank, and of messages between the first and the last rank."""
+
+    before: Floats
+    """By rank, the seconds before the first and the last rank exchange something: ``[rank]``, or ``[rank, plan]``."""
+    there: Floats | float
+    """The seconds of the message from the first rank to the last; minus infinite where they exchange nothing."""
+    back: Floats | float
+    after: Floats
+
+    def step_seconds(self, times: Floats) -> Floats:
+        """The seconds of the step of each plan, given when ranks have done their last actions: ``[rank, plan]``."""
+        times = times + self.before
+        first, last = times[0].copy(), times[-1].copy()
+        times[0], times[-1] = np.maximum(first, last + self.back), np.maximum(last, first + self.there)
+        seconds: Floats = (times + self.after).max(axis=0)
+        return seconds
 
 
 @dataclass(frozen=True)
@@ -108,6 +124,22 @@ class Order:
             levels.run(times, durations, messages, 0, levels.depth)
         ends: Floats = times[self.last]
         return ends
+
+    def step_seconds(
+        self, columns: Sequence[tuple[Floats, Floats]], repeats: Sequence[int], ends: Sequence[Ends]
+    ) -> Floats:
+        """The seconds of the steps of plans; a column has the durations and the messages of a plan, as `ends` takes them.
+
+        Plans that have one column, and differ in their ``ends`` alone, are timed once.
+        """
+        keys = [(id(column), more) for column, more in zip(columns, repeats, strict=True)]
+        different = dict(zip(keys, columns, strict=True))
+        place = {key: place for place, key in enumerate(different)}
+        durations, messages = (np.stack(each, axis=1) for each in zip(*different.values(), strict=True))
+        times = self.ends(durations, messages, np.array([more for _, more in different]))
+        times = times[:, [place[key] for key in keys]]
+        before, there, back, after = (np.array(each).T for each in zip(*ends, strict=True))
+        return Ends(before, there, back, after).step_seconds(times)
 
     def peaks(self, changes: Ints, peaks: Ints) -> Ints:
         """The most bytes that the actions of each rank hold: ``[rank, plan]``.

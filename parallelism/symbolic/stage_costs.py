@@ -9,14 +9,11 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from parallelism.arrays import Floats, Ints
 from parallelism.memoized import memoized
 from parallelism.symbolic.event_prices import EventPrices, MeshOnHardware
 from parallelism.symbolic.events import COLLECTIVE, COMPUTE, MEMORY, MESSAGE, WAIT, EventKind, Events
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 
 class Memory(NamedTuple):

@@ -13,11 +13,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
+from parallelism.arrays import Bools, Floats, Ints
 
 ROUNDING = 1e-14
 """Differences up to this part of the time of a window are those of rounding."""

@@ -15,16 +15,15 @@ import numpy as np
 import numpy.typing as npt
 
 from parallelism.algorithms import KINDS, MPI, NAMED_OTHERWISE, kind_of_event
+from parallelism.arrays import Floats, Ints
 from parallelism.collectives import CollectiveCall
 from parallelism.cost import Costs
 from parallelism.cost.channel_loads import NO_LOADS, ChannelLoads
 from parallelism.events import Columns, Table
 from parallelism.events.columns import combined
-from parallelism.hardware import Channel, Hardware, Ints
+from parallelism.hardware import Channel, Hardware
 from parallelism.timeline.fair_sharing import LEAST, Route
 from parallelism.timeline.matching import group_sizes
-
-Floats = npt.NDArray[np.float64]
 
 _CALL = "name", "group", "algorithm", "payload_bytes", "root", "pairs"
 """The fields of a `CollectiveCall`."""
@@ -44,7 +43,7 @@ FREE = CollectivePrice()
 
 def collective_prices(
     costs: Costs, events: Columns, scale: Floats, *, sharing: bool = True
-) -> tuple[Floats, Table, tuple[Route | None, ...], npt.NDArray[np.int64]]:
+) -> tuple[Floats, Table, tuple[Route | None, ...], Ints]:
     """The prices of events of collectives, also of those inside others; a byte is priced as ``scale`` bytes.
 
     They are the seconds and algorithms of the events; the different routes over the links, of which None uses no links;
@@ -75,7 +74,7 @@ def collective_prices(
 
 def _by_themselves(
     costs: Costs, operations: Columns, least: Floats, members: npt.NDArray[Any], sharing: bool
-) -> tuple[list[CollectivePrice], npt.NDArray[np.int64]]:
+) -> tuple[list[CollectivePrice], Ints]:
     """The different prices, and the index of the price of each operation.
 
     ``operations`` has one event of each operation, ``least`` its scale, and ``members`` its number of events.
@@ -120,9 +119,9 @@ def collective_price(
 def _with_reshardings(
     events: Columns,
     prices: list[CollectivePrice],
-    price_of: npt.NDArray[np.int64],
-    operation: npt.NDArray[np.int64],
-) -> tuple[list[CollectivePrice], npt.NDArray[np.int64]]:
+    price_of: Ints,
+    operation: Ints,
+) -> tuple[list[CollectivePrice], Ints]:
     """The prices with those of operations that consist of collectives, and the index of the price of each event.
 
     Such an operation takes as long as at its slowest member, over the links of all members.  ``price_of`` has an entry

@@ -11,13 +11,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from parallelism.arrays import Bools, Ints
 from parallelism.events import ABSENT, HOST, Columns
 from parallelism.events.columns import codes, combined
 
 POINT, COMPUTE, WAIT, COLLECTIVE, SEND, RECV, OUTSIDE = range(7)
 """A point takes no time.  An event outside (a child of an operation, memory) only gets a place in time."""
 
-Places = npt.NDArray[np.int64]
+Places = Ints
 
 
 class Messages(NamedTuple):
@@ -27,7 +28,7 @@ class Messages(NamedTuple):
     """Where they are in the record."""
     keys: Places
     """The same number for a send and its recv."""
-    are_sends: npt.NDArray[np.bool_]
+    are_sends: Bools
 
 
 class Roles(NamedTuple):

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from parallelism.arrays import Bools, Floats, Ints
 from parallelism.collectives import CollectiveCall
 from parallelism.cost import Costs, costs_of
 from parallelism.dtypes import FLOAT4, NARROW_FLOATS
@@ -35,7 +36,6 @@ from parallelism.timeline.matching import COLLECTIVE, COMPUTE, RECV, SEND, Roles
 HOST_NAME = "host"
 COMPUTE_KINDS = ("measured", "modelled")
 
-Floats = npt.NDArray[np.float64]
 
 _FLOATS = frozenset({"float16", "float32", "float64", *NARROW_FLOATS.values(), FLOAT4})
 """The floats of arrays: ``priced_dtype`` stands for each of them."""
@@ -70,15 +70,15 @@ class Prices(NamedTuple):
     """The algorithms of the collectives; None: there are no collectives, or they are free."""
     routes: tuple[Route | None, ...] = (None,)
     """The different routes of collectives over the links."""
-    route: npt.NDArray[np.int64] | None = None
+    route: Ints | None = None
     """For each event the index of its route; None: the first for all."""
     message_route: Callable[[int, int], tuple[Route | None, float]] | None = None
     """`Pricing.route` of messages that stand for others; None: of themselves."""
 
 
-def nameless_compute(events: Columns) -> npt.NDArray[np.bool_]:
+def nameless_compute(events: Columns) -> Bools:
     """For each event, whether it is compute outside of all named blocks, with neither flops nor bytes."""
-    free: npt.NDArray[np.bool_] = (events.numbers("flops") == 0) & (events.numbers("nbytes") == 0)
+    free: Bools = (events.numbers("flops") == 0) & (events.numbers("nbytes") == 0)
     named = events.present("stage") | events.present("phase")
     return free & ~named & events.isin("kind", {"compute"}) & events.isin("name", {"compute"})
 
@@ -167,7 +167,7 @@ class Pricing:
 
     # -- what there is to price ----------------------------------------------------------------------------------------
 
-    def declared(self, events: Columns) -> npt.NDArray[np.bool_]:
+    def declared(self, events: Columns) -> Bools:
         """Which computes have a price that was declared."""
         declared = events.present("seconds")
         if self.hardware is not None:
@@ -337,7 +337,7 @@ class Pricing:
         return collective_price(self.costs, call, self._factor(dtype), self.link_sharing)
 
 
-def _without(events: Columns, left_out: npt.NDArray[np.bool_]) -> Columns:
+def _without(events: Columns, left_out: Bools) -> Columns:
     """The remaining events, with new numbers."""
     if not left_out.any():
         return events

@@ -38,8 +38,7 @@ from parallelism.events.columns import as_values
 from parallelism.timeline.engine import LaneEvents, Replay, Sharing
 from parallelism.timeline.matching import COMPUTE, OUTSIDE, Roles, roles_of, with_children_at_parents
 from parallelism.timeline.pricing import Prices, Pricing, Seen
-from parallelism.timeline.resumption import resumed
-from parallelism.timeline.undisturbed import Steps, Times, undisturbed
+from parallelism.timeline.undisturbed import Steps, Times, resumed, undisturbed
 
 _MOST_NANOSECONDS = 2**62
 """Bound on a sum of all costs in nanoseconds; above it an int64 might overflow."""

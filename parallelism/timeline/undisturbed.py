@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from parallelism.arrays import distinct
+from parallelism.arrays import Bools, distinct
 from parallelism.events import ABSENT
 from parallelism.events.columns import codes, combined
-from parallelism.timeline.engine import Sharing
+from parallelism.timeline.engine import Replay, Sharing
 from parallelism.timeline.fair_sharing import Route
 from parallelism.timeline.matching import COLLECTIVE, COMPUTE, RECV, SEND, WAIT, Places
 
@@ -127,7 +127,7 @@ class _Matched(NamedTuple):
     """By step, the operation that a wait waits for; -1 for other steps."""
     asks: Places
     """By step, the receive that takes the message."""
-    later: npt.NDArray[np.bool_]
+    later: Bools
     """By step, whether it is an asynchronous operation, or a wait for one."""
 
     @classmethod
@@ -378,7 +378,7 @@ class _Run:
 class _Crossing(NamedTuple):
     """The messages that cross links which others may cross, too."""
 
-    shared: npt.NDArray[np.bool_]
+    shared: Bools
     """True for each send whose link others use, too."""
     route: Places
     """The number of the route of each send among ``routes``."""
@@ -465,3 +465,53 @@ def _has_all(route: Route, sharing: Sharing) -> bool:
     return route.rate <= 1 and all(
         sharing.capacity(channel) >= max(1.0, route.rate * part) for channel, part in route.channels
     )
+
+
+# -- the engine goes on ------------------------------------------------------------------------------------------------
+
+
+def resumed(engine: Replay, steps: Steps, known: Undisturbed) -> Times:
+    """The known times without those of the steps that the ``engine`` goes on with.
+
+    The engine has the same steps, and is not run yet.
+    """
+    starts, durations, clocks = known.times
+    lane = np.repeat(np.arange(len(steps.lengths)), steps.lengths)
+    first = _first_steps(steps, lane, known)
+    again = np.arange(len(lane)) >= first[lane]
+    engine.next = first.tolist()
+    goes_on = first < np.cumsum(steps.lengths)
+    next_starts = np.append(starts, 0)[first]
+    engine.clock = np.where(goes_on, next_starts, clocks).tolist()
+
+    # Messages that were sent before, and are received from now on.
+    recvs = np.flatnonzero(again & (steps.roles == RECV))
+    sends = np.flatnonzero(~again & (steps.roles == SEND))
+    arrived = sends[np.isin(steps.keys[sends], steps.keys[recvs])]
+    engine.sent = dict(zip(steps.keys[arrived].tolist(), known.over[arrived].tolist(), strict=True))
+
+    # Operations that were started before, and are waited for from now on.
+    waits = np.flatnonzero(again & (known.operation >= 0))
+    waits = waits[~again[known.operation[waits]]]
+    started = known.operation[waits]
+    works = zip(lane[waits].tolist(), steps.works[waits].tolist(), strict=True)
+    engine.issued = dict(zip(works, started.tolist(), strict=True))
+    engine.over = dict(zip(started.tolist(), known.over[started].tolist(), strict=True))
+    return Times(np.where(again, 0, starts), np.where(again, 0, durations), clocks)
+
+
+def _first_steps(steps: Steps, lane: Places, known: Undisturbed) -> Places:
+    """For each lane, the place of the step to go on with; that after its last step if all are over."""
+    starts, durations, _ = known.times
+    first: Places = np.cumsum(steps.lengths)
+    later = np.flatnonzero(np.maximum(known.over, starts + durations) > known.disturbed)
+    np.minimum.at(first, lane[later], later)
+    # All members of a collective go on before it, or none.
+    meets = np.flatnonzero(steps.roles == COLLECTIVE)
+    group = np.unique(steps.keys[meets], return_inverse=True)[1]
+    while True:
+        again = np.bincount(group, meets >= first[lane[meets]])[group] > 0
+        before = first.copy()
+        np.minimum.at(first, lane[meets[again]], meets[again])
+        if (first == before).all():
+            return first

@@ -23,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from parallelism.arrays import Floats, Ints
 from parallelism.events import Columns
 from parallelism.trace.trace import Trace
 from parallelism.trace.transfers import HOLDING, HOST_TRAFFIC, Moving, moving, rounded
@@ -165,7 +166,7 @@ def step_split(
 
 def _seconds(
     trace: Trace, parts: npt.NDArray[np.int8], count: int, moved: Moving | None, during: During | None
-) -> npt.NDArray[np.float64]:
+) -> Floats:
     """Seconds by rank and part: of the ``count`` parts that events have, of the bubble, and in which it is idle.
 
     The bubble and the idle time make up the last two columns.
@@ -200,13 +201,13 @@ def _seconds(
 
 
 def _first_that_fits(
-    ranks: npt.NDArray[np.int64],
-    starts: npt.NDArray[np.float64],
-    ends: npt.NDArray[np.float64],
+    ranks: Ints,
+    starts: Floats,
+    ends: Floats,
     parts: npt.NDArray[np.int8],
     count: int,
     kinds: int,
-) -> npt.NDArray[np.float64]:
+) -> Floats:
     """Seconds by rank and part, shape (count, kinds), in which that rank has an interval of that part open, and no
     interval of an earlier part.  An interval has a rank, a start, an end and a part."""
     rank, time = np.concatenate([ranks, ranks]), np.concatenate([starts, ends])

@@ -4,8 +4,8 @@ from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from parallelism.arrays import Bools, Ints
 from parallelism.events import HOST, Columns
 from parallelism.events.columns import sums
 
@@ -29,7 +29,7 @@ class RankTotals(NamedTuple):
     flops: float = 0.0
 
 
-def outermost(columns: Columns, kinds: Collection[str]) -> npt.NDArray[np.bool_]:
+def outermost(columns: Columns, kinds: Collection[str]) -> Bools:
     """Which events are of these kinds, and inside no collective."""
     return columns.isin("kind", kinds) & ~columns.present("parent")
 
@@ -77,7 +77,7 @@ def peak_bytes(columns: Columns, category: str | None) -> dict[int, int]:
     return peaks
 
 
-def communication_matrix(columns: Columns, size: int) -> npt.NDArray[np.int64]:
+def communication_matrix(columns: Columns, size: int) -> Ints:
     """Bytes from device to device, ``[source, destination]``, shape (size, size)."""
     matrix = np.zeros((size, size), np.int64)
     traffic = counted(columns, host_traffic=False)

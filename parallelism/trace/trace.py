@@ -9,8 +9,8 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
-import numpy.typing as npt
 
+from parallelism.arrays import Ints
 from parallelism.display.quantities import plural
 from parallelism.events import HOST, KINDS, Columns, Event
 from parallelism.events.columns import operations
@@ -324,7 +324,7 @@ class Trace(Sequence[Event]):
         """`peak_bytes` of each rank that held anything."""
         return peak_bytes(self.columns, category)
 
-    def communication_matrix(self) -> npt.NDArray[np.int64]:
+    def communication_matrix(self) -> Ints:
         """Bytes from device to device, ``[source, destination]``, shape (size, size).
 
         The events of collectives have the sources of their bytes, messages are counted where they are received; so the

@@ -8,8 +8,8 @@ same two parts, before and after the send of its message.
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from parallelism.arrays import Bools, Floats, Ints
 from parallelism.events import Columns
 from parallelism.timeline import collectives_of, operations_of_waits, sends_of_recvs
 from parallelism.trace.trace import Trace
@@ -25,10 +25,10 @@ _ROUNDING = 2.0**-48
 class Moving(NamedTuple):
     """For each event of a trace, by its place there."""
 
-    since: npt.NDArray[np.float64]
+    since: Floats
     """Seconds at which its data began to move: when the last member called the collective, or when the message of a
     recv was sent, which may be before the recv."""
-    awaited: npt.NDArray[np.int64]
+    awaited: Ints
     """The place of the event that had to happen first: the last member's call, or the send.  Its own place if it
     waited for nothing; for a wait, what its operation waited for."""
 
@@ -56,11 +56,11 @@ def moving(trace: Trace) -> Moving:
     return Moving(start[awaited], awaited)
 
 
-def rounded(since: npt.NDArray[np.float64], end: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def rounded(since: Floats, end: Floats) -> Floats:
     """The times ``since``, or ``end`` where the two differ by no more than the rounding of a sum of floats."""
     return np.where(end - since <= _ROUNDING * np.abs(end), end, since)
 
 
-def asynchronous(columns: Columns) -> npt.NDArray[np.bool_]:
+def asynchronous(columns: Columns) -> Bools:
     """Which events do not block their rank, because a later wait does."""
     return columns.present("work") & ~columns.isin("kind", {"wait"})

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from parallelism.arrays import Array
+from parallelism.arrays import Array, Bools
 from parallelism.dtypes import is_floating
 from parallelism.kernels import dropout, dropout_mask
 from parallelism.mesh import Mesh
@@ -16,7 +16,7 @@ from parallelism.sharding import TensorSharding
 LARGEST = 2**64
 
 
-Saved = npt.NDArray[np.bool_] | None
+Saved = Bools | None
 """A mask of the elements of this device's shard that are kept; None if all are."""
 
 

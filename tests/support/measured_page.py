@@ -125,3 +125,12 @@ UNFOLD = """
 document.querySelectorAll('details').forEach(e => e.open = true);
 document.querySelectorAll('[data-step]').forEach(e => e.hidden = false);
 """
+
+SCROLLS = """
+[...document.querySelectorAll('body *')].filter(e => e.scrollWidth > e.clientWidth + 1 &&
+ /auto|scroll/.test(getComputedStyle(e).overflowX)).map(e => e.tagName)
+"""
+"""The tags of what is wider than its place on the page, and is to be scrolled."""
+
+SHOWN_CIRCLES = "[...document.querySelectorAll('circle')].filter(c => c.getBoundingClientRect().width)"
+"""The points that a reader sees, of pictures that are drawn for broad and for narrow screens."""

@@ -186,6 +186,10 @@ if __name__ == "__main__":
     result = everything()
     with VirtualCluster(2) as first, VirtualCluster(2) as second:       # beside each other, and one after another
         result["two clusters"] = [c.run(lambda d: d.all_reduce(d.rank + 1)).outputs for c in (first, second)]
+    result["late"] = []
+    for kernel in (endless, deadlock) * 3:      # interrupts of an earlier cluster are none of the next one's
+        with VirtualCluster(4) as cluster:
+            result["late"].append(text_of(cluster, kernel).partition(":")[0])
     result["places"] = places_of_devices(4, 8)
     with VirtualCluster(Mesh(dp=2, tp=2)) as cluster:
         result["groups"] = cluster.run(kinds_of_groups).outputs

@@ -115,6 +115,25 @@ class Mixture(nn.Module):
         return x
 
 
+class LookingExperts(nn.Module):
+    """As Mistral's own code has them: each expert looks up the rows that chose it, and adds what it makes of them."""
+
+    def __init__(self, width: int = 12, hidden: int = 8, count: int = 4) -> None:
+        super().__init__()
+        self.router = nn.Linear(width, count, bias=False)
+        self.experts = nn.ModuleList([
+            nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width)) for _ in range(count)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens = x.view(-1, x.shape[-1])
+        gates, chosen = self.router(tokens).softmax(-1).topk(2, -1)
+        sums = torch.zeros_like(tokens)
+        for i, expert in enumerate(self.experts):
+            rows, choices = torch.where(chosen == i)
+            sums[rows] += gates[rows, choices, None] * expert(tokens[rows])
+        return x + sums.view(x.shape)
+
+
 class Biased(nn.Module):
     """As encoders are written: types of tokens out of a buffer, and scores with a bias by the distance, which is a weight."""
 
@@ -298,6 +317,8 @@ MODELS: dict[str, Callable[[], Made]] = {
     "experts with biases": lambda: (
         Mixture(1, is_transposed=True, has_bias=True, has_gate=False), (torch.randn(4, 6, 12), torch.randn(4, 6, 12)),
         F.mse_loss),
+    "experts that look up their tokens": lambda: (
+        nn.Sequential(LookingExperts(), LookingExperts()), (torch.randn(4, 6, 12), torch.randn(4, 6, 12)), F.mse_loss),
     "an LSTM in both directions": lambda: (LSTM(), (torch.randn(4, 7, 6), some(5, 4)), F.cross_entropy),
     "a diffusion U-Net": lambda: (UNet(), (torch.randn(4, 3, 8, 8), torch.rand(4), torch.randn(4, 3, 8, 8)), F.mse_loss),
     "speech with a decoder": lambda: (

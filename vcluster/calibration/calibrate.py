@@ -23,6 +23,7 @@ from typing import NamedTuple, Self
 import numpy as np
 import psutil
 
+from parallelism.arrays import Floats
 from parallelism.display import progress
 from parallelism.hardware import CALIBRATED, Hardware, HostLink, Link, Piece
 from vcluster.calibration.cases import (
@@ -38,7 +39,7 @@ from vcluster.calibration.cases import (
     Case,
     measured,
 )
-from vcluster.calibration.fitting import Floats, fitted
+from vcluster.calibration.fitting import fitted
 from vcluster.collectives import INLINE_BYTES, PRIVATE_BYTES
 from vcluster.mpi.group import POSTED_BYTES
 from vcluster.mpi.transport import SMALL_BYTES

@@ -16,10 +16,9 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-import numpy.typing as npt
 
 from parallelism.algorithms import kind_of
-from parallelism.arrays import Array
+from parallelism.arrays import Array, Ints
 from parallelism.display import Told
 from parallelism.hardware import VARIABLE, Hardware
 from parallelism.mesh import Mesh
@@ -315,7 +314,7 @@ def rounds_apart(traces: Sequence[Trace]) -> float:
     return fmean(pairs) / median(medians) if pairs else 0.0
 
 
-def _repetitions(trace: Trace) -> tuple[list[float], list[npt.NDArray[np.int64]]]:
+def _repetitions(trace: Trace) -> tuple[list[float], list[Ints]]:
     """Wall seconds of each repetition, and for each rank the indices of its barriers."""
     columns = trace.columns
     is_barrier = columns.isin("name", {"barrier"}) & ~columns.present("parent")

@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 from math import inf
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from parallelism.arrays import Floats
 
 _STEP = 1e-6
 _LONGEST = 1.5

@@ -38,8 +38,7 @@ def report(program: str, words: Sequence[str]) -> int:
         raise WrongWords("--hardware is an option of the page and needs --html")
     roof = hardware_of(arguments.hardware)
     page: Path | None = arguments.html
-    if page is not None and writable(page, "html").exists() and page.samefile(arguments.trace):
-        raise WrongWords(f"--html: {page} is the trace itself")
+    _check_page(page, [arguments.trace], "the trace itself")
     from vcluster.report import html, timeline
 
     with _silent():
@@ -72,10 +71,7 @@ def compare(program: str, words: Sequence[str]) -> int:
     page = arguments.html
     with _silent():
         found = compared(*traces)
-    if page is not None:
-        for path in (arguments.a, arguments.b):
-            if writable(page, "html").exists() and page.samefile(path):
-                raise WrongWords(f"--html: {page} is a trace")
+    _check_page(page, [arguments.a, arguments.b], "a trace")
     print(found)
     if page is not None:
         from vcluster.report import comparison_html
@@ -111,12 +107,7 @@ def hang(program: str, words: Sequence[str]) -> int:
         with accessing(path, "read"):
             path.stat()
     page: Path | None = arguments.html
-    if (
-        page is not None
-        and writable(page, "html").exists()
-        and any(page.samefile(path) for path in arguments.dumps)
-    ):
-        raise WrongWords(f"--html: {page} is a dump")
+    _check_page(page, arguments.dumps, "a dump")
     try:
         explanation = explain(arguments.dumps)
     except DumpError as error:
@@ -130,6 +121,12 @@ def hang(program: str, words: Sequence[str]) -> int:
             explanation.html(page)
         print(f"\nThe page is {page}")
     return 0
+
+
+def _check_page(page: Path | None, read: Sequence[Path], what: str) -> None:
+    """Refuse a page that cannot be written, or that is one of the files that are ``read``."""
+    if page is not None and writable(page, "html").exists() and any(page.samefile(path) for path in read):
+        raise WrongWords(f"--html: {page} is {what}")
 
 
 def _silent() -> np.errstate:

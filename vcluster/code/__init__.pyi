@@ -15,6 +15,7 @@ from .errors import (
     DeviceFailedError as DeviceFailedError,
     HostWaitWarning as HostWaitWarning,
     OperationCancelled as OperationCancelled,
+    ReplicasDifferWarning as ReplicasDifferWarning,
     UndeliveredMessageError as UndeliveredMessageError,
     UnusedResultWarning as UnusedResultWarning,
     ranks_in_words as ranks_in_words,

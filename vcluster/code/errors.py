@@ -29,6 +29,7 @@ __all__ = [
     "DeviceFailedError",
     "HostWaitWarning",
     "OperationCancelled",
+    "ReplicasDifferWarning",
     "UndeliveredMessageError",
     "UnusedResultWarning",
     "ranks_in_words",
@@ -118,6 +119,20 @@ class HostWaitWarning(UserWarning):
     ...     cluster.channel(0).send("now")
     ...     cluster.run(lambda device: device.recv(HOST)).outputs
     ['now']
+    """
+
+
+class ReplicasDifferWarning(UserWarning):
+    """By the layout that `Run.unshard` was given some ranks hold the same, and their outputs differ.
+
+    >>> import warnings
+    >>> from vcluster import ReplicasDifferWarning, VirtualCluster
+    >>> with VirtualCluster(3, backend="thread") as cluster, warnings.catch_warnings(record=True) as caught:
+    ...     warnings.simplefilter("always", ReplicasDifferWarning)
+    ...     whole = cluster.run(lambda device: device.rank + 5).unshard("[]")
+    >>> print(str(caught[0].message).replace(", and", ",\\nand"))
+    by the layout [] ranks 0-2 hold the same,
+    and the output of ranks 1 and 2 is not that of rank 0, which is taken; is a reduction missing?
     """
 
 

@@ -22,7 +22,7 @@ import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import cloudpickle
 import numpy as np
@@ -30,6 +30,7 @@ from cloudpickle import (
     cloudpickle as _reducers,
 )  # the reducers that Pickler picks by itself have no public names
 
+from parallelism.arrays import Array
 from parallelism.operation import is_installed
 from vcluster.code.arguments import PerDevice, Sharded
 from vcluster.code.call_sites import code_of
@@ -62,7 +63,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no 
     """cloudpickle with arrays out of band, whatever their strides, and with test modules by value.
 
     With ``buffer_callback``, every array without object fields leaves the pickle as a `pickle.PickleBuffer`. An array
-    that is contiguous in neither order is copied first. As in protocol 5, the buffer stays in the stream if the
+    that is contiguous in neither order is copied first. One that is read-only here is not where it arrives, which has it
+    for itself. As in protocol 5, the buffer stays in the stream if the
     callback returns a true value.
     """
 
@@ -74,15 +76,15 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
         if kind is np.ndarray:
-            usual = obj.flags.forc or obj.dtype.hasobject
-            return NotImplemented if usual else np.ascontiguousarray(obj).__reduce_ex__(5)
+            usual = (obj.flags.forc and obj.flags.writeable) or obj.dtype.hasobject
+            return NotImplemented if usual else as_writable(obj).__reduce_ex__(5)
         if kind in _DEALT:
             raise TypeError(
                 f"run() deals out what lies in dicts, lists and tuples; a {kind.__name__} inside of anything else "
                 f"would arrive as it is"
             )
         if kind is np.memmap:  # the mapping cannot travel, but its content can
-            return np.ascontiguousarray(obj).view(np.ndarray).reshape(obj.shape).__reduce_ex__(5)
+            return as_writable(obj.view(np.ndarray)).__reduce_ex__(5)
         if isinstance(obj, BaseException) and _skips_init(kind):
             return _rebuild_exception, (kind, obj.args), obj.__dict__ or None
         if kind is type and obj.__module__ == "builtins" and not hasattr(builtins, name := obj.__name__):
@@ -101,6 +103,35 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no 
         reduced = super().reducer_override(obj)
         by_value = isinstance(reduced, tuple) and reduced[-1] is _reducers._class_setstate
         return _reduce_class(obj) if by_value else reduced
+
+
+def as_writable(array: Array) -> Array:
+    """The array in one piece, as a view that is not said to be read-only: a pickle would say so of what arrives.
+
+    Nobody writes into it here.
+    """
+    if not array.flags.forc:
+        return np.ascontiguousarray(array).reshape(array.shape)
+    if array.flags.writeable:
+        return array
+    order: Literal["C", "F"] = "C" if array.flags.c_contiguous else "F"
+    if not array.nbytes:
+        return np.empty(array.shape, array.dtype, order)
+    return np.asarray(_Memory(array)).view(array.dtype).reshape(array.shape, order=order)
+
+
+class _Memory:
+    """The bytes of an array, as NumPy asks any object for them."""
+
+    def __init__(self, array: Array) -> None:
+        self._array = array  # it lives as long as its bytes are read
+        place = array.__array_interface__["data"][0]
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": "|u1",
+            "shape": (array.nbytes,),
+            "data": (place, False),
+        }
 
 
 def dump(value: object, subject: str, buffer_callback: BufferCallback | None = None) -> bytes:

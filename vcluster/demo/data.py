@@ -12,7 +12,8 @@ from inspect import cleandoc
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
+
+from parallelism.arrays import Ints
 
 TEST_SHARE = 5
 """One of this many rows is used for testing."""
@@ -180,14 +181,12 @@ def docstrings(package: str = "parallelism") -> str:
     return text
 
 
-def tokens_of(text: str) -> npt.NDArray[np.int64]:
+def tokens_of(text: str) -> Ints:
     """The bytes of the text as integers."""
     return np.frombuffer(text.encode(), np.uint8).astype(np.int64)
 
 
-def pieces(
-    tokens: npt.NDArray[np.int64], rows: int, length: int, seed: tuple[int, ...]
-) -> npt.NDArray[np.int64]:
+def pieces(tokens: Ints, rows: int, length: int, seed: tuple[int, ...]) -> Ints:
     """A batch of ``rows`` pieces of ``length`` tokens each, from positions drawn with the seed."""
     starts = np.random.default_rng(seed).integers(0, len(tokens) - length + 1, rows)
     return tokens.take(starts[:, None] + np.arange(length))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from parallelism.arrays import Ints
 from parallelism.display import WIDTH
 from parallelism.hardware import Hardware
 from parallelism.kernels import Adam
@@ -56,11 +57,11 @@ class Job:
     mesh: Mesh
     model: Transformer
     optimizer: Adam
-    tokens: npt.NDArray[np.int64]
+    tokens: Ints
     prompt: bytes
     hardware: Hardware | None
 
-    def batch(self, step: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    def batch(self, step: int) -> tuple[Ints, Ints]:
         """Tokens and targets of a step. The target of a token is the one after it."""
         drawn = pieces(self.tokens, self.arguments.rows, SEQUENCE + 1, (self.arguments.seed, step))
         return drawn[:, :-1], drawn[:, 1:]

@@ -24,8 +24,7 @@ from parallelism.collectives.results import integer
 from parallelism.dtypes import in_wider_dtype
 from parallelism.mesh import Axes, Mesh, MeshIndex
 from parallelism.operation import ArrayCalls, ReduceOp, typed_as
-from parallelism.operation.declared_work import declared_work
-from parallelism.operation.matmul_cost import matmul_cost
+from parallelism.operation.declared_work import declared_work, matmul_cost
 from parallelism.spelling import no_attribute
 from vcluster.code.pickling import dump
 from vcluster.collectives import Collectives, Ways

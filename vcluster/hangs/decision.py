@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from parallelism.arrays import Ints
 from parallelism.operation import ranks_in_words
 from parallelism.operation.errors import keys_by_value
 from vcluster.hangs.matching import Matching, Place
-from vcluster.hangs.records import Ints, Records
+from vcluster.hangs.records import Records
 
 MOST_BACK = 50
 """How many collectives are looked at for one that all have called at the same line."""

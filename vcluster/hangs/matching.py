@@ -8,9 +8,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from vcluster.hangs.records import Ints, RankRecord, Records
-
-Bools = npt.NDArray[np.bool_]
+from parallelism.arrays import Bools, Ints
+from vcluster.hangs.records import RankRecord, Records
 
 
 class Place(NamedTuple):

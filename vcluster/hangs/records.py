@@ -13,13 +13,12 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from parallelism.arrays import Bools, Ints
 from parallelism.operation import ranks_in_words
 from vcluster.hangs.calls import CallForm, Site
 from vcluster.hangs.files import DumpError, FileDump, FileEntry, OnePath, dumps_in
 
-Ints = npt.NDArray[np.int64]
 UNKNOWN_TIME = int(np.iinfo(np.int64).min)
 
 _RANKS = re.compile(r"\[?\s*(\d{1,9}(\s*,\s*\d{1,9})*)?\s*\]?")
@@ -54,10 +53,10 @@ class RankRecord:
     sequence: Ints
     """Of a collective: its number in the group; of a message -1, and of all that are coalesced the same."""
     tag: Ints
-    is_open: npt.NDArray[np.bool_]
+    is_open: Bools
     """Whether it was not complete."""
-    is_waited: npt.NDArray[np.bool_]
-    is_message: npt.NDArray[np.bool_]
+    is_waited: Bools
+    is_message: Bools
     created: Ints
     """In nanoseconds of the rank's own clock; `UNKNOWN_TIME` if not known."""
     started: Ints
@@ -274,7 +273,7 @@ def _regrouped(record: RankRecord, now: Ints) -> RankRecord:
     return replace(record, group=now[record.group], enqueued=enqueued)
 
 
-def _open(entries: list[FileEntry], calls: list[int], forms: list[CallForm]) -> npt.NDArray[np.bool_]:
+def _open(entries: list[FileEntry], calls: list[int], forms: list[CallForm]) -> Bools:
     """Which calls had not completed.  Those of a coalesced call stay as they were enqueued, and end with it."""
     is_open = np.array([entry.state != "completed" and not entry.retired for entry in entries], bool)
     last_place: dict[tuple[int, bool, int | None], int] = {}

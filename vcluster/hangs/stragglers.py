@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from parallelism.arrays import Ints
 from parallelism.display.quantities import seconds
 from vcluster.hangs.matching import Matching
-from vcluster.hangs.records import UNKNOWN_TIME, Ints
+from vcluster.hangs.records import UNKNOWN_TIME
 
 MOST_COLLECTIVES = 200
 FEWEST_COLLECTIVES = 5
@@ -76,9 +76,7 @@ def straggler_of(matching: Matching, group: int) -> Straggler | None:
     return Straggler(ranks[place], int(counts[place]), int(known.sum()), late, clocks)
 
 
-def _times(
-    matching: Matching, group: int, ranks: list[int], numbers: Ints
-) -> tuple[npt.NDArray[np.int64], Ints]:
+def _times(matching: Matching, group: int, ranks: list[int], numbers: Ints) -> tuple[Ints, Ints]:
     """For each rank and collective, when it began and when it was found to have ended."""
     begins = np.full((len(ranks), len(numbers)), UNKNOWN_TIME)
     ends = begins.copy()

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from parallelism.arrays import Bools
 from parallelism.mesh import Mesh, split_sizes
 from parallelism.sharding import TensorSharding
 
@@ -33,7 +34,7 @@ class Batch:
     """[rows, tokens], whole numbers."""
     targets: Array
     """[rows, tokens]: what is to be predicted."""
-    valid: npt.NDArray[np.bool_]
+    valid: Bools
     """[rows, tokens]: whether a token counts in the loss. The others are padding."""
     first: int = 0
     """The place in the sequence of the first token: not 0 on later ranks of ``cp``."""

@@ -23,7 +23,7 @@ from parallelism.arrays import Array
 from parallelism.collectives import ARRAY, SCALAR, checked_array, is_tree
 from parallelism.dtypes import code_of, is_numeric, of_code
 from parallelism.operation.trees import leaf_types, leaves, rebuild
-from vcluster.code.pickling import dump, is_from_handler
+from vcluster.code.pickling import as_writable, dump, is_from_handler
 from vcluster.memory import LINE
 
 try:
@@ -103,7 +103,7 @@ def encode_message(value: Any) -> Encoded:
 
 
 def _plain_leaf(leaf: Any) -> Any:
-    return as_array("a message", leaf)[0] if isinstance(leaf, np.ndarray) else leaf
+    return as_writable(as_array("a message", leaf)[0]) if isinstance(leaf, np.ndarray) else leaf
 
 
 def encode(value: Any, subject: str) -> Encoded:
@@ -132,7 +132,7 @@ def _has_plain_parts(value: Any) -> bool:
             parts.extend(part)
             parts.extend(part.values())
         elif kind is np.ndarray:
-            if not (part.flags.forc and is_numeric(part.dtype)):
+            if not (part.flags.forc and part.flags.writeable and is_numeric(part.dtype)):
                 return False
         elif kind not in _PLAIN:
             return False

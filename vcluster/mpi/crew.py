@@ -115,7 +115,7 @@ class MpiCrew:
 
     def interrupt(self, rank: int) -> None:
         """Raise `OperationCancelled` in a kernel that computes."""
-        self._job.transport.interrupt(self._ranks[rank], self.endpoint.address.generation)
+        self._job.transport.interrupt(self._ranks[rank], self.endpoint.address)
 
     def kill(self, rank: int) -> bool:
         """A rank cannot be replaced, so it is not ended."""

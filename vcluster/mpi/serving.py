@@ -91,8 +91,8 @@ def _serve_device(job: Job, spec: DeviceSpec, ranks: list[int], memory: NodeMemo
 def _listen(job: Job, endpoint: MpiEndpoint, ended: threading.Event) -> None:
     """Pass interrupts on to the kernel, as a signal to this process."""
     while not ended.wait(CHECK_EVERY_SECONDS):
-        generation = job.transport.interrupted()
-        if generation == endpoint.address.generation and INTERRUPT is not None:
+        # A late one is of an earlier run, or of the cluster that this rank has served before.
+        if job.transport.interrupted() == endpoint.address and INTERRUPT is not None:
             endpoint.arena.words(endpoint.arena.cancel_place)[0] = 1  # its message may come later than this
             with suppress(ProcessLookupError):
                 os.kill(os.getpid(), INTERRUPT)

@@ -162,18 +162,18 @@ class Transport:
         finally:
             self._turn.release()
 
-    def interrupt(self, target: int, generation: int) -> None:
-        """Interrupt the kernel of a rank that serves a device, in a run of this generation."""
-        note = np.array([generation], np.int64)
+    def interrupt(self, target: int, address: Address) -> None:
+        """Interrupt the kernel of a rank that serves a device of this cluster, in a run of this generation."""
+        note = np.array(address, np.int64)
         self._sending.append((self._interrupts.Isend(note, target), note, None))
 
-    def interrupted(self) -> int | None:
-        """For the thread of a device: the generation of the latest interrupt that has arrived."""
+    def interrupted(self) -> Address | None:
+        """For the thread of a device: the address of the latest interrupt that has arrived."""
         latest = None
-        note = np.zeros(1, np.int64)
+        note = np.zeros(2, np.int64)
         while self._interrupts.Iprobe():
             self._interrupts.Recv(note)
-            latest = int(note[0])
+            latest = Address(*note.tolist())
         return latest
 
     def beside(self, most: int | None = None) -> Any:

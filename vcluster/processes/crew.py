@@ -24,6 +24,7 @@ from contextlib import (
 )
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from parallelism.display.progress_line import Told, progress
 from parallelism.events import HOST
 from vcluster.code import OperationCancelled
 from vcluster.memory import WIRE_BYTES, Arena, give_way
@@ -42,6 +43,8 @@ STOP_SECONDS = 2.0
 """Seconds after which a device that should end is killed."""
 GRACE_SECONDS = 0.25
 """Seconds in which a device that has closed its connection ends, if it ends."""
+MANY = 200
+"""The start of so many devices takes seconds, and its progress is told."""
 
 
 Messages = list[tuple[int, Any]]
@@ -81,13 +84,14 @@ class ProcessCrew:
 
     def start(self, specs: Iterable[DeviceSpec], check: Callable[[], object] = tuple) -> None:
         """Start a device for each spec, and return when all are ready. ``check()`` is called meanwhile, and may raise."""
-        ranks = []
-        for spec in specs:
-            with DeferredInterrupt():  # a process that starts is registered, and no descriptor is lost
-                self._start_one(spec)
-            ranks.append(spec.rank)
-            check()
-        await_ready(self, ranks, check)
+        specs = list(specs)
+        with _told(len(specs)) as tell:
+            for number, spec in enumerate(specs):
+                tell("devices started:", number, len(specs))
+                with DeferredInterrupt():  # a process that starts is registered, and no descriptor is lost
+                    self._start_one(spec)
+                check()
+            await_ready(self, [spec.rank for spec in specs], check)
 
     def _start_one(self, spec: DeviceSpec) -> None:
         place = spec.layout.wire(spec.rank)
@@ -336,6 +340,11 @@ class ThreadCrew:
 
 Crew = ProcessCrew | ThreadCrew
 """The devices of a cluster."""
+
+
+def _told(count: int) -> AbstractContextManager[Told]:
+    """What to call as so many devices start: it says nothing of few, which start at once."""
+    return progress() if count >= MANY else nullcontext(lambda *_: None)
 
 
 def await_ready(crew: Any, ranks: Iterable[int], check: Callable[[], object]) -> None:

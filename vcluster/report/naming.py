@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from parallelism.arrays import Ints
 from parallelism.display.quantities import fit
 from parallelism.events import Columns
 
@@ -14,8 +14,6 @@ LONGEST_NAME = 80
 _NUMBERS = re.compile(r"\d+")
 _PARTS = {"communication": "exposed communication", "other": "other compute"}
 
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 Data = dict[str, Any]
 """The content of a view, as plain data."""
 

@@ -13,6 +13,7 @@ from importlib.resources import files
 from os import PathLike
 from typing import Any
 
+from parallelism.display.quantities import unbroken
 from parallelism.hardware import Hardware
 from parallelism.trace import Trace
 from parallelism.whole_files import written_whole
@@ -109,9 +110,18 @@ def page(
         "TITLE": escape(data["title"]),
         "STYLE": style,
         "SCRIPT": script,
-        "DATA": embedded(data),
+        "DATA": embedded(data | _unbroken(data)),
     }
     return _filled(template, parts) + "\n"
+
+
+def _unbroken(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The sentences of the page, in which no line ends between a number and its unit."""
+    found = {}
+    for name in ("verdict", "notes"):
+        if data.get(name):
+            found[name] = [unbroken(sentence) for sentence in data[name]]
+    return found
 
 
 def _filled(template: str, parts: Mapping[str, str]) -> str:

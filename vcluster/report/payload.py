@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from parallelism.arrays import Array
+from parallelism.arrays import Array, Floats, Ints
 from parallelism.display.quantities import fit, given, nbytes, rate, seconds
 from parallelism.events import ABSENT, Columns, Table
 from parallelism.hardware import Hardware
@@ -19,7 +19,7 @@ from parallelism.trace.collectives import collectives
 from parallelism.trace.critical_path import critical_path
 from parallelism.trace.transfers import asynchronous, moving, rounded
 from vcluster.report.measured import measured
-from vcluster.report.naming import Data, Floats, Ints
+from vcluster.report.naming import Data
 from vcluster.report.roofline import roofline
 from vcluster.report.verdict import LONGEST, verdict
 

@@ -1,8 +1,11 @@
 """A page of a title and a body, which needs no other file: of a sweep, of plans to serve, or of layouts."""
 
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
+from parallelism.display.markup import text_of
+from parallelism.display.quantities import WIDTH
 from parallelism.whole_files import written_whole
 
 _PAGE = """<!doctype html>
@@ -24,5 +27,26 @@ def write_plain_page(title: str, body: str, path: Path) -> None:
 
 
 def as_shown(text: str) -> str:
-    """The HTML of a text as a terminal shows it."""
-    return f"<pre>{escape(text)}</pre>"
+    """The HTML of a text that a command prints: its sentences flow, its tables and its lines of code keep their columns."""
+    return "".join(map(_paragraph, text.split("\n\n")))
+
+
+def _paragraph(text: str) -> str:
+    """Only what is aligned, or set in, has two spaces in a row."""
+    if "  " in text:
+        return f'<pre tabindex="0">{escape(text)}</pre>'
+    return "".join(f"<p>{text_of(each)}</p>" for each in _sentences(text.splitlines()))
+
+
+def _sentences(lines: Sequence[str]) -> list[str]:
+    """The lines, joined where they were folded: a line that had room for the next word was ended on purpose."""
+    joined: list[str] = []
+    room = WIDTH
+    for line in lines:
+        word = line.split(" ", 1)[0]
+        if joined and len(word) > room:
+            joined[-1] += f" {line}"
+        else:
+            joined.append(line)
+        room = WIDTH - len(line) - 1
+    return joined

@@ -9,12 +9,13 @@ from itertools import starmap
 
 import numpy as np
 
+from parallelism.arrays import Floats
 from parallelism.display.quantities import fit
 from parallelism.events import Columns
 from parallelism.hardware import CALIBRATED, ITEMSIZE, Hardware, rate_name
 from parallelism.timeline import priced_scale
 from parallelism.trace import PARTS, Trace, part_of
-from vcluster.report.naming import LONGEST_NAME, Data, Floats, groups, numbered, without_numbers
+from vcluster.report.naming import LONGEST_NAME, Data, groups, numbered, without_numbers
 
 MOST_POINTS = 1500
 MOST_ROOFS = 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
@@ -18,7 +19,7 @@ from parallelism.mesh.mesh import checked_integer
 from parallelism.spelling import closest, no_attribute
 from vcluster.code import ClusterError
 from vcluster.memory.interrupts import DeferredInterrupt
-from vcluster.mpi import BACKENDS, usual_backend
+from vcluster.mpi import BACKENDS, alike_scripts, usual_backend
 from vcluster.processes import start_early
 from vcluster.runs.log import log
 
@@ -137,6 +138,9 @@ class VirtualCluster:
         seed = _whole("seed", seed)
         _check_deadline(deadline_seconds)
         _check_transport(transport, backend, self.mesh.size)
+        alike = alike_scripts(self.mesh.size) if backend == "process" else None
+        if alike is not None:
+            warnings.warn(alike, stacklevel=2)
         if backend == "process" and start_method in (None, "forkserver"):
             start_early()
         from vcluster.runs.engine import Body  # this loads NumPy while the fork server starts

@@ -11,10 +11,16 @@ from parallelism.display.quantities import shortened
 from parallelism.mesh import Mesh
 from parallelism.operation import ranks_in_words
 from parallelism.sharding import TensorSharding
+from vcluster.runs.replicas import warn_of_replicas
 
 
-def joined(outputs: Sequence[Any], layout: Any, mesh: Mesh, name: str = "the output") -> Any:
-    """The whole arrays of outputs by rank.  ``layout`` is a `TensorSharding`, its text, or has the form of an output."""
+def joined(
+    outputs: Sequence[Any], layout: Any, mesh: Mesh, name: str = "the output", *, stacklevel: int = 2
+) -> Any:
+    """The whole arrays of outputs by rank.  ``layout`` is a `TensorSharding`, its text, or has the form of an output.
+
+    ``stacklevel`` is that of a `ReplicasDifferWarning`.
+    """
     if isinstance(layout, Mapping):
         keys = list(layout)
         form = f"a dict with {', '.join(map(repr, keys))}"
@@ -22,7 +28,7 @@ def joined(outputs: Sequence[Any], layout: Any, mesh: Mesh, name: str = "the out
         items = {}
         for key, part in layout.items():
             parts = [output[key] for output in outputs]
-            items[key] = joined(parts, part, mesh, f"{name}[{key!r}]")
+            items[key] = joined(parts, part, mesh, f"{name}[{key!r}]", stacklevel=stacklevel + 1)
         return items
     if isinstance(layout, tuple | list):
         count = len(layout)
@@ -30,7 +36,7 @@ def joined(outputs: Sequence[Any], layout: Any, mesh: Mesh, name: str = "the out
         found = []
         for place, part in enumerate(layout):
             parts = [output[place] for output in outputs]
-            found.append(joined(parts, part, mesh, f"{name}[{place}]"))
+            found.append(joined(parts, part, mesh, f"{name}[{place}]", stacklevel=stacklevel + 1))
         return tuple(found)
     sharding = TensorSharding.parse(layout, mesh) if isinstance(layout, str) else layout
     if not hasattr(sharding, "unshard"):
@@ -40,10 +46,13 @@ def joined(outputs: Sequence[Any], layout: Any, mesh: Mesh, name: str = "the out
         )
     _check_there(outputs, name)
     try:
-        return sharding.unshard(outputs, mesh)
+        whole = sharding.unshard(outputs, mesh)
     except ValueError:
         _check_single(outputs, name)
         raise
+    if isinstance(sharding, TensorSharding):
+        warn_of_replicas(outputs, sharding, mesh, name, stacklevel + 1)
+    return whole
 
 
 def _has_keys(output: Any, keys: Sequence[Any]) -> bool:

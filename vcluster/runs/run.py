@@ -122,6 +122,9 @@ class Run(Sequence[Output]):
     def unshard(self, sharding: Any) -> Any:
         """The global array. The outputs are its shards under ``sharding``; partial values are reduced.
 
+        Of several replicas that of the lowest rank is taken, and a `ReplicasDifferWarning` names those that differ from
+        it by more than devices that round in another order.
+
         If a kernel returns several arrays, ``sharding`` is a tuple, list or dict of layouts in the form of an output.
 
         >>> from vcluster import TensorSharding, VirtualCluster
@@ -132,7 +135,7 @@ class Run(Sequence[Output]):
         """
         from vcluster.runs.joining import joined
 
-        return joined(self.outputs, sharding, self.mesh)
+        return joined(self.outputs, sharding, self.mesh, stacklevel=3)
 
     @cached_property
     def trace(self) -> Trace:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from parallelism.arrays import Bools
 from parallelism.dtypes import is_numeric
 from parallelism.mesh import Mesh
 from parallelism.operation import ranks_in_words
@@ -97,7 +98,7 @@ class Near:
     def __call__(self, one: Array, other: Array) -> bool:
         return one.shape == other.shape and bool(np.all(self.places(one, other)))
 
-    def places(self, one: Array, other: Array) -> npt.NDArray[np.bool_]:
+    def places(self, one: Array, other: Array) -> Bools:
         """By place."""
         if one.dtype.kind in "OSU" or other.dtype.kind in "OSU":
             return np.asarray(one == other, np.bool_)

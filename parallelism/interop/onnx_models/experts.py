@@ -1,8 +1,9 @@
-"""What the operators of experts mean that `parallelism.interop.torch_experts` writes into a file.
+"""What the operators mean that `parallelism.interop.torch_experts` and `torch_masks` write into a file.
 
     Deal(x, experts, gates)           for each expert the rows of the tokens that chose it, and the gates of these rows
     Product(rows, weights)            the rows of each expert times its weight ``(e, f, h)``, or ``transposed`` ``(e, h, f)``
     Combine(rows, of_rows, experts)   for each token the sum of its rows, times their gates
+    Put(x, mask, values)              ``x`` with the values at the places of the mask, or their sum if they are ``added``
 
 Tokens come without their sequences, as ``(n, h)``, because models flatten them.  The sequences are found again behind the
 reshape that did it, so that a program can be split along the batch.  Each expert has the slots that
@@ -11,12 +12,13 @@ reshape that did it, so that a program can be split along the batch.  Each exper
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from parallelism.interop.folding import convert, emit, whole
-from parallelism.interop.moving_elements import reshaped
+from parallelism.interop.moving_elements import part, reshaped
 from parallelism.interop.onnx_models.graph import GraphNode
 from parallelism.interop.onnx_models.reading import Reader, meaning
 from parallelism.ir.core import Extent
@@ -58,6 +60,19 @@ def _combine(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     gated = emit("einsum", convert(rows, wide), convert(gates, wide), equation="ebch,ebc->ebch")
     mixed = emit("combine", convert(gated, rows.dtype), experts, each=slots.each, first=0, drops=False)
     return reshaped(mixed, (tokens, width))
+
+
+@meaning("vcluster.Put")
+def _put(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    data, mask, values = x
+    refused = partial(reader.uncounted, node, 0, "how many elements are put in")
+    places = reader.chosen_rows.places(mask, refused)
+    op = "sum" if node.get("added", 0) else "set"
+    columns = [reshaped(part(places, 0, d, d + 1), places.shape[1:]) for d in range(places.shape[0])]
+    found = reader.chosen_rows.put(data, columns, values, op)
+    if found is None:
+        raise refused()
+    return found
 
 
 def _slots(count: Extent, chosen: Extent, length: Extent) -> Slots:

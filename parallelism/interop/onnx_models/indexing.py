@@ -46,6 +46,8 @@ def _gather(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     axis = axis_of(node, len(x[0].shape))
     if x[0].dtype == object:
         return plainest(np.take(x[0], reader.numbers(node, x[1], "the indices").astype(int), axis))
+    if axis == 0 and (found := reader.chosen_rows.looked_up(x[0], [x[1]])) is not None:
+        return found
     return taken(x[0], from_zero(x[1], x[0].shape[axis]), axis)
 
 
@@ -91,6 +93,8 @@ def _gather_nd(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     data = x[0]
     indices = convert(x[1], INDEX)
     batch = node.get("batch_dims", 0)
+    if not batch and (found := reader.chosen_rows.looked_up(data, _columns(indices))) is not None:
+        return found
     if isinstance(data, Spread) and not batch:
         data, indices = _without_copies(data, indices)
     depth = indices.shape[-1]
@@ -135,7 +139,10 @@ def _scatter_nd(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     depth = indices.shape[-1]
     rest = tuple(data.shape[depth:])
     op = _REDUCTIONS[node.get("reduction", "none")]
-    if (found := put(data, _columns(indices), updates, op)) is not None:
+    columns = _columns(indices)
+    if (found := reader.chosen_rows.put(data, columns, updates, op)) is not None:
+        return found
+    if (found := put(data, columns, updates, op)) is not None:
         return found
     places = flat_places(indices, data.shape)
     count = prod(places.shape)
@@ -159,6 +166,8 @@ def _scatter_elements(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     ndim = len(data.shape)
     axis, shape = axis_of(node, ndim), tuple(data.shape)
     op = _REDUCTIONS[node.get("reduction", "none")]
+    if axis == 0 and (found := _put_in_chosen_rows(reader, data, indices, updates, op)) is not None:
+        return found
     others_are_whole = all(indices.shape[d] == shape[d] for d in range(ndim) if d != axis)
     if others_are_whole and in_turn(indices.shape[axis], op) and (op == "set" or data.dtype != bool):
         return put_in_turn(data, indices, updates, axis, op)
@@ -178,6 +187,14 @@ def _scatter_elements(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
         op,
     )
     return reshaped(flat, shape)
+
+
+def _put_in_chosen_rows(reader: Reader, data: Any, indices: Any, updates: Any, op: str) -> Any:
+    """Whole rows that are put in at one index each, if a mask chose them; else None."""
+    rows = unspread(indices)
+    if rows.shape[1:] != (1,) * (rows.ndim - 1) or tuple(indices.shape) != tuple(updates.shape):
+        return None
+    return reader.chosen_rows.put(data, [reshaped(rows, rows.shape[:1])], updates, op)
 
 
 @meaning("OneHot")

@@ -12,7 +12,9 @@ NODE, DETACHED = "pkg.torch.onnx.fx_node", "torch.ops.aten.detach."
 MOST_CHARACTERS = 20_000
 _PATH = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*")
 _FRAME = re.compile(r'File "([^"\n]*)", line (\d{1,9})')
-_OF_TORCH = re.compile(r"[/\\]torch[/\\]")
+BETWEEN = "torch_decisions.py"
+"""The module of ours that stands between the lines of a model and PyTorch."""
+_OF_TORCH = re.compile(rf"[/\\]torch[/\\]|[/\\]interop[/\\]{re.escape(BETWEEN)}$")
 
 
 class Told(Line):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
 from string import ascii_lowercase
 from typing import Any, NamedTuple
@@ -208,6 +209,7 @@ def _argument(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
         place = ew("subtract", np.asarray(a.shape[axis] - 1), emit(kind, whole(flipped(a, axis)), axis=axis))
     else:
         place = emit(kind, a, axis=axis)
+    reader.chosen_rows.note_choice(place, 1, a.shape[axis])
     kept = (*a.shape[:axis], 1, *a.shape[axis + 1 :])
     return reshaped(place, kept) if node.get("keepdims", 1) else place
 
@@ -325,18 +327,29 @@ def _top_k(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     else:
         order = emit("argsort", a, axis=axis)
     places = whole(part(order, axis, 0, k))
+    reader.chosen_rows.note_choice(places, k, a.shape[axis])
     return [emit("take_along", a, places, axis=axis), places]
 
 
 @meaning("NonZero")
 def _nonzero(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
-    """The places of the elements that are not zero, as many as the caller said that there are, row after row."""
+    """The places of the elements that are not zero, row after row: as many as the caller said that there are.
+
+    If nothing is said, they stand for rows that are dealt (`parallelism.interop.chosen_rows`).
+    """
     numbers = known(x[0])
     if numbers is not None and numbers.ndim and numbers.dtype != object:
         return np.stack(np.nonzero(numbers)).astype(np.int64)
+    what = "how many elements are not zero"
+    if node.outputs[0] not in reader.model.sizes:
+        refused = partial(reader.uncounted, node, 0, what)
+        found = reader.chosen_rows.places(x[0], refused)
+        if found is None:
+            raise refused()
+        return found
     a = whole(x[0])
     extents = a.shape
-    count = reader.count(node, 0, "how many elements are not zero")
+    count = reader.count(node, 0, what)
     flat = reshaped(a, (prod(extents),))
     is_zero = convert(ew("equal", flat, np.zeros((), a.dtype)), np.dtype(np.int64))
     places = part(

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from parallelism.interop.chosen_rows import check
 from parallelism.interop.errors import InteropError, UnsupportedError
 from parallelism.interop.folding import MOST_CONSTANT, traced
 
@@ -212,6 +213,7 @@ def _read(
             results.append(traced(x).value)
     plain = re.sub(r"[^A-Za-z0-9_.]+", "_", called).strip("_") or "model"
     program = builder.function(plain, results, prune=True)
+    check(program, reader.chosen_rows)
     input_names = {value.name for value in program.inputs}
     held = [name for each in still if each in weights and (name := names[weights[each]]) in input_names]
     return Imported(frozen(program, held), arrays)

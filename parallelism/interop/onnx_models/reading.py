@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from parallelism.interop.chosen_rows import ChosenRows
 from parallelism.interop.errors import InteropError
 from parallelism.interop.folding import known
 from parallelism.interop.meanings import Meanings
@@ -49,6 +50,7 @@ class Reader:
 
     def __init__(self, model: Model, builder: Builder, prefix: str = "") -> None:
         self.prefix, self.model, self.builder, self.opsets = prefix, model, builder, dict(model.opsets)
+        self.chosen_rows = ChosenRows(builder)
         self.depth = 0
         self.around: dict[str, Any] = {}
 
@@ -161,13 +163,18 @@ class Reader:
         """How many elements an output has that depend on numbers: what the caller gave for its name."""
         name = node.outputs[at]
         if name not in self.model.sizes:
-            if self.model.is_exported:
-                raise node.unsupported(
-                    f"{what} depends on the numbers, as of x[mask]: write torch.where(mask, x, 0), "
-                    "or a loss with ignore_index, whose shapes do not"
-                )
-            raise node.unsupported(f"{what} depends on the numbers: give it, as sizes={{{name!r}: 10}}")
+            raise self.uncounted(node, at, what)
         return self.model.sizes[name]
+
+    def uncounted(self, node: GraphNode, at: int, what: str) -> InteropError:
+        """The error for an output with so many elements as the numbers say."""
+        name = node.outputs[at]
+        if self.model.is_exported:
+            return node.unsupported(
+                f"{what} depends on the numbers, as of x[mask]: write torch.where(mask, x, 0), or a loss with "
+                "ignore_index, whose shapes do not; chosen rows may only be changed one by one, and put back"
+            )
+        return node.unsupported(f"{what} depends on the numbers: give it, as sizes={{{name!r}: 10}}")
 
     def numbers(self, node: GraphNode, x: Any, what: str) -> np.ndarray[Any, Any]:
         """The numbers of an input that fixes a shape.  Extents with symbols are among them, as objects."""

@@ -47,17 +47,30 @@ from parallelism.kernels.token_order import TokenOrder, part_of, positions_of
 # -- one operator ------------------------------------------------------------------------------------------------------
 
 
-def _rule(q: TensorType, k: TensorType, v: TensorType, *step: TensorType, **attributes: Any) -> Rule:
+def attention_rule(
+    q: TensorType,
+    k: TensorType,
+    v: TensorType,
+    *step: TensorType,
+    before: Sequence[TensorType] = (),
+    columns: str = "k!",
+    **attributes: Any,
+) -> Rule:
+    """The dims of attention; ``before`` has the result and the log-sum-exp of earlier keys, if it is joined to them.
+
+    ``columns`` is the dim of the keys: a dim of their own, or that of the rows, ``q``.
+    """
     check_attention(q, k, step, **attributes)
-    values, result = of_values(k, v)
+    keys, values, result = _dims(k, v, columns)
+    given = f"{result},{LSE}," if before else ""
     return rule(
-        f"{Q},{K},{values}{',' * len(step)}->{result},{LSE}",
-        [x.shape for x in (q, k, v, *step)],
+        f"{given}{Q},{keys},{values}{',' * len(step)}->{result},{LSE}",
+        [x.shape for x in (*before, q, k, v, *step)],
         served_heads(q, k),
     )
 
 
-def _gradient_rule(
+def attention_gradient_rule(
     grad: TensorType,
     out: TensorType,
     lse: TensorType,
@@ -65,8 +78,10 @@ def _gradient_rule(
     k: TensorType,
     v: TensorType,
     *more: TensorType,
+    columns: str = "k!",
     **attributes: Any,
 ) -> Rule:
+    """The dims of the gradient of attention; ``columns`` is that of `attention_rule`."""
     step, of_lse = apart(more)
     check_attention(q, k, step, **attributes)
     if not grad.shape == out.shape == (*q.shape[:3], *v.shape[3:]) or lse.shape != (
@@ -79,9 +94,9 @@ def _gradient_rule(
             f"and {lse}"
         )
     types = (grad, out, lse, q, k, v, *more)
-    values, result = of_values(k, v)
+    keys, values, result = _dims(k, v, columns)
     return rule(
-        f"{result},{result},{LSE},{Q},{K},{values}{',' * len(step)}{f',{LSE}' * len(of_lse)}->{Q},{K},{values}",
+        f"{result},{result},{LSE},{Q},{keys},{values}{',' * len(step)}{f',{LSE}' * len(of_lse)}->{Q},{keys},{values}",
         [x.shape for x in types],
         served_heads(q, k),
     )
@@ -92,14 +107,14 @@ def apart(more: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
     return [x for x in more if not x.ndim], [x for x in more if x.ndim]
 
 
-Q, K, LSE = "bq(gr)d!", "bk!gd!", "b(gr)q"
-"""The dims of queries, of keys, and of the log-sum-exp: r heads are served by each of g groups."""
+Q, LSE = "bq(gr)d!", "b(gr)q"
+"""The dims of queries and of the log-sum-exp: r heads are served by each of g groups."""
 
 
-def of_values(k: TensorType, v: TensorType) -> tuple[str, str]:
-    """The dims of the values and of the result: their width may be another one than that of the keys."""
+def _dims(k: TensorType, v: TensorType, columns: str) -> tuple[str, str, str]:
+    """The dims of keys, of values and of the result: the width of values may be another one than that of keys."""
     width = "d" if v.shape[3:] == k.shape[3:] else "w"
-    return f"bk!g{width}!", f"bq(gr){width}!"
+    return f"b{columns}gd!", f"b{columns}g{width}!", f"bq(gr){width}!"
 
 
 def _products(keys: int, values: int) -> Callable[..., Extent]:
@@ -375,7 +390,7 @@ one is computed again."""
 register(
     Operator(
         "attention",
-        _rule,
+        attention_rule,
         _dtypes,
         attention_kernel,
         derivative_by("attention_gradient"),
@@ -387,7 +402,7 @@ register(
 register(
     Operator(
         "attention_gradient",
-        _gradient_rule,
+        attention_gradient_rule,
         _gradient_dtypes,
         attention_gradient_kernel,
         flops=_products(*PRODUCTS_OF["attention_gradient"]),

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from parallelism.arrays import with_extent
 from parallelism.ir.core import (
     Extent,
     Operator,
@@ -79,7 +80,7 @@ def with_shape(x: TensorType, shape: Sequence[Extent], moved: Sequence[bool]) ->
 
 
 def _with(x: TensorType, dim: int, extent: Extent) -> TensorType:
-    return TensorType(x.dtype, (*x.shape[:dim], extent, *x.shape[dim + 1 :]))
+    return TensorType(x.dtype, with_extent(x.shape, dim, extent))
 
 
 def _reduced(x: TensorType, axes: Sequence[str], group: Extent, op: str) -> Rule:

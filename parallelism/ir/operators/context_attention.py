@@ -19,28 +19,26 @@ a causal mask each device has rows from both ends, the first block half of its s
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from parallelism.ir.core import Extent, Operator, Rule, Shape, TensorType
 from parallelism.ir.core.extents import divided, largest, rounded_up
-from parallelism.ir.core.rules import elementwise, rule
+from parallelism.ir.core.rules import elementwise
 from parallelism.ir.core.table import first_dtype, register
 from parallelism.ir.operators.attention import (
     ATTENTION,
-    LSE,
     PRODUCTS_OF,
     BlockOfScores,
-    Q,
     apart,
     attention_gradient_kernel,
+    attention_gradient_rule,
     attention_kernel,
-    check_attention,
+    attention_rule,
     derivative_by,
     of_scores,
-    of_values,
-    served_heads,
     sums_dtype,
 )
 from parallelism.ir.operators.masked_scores import allowed_scores, scores_of_part
@@ -53,40 +51,8 @@ KINDS = ("context_attention", "context_attention_gradient")
 """The attention of one sequence, and its gradient."""
 
 
-def _keys(k: TensorType, v: TensorType) -> tuple[str, str, str]:
-    """The dims of keys, of values and of the result: the columns are the rows."""
-    values, result = of_values(k, v)
-    return "bqgd!", values.replace("k!", "q"), result
-
-
-def _rule(q: TensorType, k: TensorType, v: TensorType, *step: TensorType, **attributes: Any) -> Rule:
-    check_attention(q, k, step, **attributes)
-    keys, values, result = _keys(k, v)
-    return rule(
-        f"{Q},{keys},{values}{',' * len(step)}->{result},{LSE}",
-        [x.shape for x in (q, k, v, *step)],
-        served_heads(q, k),
-    )
-
-
-def _gradient_rule(
-    grad: TensorType,
-    out: TensorType,
-    lse: TensorType,
-    q: TensorType,
-    k: TensorType,
-    v: TensorType,
-    *more: TensorType,
-    **attributes: Any,
-) -> Rule:
-    step, of_lse = apart(more)
-    check_attention(q, k, step, **attributes)
-    keys, values, result = _keys(k, v)
-    return rule(
-        f"{result},{result},{LSE},{Q},{keys},{values}{',' * len(step)}{f',{LSE}' * len(of_lse)}->{Q},{keys},{values}",
-        [x.shape for x in (grad, out, lse, q, k, v, *more)],
-        served_heads(q, k),
-    )
+_rule, _gradient_rule = (partial(each, columns="q") for each in (attention_rule, attention_gradient_rule))
+"""The columns are the rows: one dim."""
 
 
 def _dtypes(q: TensorType, *_: TensorType, **__: Any) -> tuple[np.dtype[Any], ...]:
@@ -177,15 +143,8 @@ register(
 
 
 def _block_rule(*types: TensorType, blocks: int, number: int, **attributes: Any) -> Rule:
-    before, (q, k, v, *step) = types[:2] if number else (), types[2 if number else 0 :]
-    check_attention(q, k, step, **attributes)
-    keys, values, result = _keys(k, v)
-    given = f"{result},{LSE}," if number else ""
-    return rule(
-        f"{given}{Q},{keys},{values}{',' * len(step)}->{result},{LSE}",
-        [x.shape for x in (*before, q, k, v, *step)],
-        served_heads(q, k),
-    )
+    before, own = (types[:2], types[2:]) if number else ((), types)
+    return _rule(*own, before=before, **attributes)
 
 
 def _block_gradient_rule(*types: TensorType, blocks: int, number: int, **attributes: Any) -> Rule:

@@ -1,10 +1,12 @@
 """Operators that pick elements by index, and that sort.  Gradients of one element that was picked twice are summed."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from parallelism.arrays import with_extent
 from parallelism.ir.core import (
     Extent,
     Operator,
@@ -112,7 +114,7 @@ def _take_along_part(x: Any, indices: Any, axis: int, first: int, whole: int) ->
     place = places(indices, whole) - first
     here = (place >= 0) & (place < x.shape[axis])
     if not x.shape[axis]:
-        return np.zeros((*x.shape[:axis], indices.shape[axis], *x.shape[axis + 1 :]), x.dtype)
+        return np.zeros(with_extent(x.shape, axis, indices.shape[axis]), x.dtype)
     return np.where(here, np.take_along_axis(x, np.where(here, place, 0), axis), np.zeros((), x.dtype))
 
 
@@ -120,7 +122,7 @@ def _take_along_gradient(
     grad: Any, indices: Any, axis: int, extent: int, first: int = 0, whole: int | None = None
 ) -> Any:
     place = places(indices, extent if whole is None else whole) - first
-    table = np.zeros((*grad.shape[:axis], extent, *grad.shape[axis + 1 :]), grad.dtype)
+    table = np.zeros(with_extent(grad.shape, axis, extent), grad.dtype)
     if whole is not None:
         here = (place >= 0) & (place < extent)
         if not extent:
@@ -143,137 +145,79 @@ _AXIS_OF = {"axis": "an integer", "extent": "an extent"}
 
 _PART = {"first": "an extent", "whole": "an extent"}
 
-register(
-    Operator(
-        "take",
-        _take_rule,
-        first_dtype,
-        lambda x, indices, axis: np.take(x, indices, axis=axis),
-        lambda g, y, x, indices, axis: [
-            apply("take_gradient", g, indices, axis=axis, extent=x.shape[axis]),
-            None,
-        ],
-        attributes=_AXIS,
-        linear=(0,),
-        grows=True,
-        nbytes=_taken_bytes,
-        indexed="z",
-        part="take_part",
-    )
+
+def _register_picking(
+    kind: str,
+    rules: tuple[Callable[..., Rule], Callable[..., Rule]],
+    kernel: Callable[..., Any],
+    of_part: Callable[..., Any],
+    gradient: Callable[..., Any],
+    nbytes: Callable[[Sequence[TensorType], Sequence[TensorType]], Extent] | None = None,
+) -> None:
+    """Registers an operator that picks elements along a dim, and its gradient; and both for a part of that dim.
+
+    ``rules`` and kernels are those of the operator and of its ``gradient``, which adds to a table of zeros.  Those of a
+    ``kind_part`` have the place of the part, ``first``, in a dim of ``whole`` elements.
+    """
+    for part in ("", "_part"):
+        picks, adds = f"{kind}{part}", f"{kind}_gradient{part}"
+        more = _PART if part else {}
+        register(
+            Operator(
+                picks,
+                rules[0],
+                first_dtype,
+                of_part if part else kernel,
+                partial(_picked_derivative, adds),
+                attributes={**_AXIS, **more},
+                linear=(0,),
+                grows=True,
+                nbytes=nbytes,
+                indexed="z",
+                part=None if part else f"{picks}_part",
+            )
+        )
+        register(
+            Operator(
+                adds,
+                rules[1],
+                first_dtype,
+                gradient,
+                partial(_added_derivative, picks),
+                _additions,
+                {**_AXIS_OF, **more},
+                linear=(0,),
+                grows=True,
+                indexed="z",
+                part=None if part else f"{adds}_part",
+            )
+        )
+
+
+def _picked_derivative(adds: str, g: Any, y: Any, x: Any, indices: Any, axis: int, **part: Any) -> list[Any]:
+    return [apply(adds, g, indices, axis=axis, extent=x.shape[axis], **part), None]
+
+
+def _added_derivative(
+    picks: str, g: Any, y: Any, x: Any, indices: Any, axis: int, extent: Any, **part: Any
+) -> list[Any]:
+    return [apply(picks, g, indices, axis=axis, **part), None]
+
+
+_register_picking(
+    "take",
+    (_take_rule, _take_gradient_rule),
+    lambda x, indices, axis: np.take(x, indices, axis=axis),
+    _take_part,
+    _take_gradient,
+    _taken_bytes,
 )
-register(
-    Operator(
-        "take_gradient",
-        _take_gradient_rule,
-        first_dtype,
-        _take_gradient,
-        lambda g, y, x, indices, axis, extent: [apply("take", g, indices, axis=axis), None],
-        _additions,
-        _AXIS_OF,
-        linear=(0,),
-        grows=True,
-        indexed="z",
-        part="take_gradient_part",
-    )
-)
-register(
-    Operator(
-        "take_part",
-        _take_rule,
-        first_dtype,
-        _take_part,
-        lambda g, y, x, indices, axis, **part: [
-            apply("take_gradient_part", g, indices, axis=axis, extent=x.shape[axis], **part),
-            None,
-        ],
-        attributes={**_AXIS, **_PART},
-        linear=(0,),
-        grows=True,
-        nbytes=_taken_bytes,
-        indexed="z",
-    )
-)
-register(
-    Operator(
-        "take_gradient_part",
-        _take_gradient_rule,
-        first_dtype,
-        _take_gradient,
-        lambda g, y, x, indices, axis, extent, first, whole: [
-            apply("take_part", g, indices, axis=axis, first=first, whole=whole),
-            None,
-        ],
-        _additions,
-        {**_AXIS_OF, **_PART},
-        linear=(0,),
-        grows=True,
-        indexed="z",
-    )
-)
-register(
-    Operator(
-        "take_along",
-        _take_along_rule,
-        first_dtype,
-        lambda x, indices, axis: np.take_along_axis(x, indices, axis),
-        lambda g, y, x, indices, axis: [
-            apply("take_along_gradient", g, indices, axis=axis, extent=x.shape[axis]),
-            None,
-        ],
-        attributes=_AXIS,
-        linear=(0,),
-        grows=True,
-        indexed="z",
-        part="take_along_part",
-    )
-)
-register(
-    Operator(
-        "take_along_gradient",
-        _take_along_gradient_rule,
-        first_dtype,
-        _take_along_gradient,
-        lambda g, y, x, indices, axis, extent: [apply("take_along", g, indices, axis=axis), None],
-        _additions,
-        _AXIS_OF,
-        linear=(0,),
-        grows=True,
-        indexed="z",
-        part="take_along_gradient_part",
-    )
-)
-register(
-    Operator(
-        "take_along_part",
-        _take_along_rule,
-        first_dtype,
-        _take_along_part,
-        lambda g, y, x, indices, axis, **part: [
-            apply("take_along_gradient_part", g, indices, axis=axis, extent=x.shape[axis], **part),
-            None,
-        ],
-        attributes={**_AXIS, **_PART},
-        linear=(0,),
-        grows=True,
-        indexed="z",
-    )
-)
-register(
-    Operator(
-        "take_along_gradient_part",
-        _take_along_gradient_rule,
-        first_dtype,
-        _take_along_gradient,
-        lambda g, y, x, indices, axis, extent, first, whole: [
-            apply("take_along_part", g, indices, axis=axis, first=first, whole=whole),
-            None,
-        ],
-        _additions,
-        {**_AXIS_OF, **_PART},
-        linear=(0,),
-        grows=True,
-        indexed="z",
-    )
+_register_picking(
+    "take_along",
+    (_take_along_rule, _take_along_gradient_rule),
+    lambda x, indices, axis: np.take_along_axis(x, indices, axis),
+    _take_along_part,
+    _take_along_gradient,
 )
 register(
     Operator(

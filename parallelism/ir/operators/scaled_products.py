@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from parallelism.arrays import Array
+from parallelism.arrays import Array, with_extent
 from parallelism.dtypes import as_dtype, is_floating
 from parallelism.ir.core import Extent, Op, Operator, Rule, TensorType, product, register, rule
 from parallelism.ir.core.extents import quotient
@@ -191,7 +191,7 @@ def _packed_shape(shape: Sequence[Extent], packed: int | None) -> Sequence[Exten
     half = _quotient(shape[packed], 2) if 0 <= packed < len(shape) else None
     if half is None:
         raise ValueError(f"packed is a dim of even extent, got {packed} for the shape {shape}")
-    return (*shape[:packed], half, *shape[packed + 1 :])
+    return with_extent(shape, packed, half)
 
 
 def _quantize_rule(x: TensorType, **how: Any) -> Rule:

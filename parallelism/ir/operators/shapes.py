@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.arrays import vector_shape
+from parallelism.arrays import vector_shape, with_extent
 from parallelism.dtypes import common_dtype, is_floating
 from parallelism.ir.core import (
     Extent,
@@ -241,7 +241,7 @@ def _place_rule(x: TensorType, axis: int, begin: Extent, step: int, extent: Exte
 
 
 def _place(x: Any, axis: int, begin: int, step: int, extent: int) -> Any:
-    whole = np.zeros((*x.shape[:axis], extent, *x.shape[axis + 1 :]), x.dtype)
+    whole = np.zeros(with_extent(x.shape, axis, extent), x.dtype)
     whole[_part(x.ndim, axis, begin, begin + x.shape[axis] * step, step)] = x
     return whole
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from parallelism.arrays import with_extent
 from parallelism.ir.core import (
     Extent,
     Operator,
@@ -65,7 +66,7 @@ def _gradient_rule(grad: TensorType, order: TensorType, axis: int, extent: Exten
 
 
 def _gradient(grad: Any, order: Any, axis: int, extent: int) -> Any:
-    found = np.zeros((*grad.shape[:axis], extent, *grad.shape[axis + 1 :]), grad.dtype)
+    found = np.zeros(with_extent(grad.shape, axis, extent), grad.dtype)
     np.add.at(found, (slice(None),) * axis + (order,), grad)
     return found
 

@@ -119,7 +119,7 @@ def side_by_side(ops: Iterable[Op]) -> dict[Value, tuple[Extent, ...]]:
         for place, chunk in ((1, rows), (2, second)):
             if chunk is not None and chunk.kind == "chunk":
                 beside = min(STREAMS, chunk["count"])
-                found[op.outputs[0]] = (*shape[:place], beside * shape[place], *shape[place + 1 :])
+                found[op.outputs[0]] = with_extent(shape, place, beside * shape[place])
     return found
 
 

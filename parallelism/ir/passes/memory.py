@@ -6,10 +6,10 @@ runs, its inputs and its outputs are in memory.  The output that takes the memor
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from parallelism.ir.core import Extent, Function, Value, largest
-from parallelism.ir.core.unfolded import unfolded
+from parallelism.ir.core.extents import OpenCall, atom_of, names_in, specialized
 from parallelism.ir.passes.donation import Donated, donations, kept, owners
 from parallelism.ir.passes.overlapping import overlapped, said
 from parallelism.ir.passes.waiting import in_steps
@@ -90,9 +90,9 @@ def peak_bytes(function: Function, donate: str | Iterable[str] = ()) -> Extent:
     """
     if said(function) is not None:
         names = (donate,) if isinstance(donate, str) else tuple(donate)
-        return (
-            unfolded(_Overlapped(function, names)) if function.symbols else _peak_overlapped(function, names)
-        )
+        if function.symbols:
+            return atom_of(_PeakOverlapped("peak", (), function, names))
+        return _peak_overlapped(function, names)
     return largest(sum((value.type.nbytes for value in function.inputs), 0), *live_bytes(function, donate))
 
 
@@ -111,20 +111,31 @@ def _peak_overlapped(function: Function, donate: Iterable[str]) -> int:
 
 
 @dataclass(frozen=True)
-class _Overlapped:
-    """The memory of a program with symbols, for `parallelism.ir.core.extents.unfolded`."""
+class _PeakOverlapped(OpenCall):
+    """The `peak_bytes` of a program with symbols that runs with overlap; some symbols may have values already.
+
+    No formula has it: it stays open until all symbols are numbers.
+    """
 
     function: Function
     donate: tuple[str, ...]
+    known: tuple[tuple[str, Extent], ...] = ()
+    """Numbers, or expressions of other symbols."""
 
     @property
     def symbols(self) -> frozenset[str]:
-        """Those of the program."""
-        return self.function.symbols
+        open_ = self.function.symbols - {name for name, _ in self.known}
+        return open_.union(*(names_in(extent) for _, extent in self.known))
 
-    def at(self, numbers: Mapping[str, Extent]) -> int:
-        """The memory with these numbers in place of all symbols."""
-        return _peak_overlapped(self.function.specialize(**numbers), self.donate)
+    def specialize(self, numbers: Mapping[str, Extent]) -> Extent:
+        """It with other numbers in place of symbols."""
+        known = {name: specialized(extent, numbers) for name, extent in self.known}
+        known |= {name: numbers[name] for name in self.function.symbols & numbers.keys() if name not in known}
+        found = replace(self, known=tuple(sorted(known.items())))
+        if found.symbols:
+            return atom_of(found)
+        return _peak_overlapped(self.function.specialize(**known), self.donate)
 
     def __str__(self) -> str:
-        return f"@{self.function.name}"
+        known = [f"{name}={extent}" for name, extent in self.known]
+        return f"{self.name}({', '.join([f'@{self.function.name}', *known])})"

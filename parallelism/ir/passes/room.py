@@ -7,7 +7,7 @@ program below differs from the one that is simulated in this extent alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -77,7 +77,7 @@ def _slots_summed(op: Op, values: dict[str, Value]) -> Op | None:
 def _roomy(op: Op, values: dict[str, Value]) -> Op:
     """The op on the new values, to which its outputs are added."""
     inputs = tuple(values[value.name] for value in op.inputs)
-    attributes = tuple(sorted(_attributes(op)))
+    attributes = tuple(sorted(_attributes(op, inputs)))
     made = meaning(op.kind, tuple(value.type for value in inputs), attributes).outputs
     outputs = []
     for value, type in zip(op.outputs, made, strict=True):
@@ -86,13 +86,30 @@ def _roomy(op: Op, values: dict[str, Value]) -> Op:
     return Op(op.kind, inputs, attributes, tuple(outputs), op.region, op.line)
 
 
-def _attributes(op: Op) -> Iterator[tuple[str, Any]]:
-    """The attributes of the op: of one that deals and must not drop, with a slot for each token."""
+def _attributes(op: Op, inputs: Sequence[Value]) -> Iterator[tuple[str, Any]]:
+    """The attributes of the op: of one that deals and must not drop, with a slot for each token; shapes with these slots."""
     is_tight = _lacks_room(op)
     for name, given in op.attributes:
         if is_tight and name == "each":
             yield name, 1
         elif is_tight and name == "shape":
             yield name, (*given[:2], op.inputs[1].type.shape[1], *given[3:])
+        elif name == "shape" and op.kind not in DEALING:
+            yield name, _grown(op, inputs, given)
         else:
             yield name, given
+
+
+def _grown(op: Op, inputs: Sequence[Value], shape: Sequence[Any]) -> tuple[Any, ...]:
+    """The shape that an op gives its output, where dims of its inputs have other extents than before."""
+    old = tuple(value.type for value in op.inputs)
+    if all(value.type == type for value, type in zip(inputs, old, strict=True)):
+        return tuple(shape)
+    rule = meaning(op.kind, old, op.attributes).rule
+    extents = dict(rule.extents)
+    for dims, value, type in zip(rule.inputs, inputs, old, strict=True):
+        for dim, before, after in zip(dims, type.shape, value.type.shape, strict=True):
+            if after != before:
+                (letter,) = dim  # rows of experts stay one dim
+                extents[letter] = after
+    return replace(rule, extents=extents).shape(rule.outputs[0])

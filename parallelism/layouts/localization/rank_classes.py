@@ -8,15 +8,15 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
+from parallelism.arrays import Ints
 from parallelism.ir.core import Extent
 from parallelism.layouts.propagation import Devices
 from parallelism.mesh import Mesh
 from parallelism.resharding import ReshardingStep
 from parallelism.sharding import TensorSharding
 
-ByRank = NDArray[np.int64]
+ByRank = Ints
 
 
 class Ranks:

@@ -43,6 +43,7 @@ def test_a_job_gives_the_bits_the_events_the_times_and_the_errors_of_processes(t
     assert "rank 2 raised ValueError" in found["error of raises"] and "raises" in found["error of raises"]
     assert found["error of deadlock"].startswith("DeadlockError: deadlock: rank 0 waits for rank 1")
     assert found["two clusters"] == [[3, 3], [3, 3]]
+    assert found["late"] == ["DeviceFailedError", "DeadlockError"] * 3
     nodes = NODES[per_node]
     assert found["places"] == tuple(8 * node + there.index(device) for device in range(4)
                                     for node, there in enumerate(nodes) if device in there)

@@ -34,7 +34,7 @@ def page(tmp_path: Any) -> Any:
     return tmp_path / "page.html"
 
 
-@pytest.mark.parametrize("width", [1100, 420])
+@pytest.mark.parametrize("width", [1280, 390])
 def test_all_can_be_read(browser: Any, page: Any, width: int) -> None:
     for dark in (False, True):
         browser.open(page, width=width, dark=dark)

@@ -64,7 +64,7 @@ def window(browser):
 def test_it_loads_without_a_word_on_the_console_and_has_a_bar_for_each_event_that_takes_time(opened):
     assert opened.problems == [] and state(opened, "ready") == "yes"
     assert state(opened, "bars") == str(4 + 4 + 4 + 3)
-    assert opened.text("#verdict p").startswith("4 devices for 12 s: 41.7% of it compute")
+    assert opened.text("#verdict p").startswith("4 devices for 12\xa0s: 41.7% of it compute")
     assert opened.text("#legend").count("events take no time") == 1
     shown = "[...document.querySelectorAll('section')].filter(s => !s.hidden).map(s => s.dataset.section).join()"
     assert opened.value(shown) == "timeline,split,collectives,matrix,memory"
@@ -256,7 +256,7 @@ def test_a_long_trace_is_drawn_whole(browser, tmp_path, count):
 @pytest.mark.slow
 def test_screenshots_are_taken_in_both_schemes_and_widths(browser, tmp_path):
     report.html(Trace([*a_step().events, a_product(dtype="float32")], 4), tmp_path / "page.html", hardware=HARDWARE)
-    for width in (1100, 420):
+    for width in (1280, 390):
         for dark in (False, True):
             browser.open(tmp_path / "page.html", width=width, dark=dark)
             path = tmp_path / f"{width}-{'dark' if dark else 'light'}.png"

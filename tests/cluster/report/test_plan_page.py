@@ -105,7 +105,7 @@ def _place(box: list[float]) -> tuple[float, float]:
 
 def test_nothing_overflows_and_text_is_text(browser: Any, tmp_path: Path) -> None:
     page = written(tmp_path / "page.html", plans(300))
-    for width in (1100, 420):
+    for width in (1280, 390):
         for dark in (False, True):
             browser.open(page, width=width, dark=dark)
             assert browser.value("document.documentElement.scrollWidth") == width

@@ -69,7 +69,7 @@ def test_a_choice_is_drawn_and_kept_in_the_address(browser, page):
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("width", [1100, 420])
+@pytest.mark.parametrize("width", [1280, 390])
 def test_nothing_is_wider_than_the_screen_and_all_can_be_read(browser, page, width):
     for dark in (False, True):
         browser.open(page, width=width, dark=dark)

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 from browser import CHROMIUM, Browser
-from measured_page import MEASURE_PAGE
+from measured_page import MEASURE_PAGE, SCROLLS, SHOWN_CIRCLES
 
 from parallelism.budgets import Budget, Failures, find_budget
 from parallelism.models import TransformerSpec
-from vcluster.cli.sweeps.sweep_page import write_sweep
+from vcluster.cli.sweeps.swept import write_sweep
 
 pytestmark = [
     pytest.mark.slow,
@@ -39,17 +39,18 @@ def browser() -> Any:
 
 
 @pytest.mark.parametrize("dark", [False, True])
-@pytest.mark.parametrize("width", [1100, 420])
+@pytest.mark.parametrize("width", [1280, 390])
 def test_nothing_overflows_and_text_can_be_read(browser: Any, page: Path, width: int, dark: bool) -> None:
     browser.open(page, width=width, dark=dark)
     found = browser.value(MEASURE_PAGE)
     assert not found["bad"] and found["seen"] > 20 and browser.problems == []
+    assert set(browser.value(SCROLLS)) <= {"PRE"}       # only a table and a command; sentences and pictures fit
     assert browser.text("h1") == "gpt <small>: 1 T tokens"
 
 
 def test_each_cell_is_a_point_that_tells_its_plan(browser: Any, page: Path) -> None:
     browser.open(page, width=1100)
-    points = browser.value("[...document.querySelectorAll('circle')].map(c => [c.getBoundingClientRect().left, "
+    points = browser.value(SHOWN_CIRCLES + ".map(c => [c.getBoundingClientRect().left, "
                            "c.querySelector('title').textContent])")
     assert len(points) == 6 and all("mb=2" in words for _, words in points)
     by_kind = [[left for left, words in points if kind in words] for kind in ("dgx-a100", "dgx-h100")]

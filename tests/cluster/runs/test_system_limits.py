@@ -99,3 +99,13 @@ def test_without_semaphores_shared_memory_works_and_queues_say_so(monkeypatch):
         assert cluster.run(lambda device: int(device.all_reduce(1))).outputs == [2, 2]
     with pytest.raises(ClusterError, match=r"queue.* needs semaphores.*/dev/shm.*Read-only.*transport='shared_memory'"):
         VirtualCluster(2, transport="queue")
+
+
+@pytest.mark.parametrize(("devices", "told"), [
+    (3, ["devices started: 0 of 3, 0 s", "devices started: 1 of 3, 0 s", "devices started: 2 of 3, 0 s"]), (2, []),
+])
+def test_the_start_of_many_devices_tells_how_far_it_is(monkeypatch, capfd, devices, told):
+    monkeypatch.setattr("vcluster.processes.crew.MANY", 3)
+    monkeypatch.setattr("parallelism.display.progress_line.LONG_SECONDS", 0.0)
+    with VirtualCluster(devices, backend="process"):
+        assert capfd.readouterr().err.splitlines() == told

@@ -18,7 +18,7 @@ from parallelism.algorithms.kinds import ROOTED
 from parallelism.algorithms.phases import names, phases
 from parallelism.cost.cost import bus_factor
 from parallelism.hardware import Piece
-from parallelism.resharding.prices import move_seconds
+from parallelism.resharding.plan import move_seconds
 
 A, B = 2.0**-18, 2.0**-30                      # seconds, and seconds per byte: sums and products of these are exact
 FAR_A, FAR_B = 2.0**-15, 2.0**-26

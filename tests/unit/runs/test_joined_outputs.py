@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 from parallelism import Mesh, TensorSharding
+from parallelism.dtypes import as_dtype
+from vcluster import ReplicasDifferWarning
 from vcluster.runs.joining import joined
 
 MESH, ROWS, WHOLE = Mesh(tp=3), TensorSharding("tp", None), TensorSharding()
@@ -47,3 +49,49 @@ def test_what_cannot_be_joined_is_told(outputs, layout, told):
 def test_what_is_no_layout_is_told(layout):
     with pytest.raises(TypeError, match="unshard takes a TensorSharding, its text such as"):
         joined(SHARDS, layout, MESH)
+
+
+GRID = Mesh(dp=3, tp=2)
+
+
+def test_replicas_that_differ_are_told_with_their_ranks_at_the_line_of_the_caller():
+    outputs = [X[rank % 2 :: 2] for rank in range(6)]
+    outputs[3] = outputs[3] + 1
+    outputs[5] = outputs[5] * 2
+    with pytest.warns(ReplicasDifferWarning) as caught:
+        whole = joined([{"x": each} for each in outputs], {"x": "[tp, None]"}, GRID)["x"]
+    assert [str(each.message) for each in caught] == [
+        "by the layout [tp, None] ranks 1, 3 and 5 hold the same, and the output['x'] of ranks 3 and 5 is not that of rank "
+        "1, which is taken; is a reduction missing?"]
+    assert caught[0].filename == __file__
+    np.testing.assert_array_equal(whole, np.concatenate([outputs[0], outputs[1]]))
+
+
+def test_of_many_shards_the_first_is_told_and_the_others_are_counted():
+    with pytest.warns(ReplicasDifferWarning, match=r"of ranks 2 and 4 is not that of rank 0, .* missing\? Replicas of 1 "
+                                                   "other shard differ, too"):
+        joined([np.full(2, rank) for rank in range(6)], "[tp]", GRID)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("apart", [
+    [1.0, 1.0 + 1e-12, 1.0], [np.float32(8), np.float32(8.001), np.float32(8)], [np.nan, np.nan, np.nan],
+    [np.inf, np.inf, np.inf], [1j, 1j + 1e-12, 1j], ["a", "a", "a"], [np.array([], np.float32)] * 3,
+    [np.array(each, as_dtype("bfloat16")) for each in (1, 1.02, 1)],
+], ids=range(8))
+def test_numbers_that_are_rounded_in_another_order_are_alike(apart):
+    joined(apart, TensorSharding.replicated(np.ndim(apart[0])), MESH)
+
+
+@pytest.mark.parametrize("apart", [
+    [1.0, 1.001, 1.0], [0.0, 1e-30, 0.0], [np.nan, 1.0, np.nan], [np.inf, 1.0, np.inf], [3, 4, 3], [True, False, True],
+    ["a", "b", "a"], [1j, 1 + 1j, 1j], [np.array(each, as_dtype("bfloat16")) for each in (1, 2, 1)],
+], ids=range(9))
+def test_other_differences_are_told(apart):
+    with pytest.warns(ReplicasDifferWarning, match="rank 1 is not that of rank 0"):
+        joined(apart, WHOLE, MESH)
+
+
+@pytest.mark.filterwarnings("error")
+def test_terms_of_a_sum_may_differ():
+    assert joined([1, 2, 3], "[] partial=tp", MESH) == 6

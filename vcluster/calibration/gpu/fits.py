@@ -11,10 +11,11 @@ from functools import lru_cache
 from statistics import mean, median
 from typing import Any
 
+from parallelism.arrays import Floats
 from parallelism.cost import Costs
 from parallelism.hardware import ITEMSIZE, Hardware, HostLink, Products, Reached
 from parallelism.simulation import simulate
-from vcluster.calibration.fitting import Floats, fitted
+from vcluster.calibration.fitting import fitted
 from vcluster.calibration.gpu import kernel_fits
 from vcluster.calibration.gpu.bases import base_of, folded
 from vcluster.calibration.gpu.items import (

@@ -6,13 +6,16 @@ import shlex
 import sys
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 from parallelism.budgets import Budget, Cell, Sweep, find_budget
+from parallelism.budgets.picture import picture
 from parallelism.budgets.search import described
 from parallelism.budgets.table import described as in_words
 from parallelism.display import progress
+from parallelism.display.markup import figure
 from parallelism.display.quantities import count
 from parallelism.hardware import Hardware
 from parallelism.models import TransformerSpec
@@ -23,8 +26,8 @@ from vcluster.cli.plan_document import Asked, words_of
 from vcluster.cli.program_files import weights_told_once
 from vcluster.cli.sweeps.imperfect_words import imperfections_of
 from vcluster.cli.sweeps.question import Search
-from vcluster.cli.sweeps.sweep_page import write_sweep
 from vcluster.cli.sweeps.words import budget_of
+from vcluster.report.plain_page import as_shown, write_plain_page
 
 STOPPED = 130
 """The exit status of a sweep that was interrupted."""
@@ -61,6 +64,13 @@ def swept(program: str, arguments: argparse.Namespace) -> int:
     if not sweep.meets:
         print(_nearest(sweep), file=sys.stderr)
     return int(not sweep.meets)
+
+
+def write_sweep(sweep: Sweep, title: str, path: Path) -> None:
+    """Write the page of a sweep: its picture, days against cost, and its table.  It needs no other file."""
+    drawn = picture(sweep)
+    shown = figure(drawn, title="days against cost") if drawn else ""
+    write_plain_page(title, shown + as_shown(str(sweep)), path)
 
 
 def _search(search: Search, budget: Budget, arguments: argparse.Namespace, cells: list[Cell]) -> bool:
