@@ -8,6 +8,9 @@ OBJECTS = 500_000
 """New objects between two looks of the collector of cycles."""
 ALMOST_ALL_LAST = 20 * OBJECTS
 """The same where one object in a hundred is left over in a cycle: looking for it would free next to nothing."""
+_frozen = False
+"""Whether the program was seen to have frozen objects.  It is not asked again: to count millions of them takes as long as a
+simulation."""
 
 
 @contextmanager
@@ -16,13 +19,16 @@ def rarely_collected(objects: int = OBJECTS) -> Iterator[None]:
     objects again and again.
 
     Afterwards all objects count as old ones, which it looks at now and then.  As new ones it would look at them at once.
+    Objects that the program has frozen stay frozen, and then the new ones stay new.
     """
+    global _frozen
     before = gc.get_threshold()
     gc.set_threshold(max(objects, before[0]) if before[0] else 0, *before[1:])
     try:
         yield
     finally:
-        if not gc.get_freeze_count():
+        _frozen = _frozen or gc.get_freeze_count() > 0
+        if not _frozen:
             gc.freeze()
             gc.unfreeze()
         gc.set_threshold(*before)

@@ -215,6 +215,7 @@ def _wanted_by_marks(node: pytest.Item) -> list[Wanted]:
 def virtual_cluster(request: pytest.FixtureRequest) -> Generator[VirtualCluster]:
     """A warm `VirtualCluster` of the mesh that ``@pytest.mark.mesh`` names, with empty state and channels."""
     from vcluster.code import ClusterError
+    from vcluster.testing.output import warn_here
 
     session, item = request.config.stash[_SESSION], request.node
     wanted = _wanted(request, item)
@@ -223,7 +224,7 @@ def virtual_cluster(request: pytest.FixtureRequest) -> Generator[VirtualCluster]
     except (TypeError, ValueError, ClusterError) as error:
         raise pytest.fail.Exception(f"the cluster of {item.nodeid}: {error}", pytrace=False) from None
     session.output.begin()
-    cluster.show_output = session.output.receive
+    cluster.show_output, cluster.show_warning = session.output.receive, warn_here
     yield cluster
     del item.stash[_CLUSTER]
 

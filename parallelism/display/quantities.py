@@ -30,8 +30,17 @@ _BEFORE_UNIT = re.compile(
     r"(?<=\d) (?=(?:[kMGTPE]|[kMGTPE]?(?:B|W|Wh|flops?|B/s|flop/s)|[KMGT]iB|[munp]?s|min|h|d|%|bytes?)(?![\w/]))"
 )
 _GIVEN_COUNT = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?(?:e\+?[0-9]+)?)\s*([kmgbt]|)\s*", re.IGNORECASE)
-_GIVEN_SECONDS = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?)\s*(us|ms|s|min|h|d|days?|y|years?)\s*")
-_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "y": 31_557_600.0}
+_GIVEN_SECONDS = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?)\s*(ns|us|ms|s|min|h|d|days?|y|years?)\s*")
+_SECONDS = {
+    "ns": 1e-9,
+    "us": 1e-6,
+    "ms": 1e-3,
+    "s": 1.0,
+    "min": 60.0,
+    "h": 3600.0,
+    "d": 86_400.0,
+    "y": 31_557_600.0,
+}
 _GIVEN_RATE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?)\s*([kKMGTP]?)(B|b|bit)(?:/s|ps)\s*")
 _GIVEN_BYTES = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?)\s*((?:[KMGT]i?)?B|)\s*", re.IGNORECASE)
 
@@ -69,7 +78,7 @@ def short_errors(read: Called) -> Called:
 
 def seconds(value: float) -> str:
     """A measured time: ``12.3 ms``."""
-    return "0 s" if value == 0 else _measured(value, _TIMES[:3])
+    return "0 s" if value == 0 else _measured(value, _TIMES)
 
 
 def nbytes(value: float) -> str:

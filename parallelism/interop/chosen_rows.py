@@ -262,6 +262,8 @@ class ChosenRows:
 
     def _together(self, columns: Sequence[Any]) -> tuple[Chosen, list[int]] | None:
         """The mask whose rows all columns are places of, and the dim of the mask that each is of."""
+        if not self.chosen:
+            return None
         dims, masks = [], []
         for column in columns:
             array = unspread(column)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -50,6 +51,8 @@ OPSET = 23
 """It has attention, rotary positions and root mean square norms as operators."""
 LARGE = 4096
 """Tensors of more bytes do not pass through ONNX: only their shapes do."""
+_ONE_AT_A_TIME = threading.RLock()
+"""Exports of several threads take turns: each changes PyTorch, the module, and the names in its file, until it ends."""
 
 
 @cache
@@ -112,7 +115,7 @@ def from_torch(
     dims = _dims(examples, names, dynamic)
     extents = _extents(whole, examples, dims)
     _given(torch, examples, names, dims, extents)  # refuses wrong examples before anything is exported
-    with on_the_host(torch, whole) as unknown, lost_derivatives(torch, module) as lost:
+    with _ONE_AT_A_TIME, on_the_host(torch, whole) as unknown, lost_derivatives(torch, module) as lost:
         export = partial(_exported, torch, whole, examples, names, dims, extents)
         (proto, arrays, bounds), asked, has_elements = _decided(torch, whole, loss, export)
     _warn_of_bounds(bounds, type(module).__name__)

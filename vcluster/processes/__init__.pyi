@@ -12,4 +12,4 @@ from .device_process import (
     start_fork_server as start_fork_server,
 )
 from .forkserver import start_early as start_early
-from .output import Printed as Printed
+from .output import Printed as Printed, Warned as Warned

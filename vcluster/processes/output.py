@@ -3,12 +3,26 @@
 import io
 import os
 import sys
+import warnings
+from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
+
+
+class Warned(NamedTuple):
+    """A warning that a device has shown: what `warnings.warn_explicit` takes, with the class by name."""
+
+    message: str
+    category: tuple[str, str]
+    """The module of the class, and its name."""
+    filename: str
+    lineno: int
 
 
 class Printed(NamedTuple):
     stream: str
     text: str
+    warned: Warned | None = None
+    """The warning of which the text tells."""
 
 
 class _Sender(Protocol):
@@ -37,6 +51,11 @@ class RankedOutput(io.TextIOBase):
             self._link.send(Printed(self._stream, lines + "\n"))
         return len(text)
 
+    def warn(self, text: str, warned: Warned) -> None:
+        """Send a warning to the host, which may show it as one of its own."""
+        self.finish_line()
+        self._link.send(Printed(self._stream, text, warned))
+
     def close(self) -> None:
         """A kernel may close its stream; that of the device stays open for later runs."""
         self.finish_line()
@@ -45,6 +64,25 @@ class RankedOutput(io.TextIOBase):
         """Send a last line that has no line end."""
         if self._partial:
             self.write("\n")
+
+
+def show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: Any = None,
+    line: str | None = None,
+) -> None:
+    """In a device's process, in place of `warnings.showwarning`."""
+    text = warnings.formatwarning(message, category, filename, lineno, line)
+    stream = sys.stderr if file is None else file
+    if isinstance(stream, RankedOutput):
+        warned = Warned(str(message), (category.__module__, category.__qualname__), filename, lineno)
+        stream.warn(text, warned)
+    elif stream is not None:
+        with suppress(OSError):
+            stream.write(text)
 
 
 def print_in_fork(rank: int, message: Any) -> None:

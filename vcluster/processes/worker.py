@@ -7,6 +7,7 @@ import pickle
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -41,7 +42,7 @@ from vcluster.processes.kernel_forks import end_fork, explain_pickling
 from vcluster.processes.kernel_threads import cancel_helpers, quiet_after_cancellation
 from vcluster.processes.left_handlers import LeftHandlers
 from vcluster.processes.line_coverage import measure
-from vcluster.processes.output import RankedOutput, refuse_debugger
+from vcluster.processes.output import RankedOutput, refuse_debugger, show_warning
 from vcluster.tracing import LONG, Packed, Record
 from vcluster.tracing.columns import pack
 
@@ -102,6 +103,7 @@ class Worker:
     def take_over(self, link: WireLink) -> None:
         """Make what is printed and raised in this process that of the device, whose run an `INTERRUPT` may end."""
         sys.stdout, sys.stderr = self.output["stdout"], self.output["stderr"]
+        warnings.showwarning = show_warning
         refuse_debugger()
         if INTERRUPT is not None:
             signal.signal(INTERRUPT, lambda _, frame: self.interrupt(link.interrupt, frame))

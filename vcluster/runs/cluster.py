@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from vcluster.messages import Endpoint, VirtualChannel
     from vcluster.runs.engine import Body
     from vcluster.runs.run import Kernel, Output, Run
-    from vcluster.runs.run_loop import ShowOutput
+    from vcluster.runs.run_loop import ShowOutput, ShowWarning
 
 QUEUE_DEVICES = 16
 """The ``queue`` transport accepts at most this many devices: it needs one queue for each ordered pair of devices."""
@@ -170,6 +170,8 @@ class VirtualCluster:
         """
         self.show_output: ShowOutput = print_with_rank
         """A function that is called with each device's printed lines: ``(rank, "stdout" or "stderr", text)``."""
+        self.show_warning: ShowWarning | None = None
+        """A function that is called with each `Warned` of a device's process; None: it is output like any other."""
         self._start()
 
     @property
@@ -251,7 +253,7 @@ class VirtualCluster:
         with self._running:  # an interrupt can come between `acquire` and the next statement
             try:
                 self._runner = mine  # there is no call before it, so no handler of a signal that finds none
-                body.show_output = self.show_output
+                body.show_output, body.show_warning = self.show_output, self.show_warning
                 if self.around_run is None:
                     return body.run(program, args, kwargs)
                 with self.around_run(body.endpoint, program) as shipped:

@@ -39,7 +39,7 @@ from vcluster.runs.host_waits import WaitsOfTheHost
 from vcluster.runs.log import log
 from vcluster.runs.outcome import Reply, memory_kills
 from vcluster.runs.run import Run
-from vcluster.runs.run_loop import Conduct, ShowOutput, print_with_rank
+from vcluster.runs.run_loop import Conduct, ShowOutput, ShowWarning, print_with_rank
 from vcluster.runs.run_payload import KeptEncodings, Shipment, pack
 from vcluster.tracing import Recorder
 
@@ -101,6 +101,7 @@ class Body:
         """The error with which another thread has asked to end the run."""
         self._channels: dict[int, VirtualChannel] = {}
         self.show_output: ShowOutput = print_with_rank
+        self.show_warning: ShowWarning | None = None
         self._warned: set[str] = set()
         self._memory_kills = memory_kills()
         self.finalizer = weakref.finalize(

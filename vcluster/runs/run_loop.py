@@ -27,7 +27,7 @@ from vcluster.code import (
 from vcluster.memory import LEFT, State
 from vcluster.memory.interrupts import DeferredInterrupt
 from vcluster.memory.threads import conducts, others_run
-from vcluster.processes import Cancelled, Died, Done, Failed, Printed, RunCommand
+from vcluster.processes import Cancelled, Died, Done, Failed, Printed, RunCommand, Warned
 from vcluster.runs.deadlock import find_deadlock
 from vcluster.runs.host_waits import HostWaits
 from vcluster.runs.outcome import Reply, error_of, messages_of_other_tags
@@ -47,6 +47,7 @@ KILL_AFTER_SECONDS = 5.0
 """After a failure, a computing device is interrupted after the first time and killed and replaced after the second."""
 
 ShowOutput = Callable[[int, str, str], object]
+ShowWarning = Callable[[Warned], object]
 
 
 class Conduct:
@@ -161,7 +162,11 @@ class Conduct:
     def _take(self, messages: Messages) -> None:
         for rank, message in messages:
             if isinstance(message, Printed):
-                if self.broken_off is None:
+                if self.broken_off is not None:
+                    pass
+                elif message.warned is not None and self._body.show_warning is not None:
+                    self._body.show_warning(message.warned)
+                else:
                     self._body.show_output(rank, message.stream, message.text)
                 continue
             if not isinstance(message, Died) and message.run != self._run:

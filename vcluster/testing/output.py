@@ -1,9 +1,18 @@
 """Output of devices during a test, collected by rank, for one section each in the report."""
 
 import sys
+import warnings
 from typing import Any
 
+from vcluster.processes import Warned
 from vcluster.runs import print_with_rank
+
+
+def warn_here(warned: Warned) -> None:
+    """Warn on the host as a device has: pytest lists what the host warns of, and ``pytest.warns`` catches it."""
+    module, name = warned.category
+    category = getattr(sys.modules.get(module), name, UserWarning)
+    warnings.warn_explicit(warned.message, category, warned.filename, warned.lineno)
 
 
 class RankOutput:

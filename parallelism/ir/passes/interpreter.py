@@ -8,6 +8,7 @@ import numpy as np
 from parallelism.arrays import Array
 from parallelism.ir.core import Function, Op, Value
 from parallelism.ir.passes.donation import donations
+from parallelism.ir.passes.float_warnings import at_lines_of
 from parallelism.ir.passes.given_arrays import checked, named_arrays, numbers_of
 from parallelism.ir.passes.memory import freed_after, taken_by, unread_after, written_inputs
 from parallelism.ir.passes.room import with_room
@@ -29,7 +30,8 @@ def interpret(
 
     ``ValueError`` or ``TypeError`` names an input whose array does not have its type; nothing is converted.  Values
     are freed after their last use.  Inputs are never written, because those whose memory is written into, as that of
-    the inputs named in ``donate`` (see `peak_bytes`), are copied.  An output may share the memory of an input.
+    the inputs named in ``donate`` (see `peak_bytes`), are copied.  An output may share the memory of an input.  NumPy's
+    warnings, as of a division by zero, are at the lines from which the ops were recorded.
     """
     arrays = named_arrays(function, inputs)
     if function.symbols:
@@ -41,24 +43,26 @@ def interpret(
     for value, array in zip(function.inputs, checked_arrays(function, arrays), strict=True):
         values[value] = contiguous(array, own=value in written)
     held = peak = sum(array.nbytes for array in values.values())
-    for op, taken, freed, unread in zip(
-        function.ops,
-        taken_by(function, donated),
-        freed_after(function),
-        unread_after(function, donated),
-        strict=True,
-    ):
-        into: list[Array | None] = []
-        for value in op.outputs:
-            place = donated.get(value)
-            into.append(None if place is None else values[place])
-        outputs = run(op, [values[value] for value in op.inputs], in_place=True, into=into)
-        values.update(zip(op.outputs, outputs, strict=True))
-        held += sum(values[value].nbytes for value in taken)
-        peak = max(peak, held)
-        held -= sum(int(value.type.nbytes) for value in freed)
-        for value in unread:
-            del values[value]
+    with at_lines_of(function) as running:
+        for op, taken, freed, unread in zip(
+            function.ops,
+            taken_by(function, donated),
+            freed_after(function),
+            unread_after(function, donated),
+            strict=True,
+        ):
+            running.op = op
+            into: list[Array | None] = []
+            for value in op.outputs:
+                place = donated.get(value)
+                into.append(None if place is None else values[place])
+            outputs = run(op, [values[value] for value in op.inputs], in_place=True, into=into)
+            values.update(zip(op.outputs, outputs, strict=True))
+            held += sum(values[value].nbytes for value in taken)
+            peak = max(peak, held)
+            held -= sum(int(value.type.nbytes) for value in freed)
+            for value in unread:
+                del values[value]
     return Interpreted(tuple(values[value] for value in function.outputs), peak)
 
 

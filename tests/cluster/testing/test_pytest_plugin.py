@@ -4,6 +4,7 @@ import inspect
 import os
 import re
 import threading
+import warnings
 
 import numpy as np
 import pytest
@@ -65,6 +66,24 @@ def test_each_test_starts_with_nothing_from_the_last(device, turn):
     assert device.rng.integers(1 << 30) == np.random.default_rng((0, device.rank, 1)).integers(1 << 30)
     device.state["left"] = turn
     device.sendrecv(turn, 1 - device.rank, 1 - device.rank)
+
+
+class Careful(UserWarning):
+    pass
+
+
+def careless(device):
+    warnings.warn(f"of {device.size} devices", Careful, stacklevel=1)
+
+
+@pytest.mark.mesh(2, backend="process")
+@pytest.mark.mesh(2, backend="thread")
+def test_what_devices_warn_of_are_warnings_of_the_test(virtual_cluster, capfd):
+    with pytest.warns(Careful, match="of 2 devices") as caught:
+        virtual_cluster.run(careless)
+    line = careless.__code__.co_firstlineno + 1
+    assert [(each.category, each.filename, each.lineno) for each in caught] == 2 * [(Careful, __file__, line)]
+    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.mesh(dp=1, tp=2)

@@ -16,7 +16,8 @@ from parallelism.display.quantities import bytes_in, count, fit, given, nbytes, 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("written", "expected"), [
     (seconds(0), "0 s"), (seconds(0.9995), "1.00 s"), (seconds(0.9994), "999 ms"), (seconds(1.5e-3), "1.50 ms"),
-    (seconds(2e-9), "0.00200 us"), (seconds(12345), "12345 s"), (seconds(float("inf")), "inf s"),
+    (seconds(2e-9), "2 ns"), (seconds(9.72e-10), "0.972 ns"), (seconds(9.996e-7), "1.00 us"), (seconds(4e-7), "400 ns"),
+    (seconds(12345), "12345 s"), (seconds(float("inf")), "inf s"),
     (nbytes(0), "0 B"), (nbytes(1023), "1023 B"), (nbytes(1024), "1 KiB"), (nbytes(1536), "1.50 KiB"),
     (nbytes(1023.5 * 2 ** 20), "1.00 GiB"), (nbytes(2 ** 50), "1024 TiB"),
     (rate(None), "-"), (rate(999), "999 B/s"), (rate(12.5e9), "12.5 GB/s"), (rate(3e15), "3000 TB/s"),
@@ -29,8 +30,8 @@ def test_as_written(written, expected):
     assert written == expected
 
 
-FACTORS = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18, "us": 1e-6, "ms": 1e-3, "s": 1, "B": 1,
-           **{f"{prefix}iB": 1024.0 ** power for power, prefix in enumerate("KMGT", 1)},
+FACTORS = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18, "ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1,
+           "B": 1, **{f"{prefix}iB": 1024.0 ** power for power, prefix in enumerate("KMGT", 1)},
            **{f"{prefix}B/s": 1000.0 ** power for power, prefix in enumerate(["", "k", "M", "G", "T"])}}
 
 

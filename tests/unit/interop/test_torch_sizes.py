@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -91,3 +92,15 @@ def test_a_dim_that_is_squeezed_and_has_several_elements_stays(shape):
 ])
 def test_bounds_in_words(bounds, told):
     assert str(bounds) == told
+
+
+@pytest.mark.takes_seconds
+def test_threads_export_in_turns():
+    def rows(x):
+        return x + len(x)
+
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(lambda _: computed(Module(rows), X), range(3)))
+    for each in found:
+        assert_allclose(each, (X + 5).numpy() * np.array([1, 2, 3, 4]))
+    assert "len" not in globals()

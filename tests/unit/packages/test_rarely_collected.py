@@ -5,12 +5,14 @@ from collections.abc import Iterator
 
 import pytest
 
+import parallelism.rarely_collected as module
 from parallelism.rarely_collected import rarely_collected
 
 
 @pytest.fixture
-def looks() -> Iterator[list[int]]:
+def looks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """The generations that the collector looks at."""
+    monkeypatch.setattr(module, "_frozen", False)
     found = list[int]()
 
     def look(phase: str, info: dict[str, int]) -> None:
@@ -48,3 +50,13 @@ def test_objects_that_a_program_has_frozen_stay_frozen(looks: list[int]) -> None
     with rarely_collected():
         kept.append([900])
     assert gc.get_freeze_count() > 900
+
+
+def test_frozen_objects_are_counted_once(looks: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    gc.freeze()
+    counts = list[int]()
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: counts.append(1) or 1)
+    for _ in range(3):
+        with rarely_collected():
+            pass
+    assert counts == [1]
