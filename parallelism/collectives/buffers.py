@@ -97,7 +97,9 @@ def arrive(
                 after[chunk] = array
     for chunk, summands in terms.items():
         if op is None:
-            raise ValueError(f"a reducing message arrived at position {position}, and there is no op")
+            raise ValueError(
+                f"position {position} received a message with values to reduce, and the call has no op"
+            )
         summands.sort(key=lambda term: term[0])
         total = summands[0][1]
         for _, term in summands[1:]:

@@ -393,8 +393,8 @@ class Costs:
             halves = self._halves(groups)
             if halves is None:
                 raise ValueError(
-                    f"no algorithm 'hierarchical' for {collective} over {groups[0]} (it needs as many ranks, and more "
-                    f"than one, in each of several units); these apply: "
+                    f"no algorithm 'hierarchical' for {collective} over {groups[0]} (each of several units must have "
+                    f"equally many ranks of the group, at least two); these apply: "
                     f"{', '.join(names(collective, len(groups[0])))}"
                 )
             return seconds_in_parts(collective, self._cheapest, nbytes, groups, *halves, root)

@@ -74,7 +74,7 @@ def terms(
 
 
 class _Terms:
-    """The terms of phases that are looked at one after the other, and how many are alike."""
+    """Collects the terms of phases, and counts equal ones.  Phases are priced one by one, or many together."""
 
     def __init__(self, hardware: Hardware, groups: Groups, share: float) -> None:
         self.hardware, self.groups, self.share = hardware, groups, share

@@ -200,7 +200,7 @@ def mixed(
         if dtype in second.flops_per_second:
             rates[dtype] = sum(part.devices * part.flops_per_second[dtype] for part in parts) / sum(devices)
     if not rates:
-        raise ValueError(f"{first.name} and {second.name} have rates for no dtype in common")
+        raise ValueError(f"{first.name} and {second.name} must have rates of at least one dtype in common")
     links = (*first.links, *second.links)
     if across is not None:
         checked.bandwidth("across.bytes_per_second", across.bytes_per_second)

@@ -194,4 +194,6 @@ def refuse_stack(table: Mapping[str, Any], path: str | PathLike[str]) -> None:
     """`HardwareFileError` for the table of a stack file, where a whole hardware is expected."""
     if "fitted_on" in table and "links" not in table:
         preset = table.get("hardware", "dgx-h100")
-        raise HardwareFileError(f"{path} is a stack, which stands behind a hardware: {preset}+{path}")
+        raise HardwareFileError(
+            f"{path} is a stack and no whole hardware; write it behind one, as {preset}+{path}"
+        )

@@ -118,7 +118,9 @@ def check_layer_parts(spec: TransformerSpec) -> None:
         if spec.parallel:
             raise ValueError(f"parallel={spec.parallel} needs layers with both parts: layer_parts=None")
     if spec.linear_attention is not None and spec.documents is not None:
-        raise ValueError("linear attention has no documents in a sequence: its state goes on; documents=None")
+        raise ValueError(
+            "linear attention needs documents=None: its state goes on from a document to the next"
+        )
     if spec.linear_attention is not None and spec.linear_attention.norm_places not in (None, *NORM_PLACES):
         told, got = ", ".join(NORM_PLACES), spec.linear_attention.norm_places
         raise ValueError(f"norm_places of linear attention must be one of {told}, or None; got {got!r}")

@@ -20,6 +20,7 @@ from parallelism.models import inference
 from parallelism.models.block_parts import Parameters
 from parallelism.models.expert_layers import Experts
 from parallelism.models.figures import (
+    GATED,
     NORM_PLACES,
     PARTS_OF_QKV,
     Shape,
@@ -39,10 +40,7 @@ from parallelism.models.packed import check_documents, document_lengths
 VOCABULARY_MULTIPLE = 128
 """What Megatron-LM pads a vocabulary to a multiple of for one tensor-parallel device."""
 CHOICES: dict[str, tuple[Any, ...]] = {
-    "activation": (
-        *("gelu", "gelu_exact", "relu", "relu2", "silu"),
-        *("swiglu", "geglu", "geglu_exact", "reglu", "clamped_swiglu"),
-    ),
+    "activation": ("gelu", "gelu_exact", "relu", "relu2", "silu", *GATED),
     "norm": ("layer", "rms"),
     "norm_parameters": ("all", "weights", "none"),
     "norm_places": NORM_PLACES,

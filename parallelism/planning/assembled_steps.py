@@ -26,6 +26,7 @@ from parallelism.dtypes import as_dtype
 from parallelism.execution import ACTIVATIONS, TypedArray
 from parallelism.execution.device_program import RECOMPUTED
 from parallelism.hardware import Hardware, Software, sized_hardware
+from parallelism.layouts.localization.rank_classes import coordinates_of
 from parallelism.layouts.stages import Part
 from parallelism.memoized import memoized
 from parallelism.mesh.uneven import split_sizes
@@ -168,9 +169,7 @@ class AssembledStep:
 
     @cached_property
     def _coordinates(self) -> dict[str, Ints]:
-        """By axis, the place of each rank along it."""
-        places = np.unravel_index(np.arange(self.mesh.size), tuple(self.mesh.shape.values()))
-        return dict(zip(self.mesh.axes, places, strict=True))
+        return coordinates_of(self.mesh)
 
     def _smaller(self) -> tuple[list[frozenset[Uneven]], Ints]:
         """What replicas have no larger part of, for each kind of replicas; and by rank the number of its kind."""

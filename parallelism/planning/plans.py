@@ -237,10 +237,10 @@ class Plans(Sequence[Plan]):
         return f"the best plan with {asked} ({other.split}) takes {longer_text(other.account, plan.account)}"
 
     def needs(self) -> list[Need]:
-        """If no plan fits, the memory that the smallest needs, and that of the smallest with what may need less.
+        """If no plan fits: how much memory the smallest plan needs, and how much with settings that may need less.
 
-        That are other values of settings that were fixed, and values that are not tried unless they are named, as
-        ZeRO-3.  Each is searched anew.  Empty if every combination is refused.
+        Such settings are those that were fixed, which are then free, and those with values that are tried only if they
+        are named, as ZeRO-3.  A new search is made for each.  Empty if every combination is refused.
         """
         if self.tightest is None:
             return []

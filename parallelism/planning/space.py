@@ -357,7 +357,10 @@ def _divisors(number: int) -> list[int]:
 
 
 def different_programs(possible: Choices) -> tuple[Ints, Ints]:
-    """A row of each program, and for each row the number of its program: `step_key` says which are the same."""
+    """One row of each program, and for every row the number of its program.
+
+    Rows of one program differ only in settings that change nothing: `step_key` tells programs apart.
+    """
     columns = [
         SETTINGS[name].column_of(column) if name in SETTINGS else column
         for name, column in possible.columns.items()

@@ -303,8 +303,12 @@ class Engine:
 def read_and_scored(
     spec: TransformerSpec, settings: EngineSettings, work: Work, kind: str
 ) -> tuple[int, int]:
-    """The places of the cache that a work reads in layers of a kind, whole pages of each sequence, and the scores of a head;
-    of states, those that it reads and writes, and the chunks of rows with several tokens: the most of a replica."""
+    """What one layer of a kind does for a work, as ``(read, scored)``; of several replicas the largest numbers count.
+
+    In attention, ``read`` counts the places of the cache that are read, in whole pages, and ``scored`` the scores of one
+    head.  In a layer with states, ``read`` counts the states that are read and written, and ``scored`` the chunks of rows
+    that have several tokens.
+    """
     read = scored = 0
     for rows in work.rows:
         if kind == STATES:

@@ -25,11 +25,6 @@ class Room:
     cache_bytes: int
     activations_bytes: int
 
-    @property
-    def tensors_bytes(self) -> int:
-        """All of them."""
-        return self.weights_bytes + self.cache_bytes + self.activations_bytes
-
 
 @dataclass(frozen=True)
 class Fit:

@@ -102,7 +102,7 @@ class Task:
         return not self.excess(plan) > 0
 
     def excess(self, plan: ServingPlan) -> float:
-        """By what part a plan is beyond the limits, the largest; at most 0 within them."""
+        """How far a plan is beyond the limit that it misses most: 0.1 for 10 % too slow; at most 0 if it meets all limits."""
         limits = self.first_token_seconds, self.token_seconds
         found = plan.first_token_seconds, plan.token_seconds
         if self.percentile is not None:

@@ -55,9 +55,6 @@ class Sampling:
         return float(splitmix64(key, [number])[0] >> np.uint64(11)) * 2.0**-53
 
 
-GREEDY = Sampling()
-
-
 @dataclass(frozen=True)
 class Request:
     """A prompt to be answered with at most ``new_tokens`` tokens; a token among ``stop`` is the last.

@@ -21,6 +21,7 @@ from parallelism.collectives import MemberCall
 from parallelism.execution import TypedArray
 from parallelism.execution.last_backward import LastBackward
 from parallelism.hardware import Software
+from parallelism.layouts.localization.rank_classes import coordinates_of
 from parallelism.layouts.stages import Part
 from parallelism.memoized import memoized
 from parallelism.mesh import Mesh
@@ -120,12 +121,10 @@ class LayeredStep:
 
     def _small_places(self) -> Ints:
         """By rank, the rank on the mesh of the steps of few layers that does the same."""
-        shape, small_shape = tuple(self.mesh.shape.values()), tuple(self.few.mesh.shape.values())
-        coordinates = np.unravel_index(np.arange(self.mesh.size), shape)
-        places = dict(zip(self.mesh.axes, coordinates, strict=True))
+        places = coordinates_of(self.mesh)
         if self.axis is not None:
             places[self.axis] = np.array(self.whole.stand_for)[places[self.axis]]
-        return np.ravel_multi_index(tuple(places.values()), small_shape)
+        return np.ravel_multi_index(tuple(places.values()), tuple(self.few.mesh.shape.values()))
 
     def _classes(self) -> tuple[list[int], Ints]:
         """The first rank of each class of devices that have the same events, and the class of each rank."""

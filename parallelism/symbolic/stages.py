@@ -164,7 +164,7 @@ class SymbolicStage(StagePrograms):
 
     @memoized
     def splits(self, kinds: str) -> set[Split]:
-        """What must be even."""
+        """The splits of dims that must be even, so that the events of these kinds of actions hold for every device."""
         found: set[Split] = set()
         for kind in (*kinds, *(("R",) if self.functions.recompute else ())):
             localized = self.localized(kind, ANY)

@@ -244,13 +244,13 @@ class _Going(NamedTuple):
 
     @classmethod
     def of(cls, every: _Repetitions, plans: Ints) -> _Going:
-        """Those of these numbers."""
+        """The plans with these numbers among `_Repetitions`."""
         return cls(
             plans, *(each.take(plans, axis=1) for each in (every.now, every.durations, every.messages))
         )
 
     def take(self, places: Ints) -> _Going:
-        """Those at some places."""
+        """The plans at these places among them."""
         now, durations, messages = (each.take(places, axis=1) for each in self[1:])
         return _Going(self.plans[places], now, durations, messages)
 

@@ -160,8 +160,8 @@ class MegatronFlags(ModelFlags):
         spec = self.spec(named).for_tensor_parallel(tp)
         if devices % (tp * cp * pp):
             raise ValueError(
-                f"{devices} devices cannot be dealt to tensor, context and pipeline parallelism of {tp} x "
-                f"{cp} x {pp} devices"
+                f"{devices} devices must be a multiple of the {tp} x {cp} x {pp} devices of tensor, context and "
+                "pipeline parallelism"
             )
         replicas = devices // (tp * cp * pp)
         sequences = SequenceSplit.of(self, spec)

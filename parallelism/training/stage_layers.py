@@ -135,7 +135,7 @@ def runs_text(counts: Sequence[int]) -> str:
 
 
 def remark_of(spec: TransformerSpec, begins: Sequence[str]) -> str:
-    """How the layers lie on stages that have not equally many, in words; empty if they have."""
+    """The numbers of layers of all stages in words, if they differ, and why the last has fewer; empty if all are equal."""
     counts = counts_of(begins, spec.layers)
     if counts is None or len(set(counts)) == 1:
         return ""

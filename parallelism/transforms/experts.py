@@ -89,7 +89,10 @@ class ExpertParallel:
         return found[0]
 
     def _seen(self, parts: Parts, weight: Value, dim: int) -> dict[str, TensorSharding]:
-        """The layouts of views of a weight that have some of their own, with experts where the weight has them."""
+        """By name, the layouts of the views of a weight that have layouts of their own, with their experts split, too.
+
+        ``dim`` is the dim of experts of the weight.
+        """
         found = {}
         for value, view in parts.views.items():
             if view.weight is weight and value is not weight and value.layout and dim in view.dims:

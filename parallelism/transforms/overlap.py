@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from parallelism.display.quantities import short_errors
 from parallelism.ir.core import Function, frozen_attributes
 from parallelism.ir.passes import overlapping
 from parallelism.ir.passes.chunked_collectives import CHUNKED, chunked_over
-from parallelism.transforms.parts import Parts
+from parallelism.transforms.parts import Parts, check_function
 from parallelism.transforms.words import checked_axis, word
 
 BUCKET_BYTES = 25 * 2**20
@@ -64,19 +65,13 @@ class Overlap:
                 )
 
     def __call__(self, function: Function) -> Function:
-        if not isinstance(function, Function):
-            raise TypeError(
-                f"a Function is transformed, got {type(function).__name__}; a Pipeline comes last"
-            )
+        check_function(function)
         if (given := self.of(function)) is not None:
             raise ValueError(
                 f"{self}: @{function.name} is overlapped already, by {given}; a transform is applied once"
             )
-        said = (overlapping.BUCKET_BYTES, self.bucket_bytes), (overlapping.AHEAD, self.ahead)
-        attributes = *function.attributes, *said
-        if isinstance(function.source, Parts):  # not derived yet
-            return replace(function.source, attributes=frozen_attributes(attributes)).joined()
-        return replace(function, attributes=attributes)
+        said = {overlapping.BUCKET_BYTES: self.bucket_bytes, overlapping.AHEAD: self.ahead}
+        return _with_attributes(function, said)
 
     @classmethod
     def of(cls, function: Function) -> Overlap | None:
@@ -137,18 +132,12 @@ class TensorOverlap:
         checked_axis(self)
 
     def __call__(self, function: Function) -> Function:
-        if not isinstance(function, Function):
-            raise TypeError(
-                f"a Function is transformed, got {type(function).__name__}; a Pipeline comes last"
-            )
+        check_function(function)
         if (given := chunked_over(function)) is not None:
             raise ValueError(
                 f"{self}: @{function.name} has chunks over {given!r} already; a transform is applied once"
             )
-        attributes = *function.attributes, (CHUNKED, self.axis)
-        if isinstance(function.source, Parts):  # not derived yet
-            return replace(function.source, attributes=frozen_attributes(attributes)).joined()
-        return replace(function, attributes=attributes)
+        return _with_attributes(function, {CHUNKED: self.axis})
 
     def __str__(self) -> str:
         return word("tp_overlap", self.axis)
@@ -169,16 +158,10 @@ class Fused:
     phase: ClassVar[int] = 85
 
     def __call__(self, function: Function) -> Function:
-        if not isinstance(function, Function):
-            raise TypeError(
-                f"a Function is transformed, got {type(function).__name__}; a Pipeline comes last"
-            )
+        check_function(function)
         if self.of(function) is not None:
             raise ValueError(f"{self}: @{function.name} is fused already; a transform is applied once")
-        attributes = *function.attributes, (_FUSED, True)
-        if isinstance(function.source, Parts):  # not derived yet
-            return replace(function.source, attributes=frozen_attributes(attributes)).joined()
-        return replace(function, attributes=attributes)
+        return _with_attributes(function, {_FUSED: True})
 
     @classmethod
     def of(cls, function: Function) -> Fused | None:
@@ -187,3 +170,11 @@ class Fused:
 
     def __str__(self) -> str:
         return word("fused")
+
+
+def _with_attributes(function: Function, said: Mapping[str, Any]) -> Function:
+    """The function with more attributes, which say how devices run it."""
+    attributes = *function.attributes, *said.items()
+    if isinstance(function.source, Parts):  # not derived yet
+        return replace(function.source, attributes=frozen_attributes(attributes)).joined()
+    return replace(function, attributes=attributes)

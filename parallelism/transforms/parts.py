@@ -32,6 +32,14 @@ AGAIN = "again."
 """The prefix of a value of the forward that the backward computes once more."""
 
 
+def check_function(function: object) -> None:
+    """``TypeError`` for what is no `Function`, such as the `parallelism.transforms.Step` that a pipeline makes of one."""
+    if not isinstance(function, Function):
+        raise TypeError(
+            f"only a Function can be transformed, got {type(function).__name__}; a Pipeline comes last"
+        )
+
+
 @dataclass(frozen=True)
 class Parts:
     """The parts of a training step; of any other program, ``forward`` is all of it and ``update`` is None."""
@@ -55,10 +63,7 @@ class Parts:
 
         ``ValueError`` if its update reads values of the forward; ``TypeError`` if it is no function.
         """
-        if not isinstance(function, Function):
-            raise TypeError(
-                f"a Function is transformed, got {type(function).__name__}; a Pipeline comes last"
-            )
+        check_function(function)
         if isinstance(function.source, cls):
             return function.source
         nexts = [value for value in function.outputs if value.name.startswith(NEXT)]

@@ -48,7 +48,9 @@ class AttentionShapes:
         if self.wv != self.wk:
             raise ValueError(f"wv is of the shape of wk, {self.wk}, got {self.wv}")
         if self.wk[2] != self.wq[2]:
-            raise ValueError(f"wq and wk have one head_dim, got wq of shape {self.wq} and wk of {self.wk}")
+            raise ValueError(
+                f"wq and wk must have the same head_dim, got wq of shape {self.wq} and wk of {self.wk}"
+            )
         if self.wo[:2] != self.wq[1:]:
             raise ValueError(
                 f"wo is (heads, head_dim, model) of the heads of wq, got wq of shape {self.wq} and wo of "

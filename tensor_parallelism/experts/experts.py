@@ -275,7 +275,7 @@ class MixtureOfExperts(Layer[MixtureOfExpertsSharding]):
             )
         if x[-1] != model:
             raise ValueError(
-                f"the last extent of x is the first of the router, got x of shape {x} and router of {router}"
+                f"the last extent of x must be the first extent of the router, got x of shape {x} and router of {router}"
             )
         hidden = w1[2]
         for name, wanted in (

@@ -265,7 +265,7 @@ def _local_shape(layout: TensorSharding, shape: Shape, mesh: Mesh, rank: int) ->
 def check_tokens(name: str, tokens: Array, vocabulary: int) -> None:
     """``TypeError`` if tokens are not integers; ``ValueError`` with the place of a token outside the vocabulary."""
     if tokens.dtype.kind not in "iu":
-        raise TypeError(f"{name} are integers, got {tokens.dtype}")
+        raise TypeError(f"{name} must be integers, got {tokens.dtype}")
     wrong = (tokens < 0) | (tokens >= vocabulary)
     if wrong.any():
         place = tuple(int(i) for i in np.argwhere(wrong)[0])

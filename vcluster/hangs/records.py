@@ -89,9 +89,10 @@ class Records:
 
     @cached_property
     def missing(self) -> tuple[int, ...]:
-        """The ranks that are in a group and have left no dump.
+        """The ranks that belong to a group and have left no dump.
 
-        If the dumps do not say which ranks the group of all has, those between them, too.
+        The dumps may not say which ranks the group of all ranks has.  Then every rank below the highest one that left a
+        dump belongs to it.
         """
         named = {rank for group in self.groups for rank in group.ranks}
         if any(group.description == "default_pg" and not group.ranks for group in self.groups):

@@ -56,9 +56,10 @@ class HostWaits:
 
 
 class WaitsOfTheHost:
-    """Ends a wait of the host that nothing can end, and warns of one that only another thread of its own can end.
+    """Watches what the host waits for.  Between runs all messages of devices have arrived, and no device sends.
 
-    Between runs the messages of all devices have arrived, and a device sends nothing.
+    So a wait for a device can end only if another thread of the host starts a run: this warns of such a wait.  If no
+    other thread can do so, it raises a `DeadlockError`.
     """
 
     def __init__(self, endpoint: Endpoint, runs: Callable[[], bool]) -> None:

@@ -82,9 +82,9 @@ class Letters(NamedTuple):
 
 
 def product_letters(op: Op) -> Letters | None:
-    """Those of an op that is a product of two operands, each with its scales behind it; None for others.
+    """The `Letters` of an op that multiplies two operands, which may have scales; None for any other op.
 
-    Numbers that lie in pairs in bytes are left out.
+    None also for operands of 4 bits, of which two numbers lie in a byte.
     """
     if op.kind not in PRODUCTS or _packed(op):
         return None

@@ -392,10 +392,6 @@ def _dim_of_pairs(term: str, shape: Sequence[Extent], long: Sequence[str], apart
     raise ValueError(f"two numbers of 4 bits lie in a byte, so a dim of an operand must be even; got {shape}")
 
 
-Operand = tuple[TensorType, ...]
-"""The types of an operand and of its scales."""
-
-
 def _product_rule(*types: TensorType, equation: str, packed: Sequence[int] = (), **_: Any) -> Rule:
     terms, half = ProductTerms.of(equation), len(types) // 2
     if len(types) not in (4, 5, 6):

@@ -74,12 +74,12 @@ class _Joining:
 
     @cached_property
     def _sums(self) -> dict[int, int]:
-        """The sums of what is given to the update, each with the number of sums behind its input."""
+        """The sums over devices among these chains, by the number of the op, and how many sums come before each."""
         return {number: depth for number, depth in self._chains.items() if _is(self.ops[number], SUMS)}
 
     @cached_property
     def _chains(self) -> dict[int, int]:
-        """The ops that read what is given, or what one of them makes of it, and the number of sums before each."""
+        """The chains of ops from what is given to the update, by the number of the op, and how many sums come before each."""
         found: dict[int, int] = {}
         depth = dict.fromkeys(self.given, 0)
         for number, op in enumerate(self.ops):

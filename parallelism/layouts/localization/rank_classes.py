@@ -19,6 +19,12 @@ from parallelism.sharding import TensorSharding
 ByRank = Ints
 
 
+def coordinates_of(mesh: Mesh) -> dict[str, ByRank]:
+    """By axis, the place of each rank along it."""
+    coordinates = np.unravel_index(np.arange(mesh.size), tuple(mesh.shape.values()))
+    return dict(zip(mesh.axes, coordinates, strict=True))
+
+
 class Ranks:
     """Quantities of all devices of a mesh, as arrays of shape ``(mesh.size,)`` indexed by rank."""
 
@@ -29,8 +35,7 @@ class Ranks:
 
     @cached_property
     def _coordinates(self) -> dict[str, ByRank]:
-        coordinates = np.unravel_index(np.arange(self.mesh.size), tuple(self.mesh.shape.values()))
-        return dict(zip(self.mesh.axes, coordinates, strict=True))
+        return coordinates_of(self.mesh)
 
     def index(self, axes: Iterable[str]) -> ByRank:
         """The row-major index of each rank along these axes; the first axis varies slowest."""

@@ -79,7 +79,7 @@ class CachedAttention:
             return parts.product(mixed.reshape((batch, rows, spec.heads * spec.head_width)), block, "out")
 
     def _mixed(self, q: Any, k: Any, v: Any, written: list[Any], layer: int, block: str) -> Any:
-        """What the heads make of the values."""
+        """The results of the heads, of shape ``(batch, rows, heads, width)``: sums of values, weighted by the scores."""
         spec = self.parts.spec
         mask = Mask(causal=True, window=spec.window_of(layer))
         alibi = spec.alibi_scale if spec.positions == "alibi" else None

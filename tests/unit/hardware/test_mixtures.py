@@ -71,7 +71,7 @@ def test_it_refuses_what_is_not_modelled():
         (SLOW.placed([1, 0]), "slow has faults, stragglers or a placement"),
         (replace(SLOW, message_overhead_seconds=1e-6), "messages hold their ends on slow"),
         (both(), "two parts of one kind each"),
-        (replace(SLOW, flops_per_second={"int8": 1e9}), "slow and fast have rates for no dtype in common"),
+        (replace(SLOW, flops_per_second={"int8": 1e9}), "slow and fast must have rates of at least one dtype in common"),
     ):
         with pytest.raises(ValueError, match=words):
             mixed(wrong, FAST)

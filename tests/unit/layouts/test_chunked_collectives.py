@@ -163,7 +163,7 @@ def test_the_transform_has_a_word_and_is_applied_once():
     assert dict(cut.attributes) == {CHUNKED: "tp"} and chunked_over(cut) == "tp" and chunked_over(laid_out()) is None
     with pytest.raises(ValueError, match="tp_overlap: @block has chunks over 'tp' already; a transform is applied once"):
         TensorOverlap()(cut)
-    with pytest.raises(TypeError, match="a Function is transformed, got int"):
+    with pytest.raises(TypeError, match="only a Function can be transformed, got int"):
         TensorOverlap()(3)
     with pytest.raises(ValueError, match="the axis of TensorOverlap must be the name of a mesh axis, got ''"):
         TensorOverlap("")

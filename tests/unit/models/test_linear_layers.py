@@ -190,7 +190,7 @@ def test_figures_that_do_not_fit_are_refused(figures, message):
     ({"layer_parts": ("both", "none", "both")}, "layer_parts must be of attention, feed_forward, both, got 'none'"),
     ({"layer_parts": ("both",)}, "layer_parts must have an entry for each of the 3 layers, got 1"),
     ({"parallel": True}, "parallel=True needs layers with both parts: layer_parts=None"),
-    ({"documents": 3}, "linear attention has no documents in a sequence"),
+    ({"documents": 3}, "linear attention needs documents=None"),
 ])
 def test_figures_of_the_model_that_do_not_fit_are_refused(figures, message):
     with pytest.raises(ValueError, match=message):

@@ -104,7 +104,7 @@ def test_a_description_that_cannot_be_is_refused_when_it_is_made(made, kind, tex
         ({4: (24, 5)}, r"wo is \(heads, head_dim, model\), got shape \(24, 5\)"),
         ({1: (8, 6, 4)}, r"the last extent of x is the first of wq, got x of shape \(3, 13, 7\) and wq of \(8, 6, 4\)"),
         ({3: (7, 3, 5)}, r"wv is of the shape of wk, \(7, 3, 4\), got \(7, 3, 5\)"),
-        ({1: (7, 6, 5), 4: (6, 5, 5)}, r"one head_dim, got wq of shape \(7, 6, 5\) and wk of \(7, 3, 4\)"),
+        ({1: (7, 6, 5), 4: (6, 5, 5)}, r"the same head_dim, got wq of shape \(7, 6, 5\) and wk of \(7, 3, 4\)"),
         ({4: (5, 4, 5)}, r"of the heads of wq, got wq of shape \(7, 6, 4\) and wo of \(5, 4, 5\)"),
         ({1: (7, 4, 4), 4: (4, 4, 5)}, r"a multiple of the key-value heads, got wq .* with 4 heads and wk .* with 3"),
         ({2: (7, 0, 4), 3: (7, 0, 4)}, r"a multiple of the key-value heads, .* 6 heads and wk .* with 0"),

@@ -96,7 +96,7 @@ def test_values_that_do_not_fit_are_refused_with_the_reason(operation, values, r
         (lambda: MixtureOfExperts(MIXTURE.sharding, top_k=0), ValueError, "top_k is a whole number of at least 1"),
         (lambda: MixtureOfExperts(MIXTURE.sharding, capacity_factor=0), ValueError, "capacity_factor is above 0"),
         (lambda: MixtureOfExperts(MIXTURE.sharding, activation="gleu"), ValueError, "activation is one of relu, tanh"),
-        (lambda: EMBEDDING.inputs(MESH, TOKENS * 1.0, np.zeros((7, 4))), TypeError, "tokens are integers, got float64"),
+        (lambda: EMBEDDING.inputs(MESH, TOKENS * 1.0, np.zeros((7, 4))), TypeError, "tokens must be integers, got float64"),
         (lambda: LOSS.inputs(MESH, np.zeros((2, 3, 7))), TypeError, "CrossEntropy takes logits, targets, got 1 arrays"),
     ],
 )

@@ -101,7 +101,7 @@ def test_what_is_no_block_is_refused_when_made(made, error, text):
     ("changed", "text"),
     [
         ({"x": (5, 12)}, r"x is \(batch, sequence, model\), got shape \(5, 12\)"),
-        ({"wq": (12, 4, 2)}, "wq and wk have one head_dim"),
+        ({"wq": (12, 4, 2)}, "wq and wk must have the same head_dim"),
         ({"wk": (12, 3, 3), "wv": (12, 3, 3)}, "the query heads are a multiple of the key-value heads"),
         ({"wo": (4, 3, 11)},
          r"the last extent of wo is that of x, .* got x of shape \(2, 5, 12\) and wo of \(4, 3, 11\)"),

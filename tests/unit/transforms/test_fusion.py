@@ -162,7 +162,7 @@ def test_fused_is_a_word_of_the_program_and_of_the_strategy():
         assert Fused.of(transform(Fused()(step))) == Fused()
     with pytest.raises(ValueError, match=r"fused: @.* is fused already"):
         Fused()(program)
-    with pytest.raises(TypeError, match="a Function is transformed, got int"):
+    with pytest.raises(TypeError, match="only a Function can be transformed, got int"):
         Fused()(3)
 
 

@@ -81,7 +81,7 @@ def test_a_bucket_of_25_megabytes_is_the_default():
 def test_what_is_wrong_with_overlap_is_one_error(make, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         make()
-    with pytest.raises(TypeError, match="a Function is transformed, got int"):
+    with pytest.raises(TypeError, match="only a Function can be transformed, got int"):
         Overlap()(3)
 
 

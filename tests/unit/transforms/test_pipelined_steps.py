@@ -269,7 +269,7 @@ STEP = model_step("gpt", B, Adam())
     (lambda: Strategy.parse("recompute=blok.* pp 1f1b:2")(STEP), ValueError, r"has no region 'blok.\*'"),
     (lambda: Strategy(Pipeline(), Pipeline("qq"))(STEP), ValueError, "a step is cut into one pipeline, got pp 1f1b:1"),
     (lambda: Pipeline()(Pipeline()(STEP)), ValueError, "the step is cut into a pipeline already, pp 1f1b:1"),
-    (lambda: DataParallel()(Pipeline()(STEP)), TypeError, "a Function is transformed, got Step; a Pipeline comes last"),
+    (lambda: DataParallel()(Pipeline()(STEP)), TypeError, "a Function can be transformed, got Step; a Pipeline comes last"),
     (lambda: Pipeline(schedule="2f2b"), ValueError, "2f2b"),
     (lambda: Pipeline(chunks=3), ValueError, "chunks"),
     (lambda: Strategy.parse("dp:x pp:x 1f1b:2")(STEP), ValueError,

@@ -145,7 +145,7 @@ def _loss(tables: Tables, hardware: Hardware) -> Iterator[Found]:
 
 
 def _weights(tables: Tables, hardware: Hardware) -> Iterator[Found]:
-    """The update, and what copies the gradients of weights into those in float32, or adds them."""
+    """Fits the kernel of the optimizer, and the kernels that copy or add 16-bit gradients of weights to those in float32."""
     if rows := tables.measured(OPTIMIZER, how="adamw_main_weights"):
         largest = max(rows, key=lambda row: int(row["parameters"]))
         took = largest["seconds"] / moving(hardware, UPDATE_BYTES * largest["parameters"])
