@@ -66,10 +66,7 @@ def laid_out_as(place: int) -> int:
 
 def _why_simulated(task: Task) -> str:
     """Why no plan of a task is put together from pieces; empty if plans are."""
-    hardware = task.hardware
-    model = task.model.model
-    if not isinstance(model, TransformerSpec) and task.model.alike is None:
-        return "only blocks that are alike are pieces, and this program is simulated as a whole"
+    hardware, model = task.hardware, task.model.model
     if isinstance(model, TransformerSpec) and model.next_tokens:
         return "modules that predict further tokens have blocks of their own"
     if task.model.first_alike > MOST_OTHERS:
@@ -141,7 +138,9 @@ class PlanCosts:
         return _Row(s, shape, self._order(shape), self.adds_up(shape), zero, others)
 
     def alike(self, blocks: int, place: int) -> int:
-        """So many blocks at a place without those at the beginning that are like no others."""
+        """So many blocks at a place without those at the beginning that are like no others; a whole program is one."""
+        if self.task.model.is_whole:
+            return 1
         return blocks - self.task.model.first_alike if place in (FIRST, ONLY) else blocks
 
     def actions(self, row: int, kind: str) -> StageCosts:
@@ -276,6 +275,8 @@ class PlanCosts:
     def _why_simulated(self, row: int) -> str:
         """Why a plan is not put together from pieces; empty if it is."""
         s, shape = self.settings(row), self.shape(row)
+        if s["pp"] > 1 and self.task.model.is_whole:
+            return "only blocks that are alike are pieces, and stages of this program are simulated"
         if (shape.is_v_shaped and not shape.is_even) or (s["pp"] == 1 and s["chunks"] > 1):
             return "several stages on a rank, which differ in their blocks or are the only ones"
         if s["pp"] > 1 and self.task.model.reads_blocks_outside:

@@ -29,7 +29,7 @@ from parallelism.planning.explanation import (
     why_not,
 )
 from parallelism.planning.plan import Plan, Task
-from parallelism.planning.promising import PROMISING
+from parallelism.planning.promising import leaves_some_out
 from parallelism.planning.settings import SETTINGS, checked_settings
 from parallelism.planning.space import Choices, Refused, choices
 from parallelism.training import Figures
@@ -298,7 +298,7 @@ class Plans(Sequence[Plan]):
         """What is known of the first plan, in words."""
         if not len(self):
             return "none fits"
-        timed = " of those that were timed" if any(PROMISING in reason for reason in self.refused) else ""
+        timed = " of those that were timed" if leaves_some_out(self.refused) else ""
         return f"the first is {f'within {self.gap:.1%} of ' if self.gap else ''}the best{timed}"
 
     def _heading(self) -> str:

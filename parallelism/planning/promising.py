@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +22,12 @@ from parallelism.training.state_sharding import FULLY_SHARDED
 
 PROMISING = "are more promising"
 """Stands in the reason why plans that are expected to take longer than others are refused."""
+ONLY_SOME = "such plans are simulated; fix their settings for others"
+"""Stands in the reason why plans are refused of which a few others are simulated."""
 MOST_LEFT = 2
 """So many plans of a program are simulated by themselves, where others are put together from pieces."""
+MOST_PIPELINES = 12
+"""So many plans of several stages of a program without equal blocks are simulated, where a plan of one stage fits."""
 MOST_OPS_ALONE = 250_000
 """So many ops have the plans of a program, together, that are all simulated by themselves."""
 MOST_OF_MESHES = 80_000
@@ -40,6 +45,11 @@ EXPECTED = 0.95
 Told = Callable[[str, int, int], None]
 Simulated = dict[int, tuple[float, int] | str]
 """By row the seconds and the peak of a plan, or why its program does not allow it."""
+
+
+def leaves_some_out(reasons: Iterable[str]) -> bool:
+    """Whether some plans were refused although they can be: then a search has not timed them."""
+    return any(PROMISING in reason or ONLY_SOME in reason for reason in reasons)
 
 
 def simulated_alone(
@@ -61,14 +71,14 @@ def simulated_alone(
     ops = task.model.ops
     if table is not None:
         left, rest = _fewer(table, left, seconds, limits)
-    elif len(left) * ops > MOST_OPS_ALONE:
+    if len(left) * ops > MOST_OPS_ALONE:
         of_mesh = one_of_each_mesh(possible, [*left])
         first = _all_simulated(task, possible, [*of_mesh], told)
         order = sorted(of_mesh, key=lambda row: _promise(first[row], float(limits[row])))
         kept = most_promising(
             [of_mesh[row] for row in order], order, max(LEAST_OF_MESHES, MOST_OF_MESHES // ops)
         )
-        rest = {f"{len(kept)} {BY_MESH}": [row for row in left if row not in kept]}
+        rest = {**rest, f"{len(kept)} {BY_MESH}": [row for row in left if row not in kept]}
         left = {row: left[row] for row in sorted(kept)}
     later = _all_simulated(task, possible, [row for row in left if row not in first], told)
     return {**first, **later}, left, {reason: rows for reason, rows in rest.items() if rows}
@@ -125,6 +135,8 @@ def _fewer(
     limits: npt.NDArray[np.float64],
 ) -> tuple[Mapping[int, str], Mapping[str, list[int]]]:
     """Those of the rows that are simulated by themselves, and the others by the reason."""
+    if table.task.model.is_whole:
+        return _fewer_of_whole(table, left, seconds, limits)
     if not isinstance(table.task.model.model, TransformerSpec):
         return most_like_the_best(table.possible, left, seconds)
     if table.possible.fully_sharded:
@@ -151,9 +163,62 @@ def most_like_the_best(
     apart = np.abs(np.log2(possible["microbatch"][rows] / possible["microbatch"][best]))
     order = rows[np.lexsort((rows, apart, possible["tp"][rows], differing))]
     for row in order[MOST_LEFT:].tolist():
-        reason = f"{left[row]}, and only {MOST_LEFT} such plans are simulated; fix their settings for others"
+        reason = f"{left[row]}, and only {MOST_LEFT} {ONLY_SOME}"
         rest[reason].append(row)
     return {row: left[row] for row in order[:MOST_LEFT].tolist()}, rest
+
+
+def _fewer_of_whole(
+    table: PlanCosts,
+    left: Mapping[int, str],
+    seconds: npt.NDArray[np.float64],
+    limits: npt.NDArray[np.float64],
+) -> tuple[Mapping[int, str], Mapping[str, list[int]]]:
+    """Of a program without equal blocks those of several stages that promise most, and those of one stage that are most
+    like the best; all, if no plan of one stage fits."""
+    if not np.isfinite(seconds).any():
+        return left, {}
+    stages = table.possible["pp"]
+    kept, rest = most_like_the_best(
+        table.possible, {row: why for row, why in left.items() if stages[row] == 1}, seconds
+    )
+    several = [row for row in left if stages[row] > 1]
+    if len(several) > MOST_PIPELINES:
+        expected = dict(zip(several, _expected_of_stages(table, several), strict=True))
+        several.sort(key=lambda row: (max(expected[row][1] / limits[row], EXPECTED), expected[row][0]))
+        reason = (
+            f"{MOST_PIPELINES} plans of several stages {PROMISING}, by those of one; fix settings for others"
+        )
+        rest[reason] = sorted(several[MOST_PIPELINES:])
+    kept |= {row: left[row] for row in several[:MOST_PIPELINES]}
+    return dict(sorted(kept.items())), rest
+
+
+def _expected_of_stages(table: PlanCosts, rows: Sequence[int]) -> Iterator[tuple[float, float]]:
+    """The seconds and the peak that are expected of each plan of several stages, infinite where they are not known.
+
+    Each stage is taken to have an equal share of what one stage does and holds; and to wait for the others at the ends, as
+    pipelines do.  It keeps as many microbatches as there are stages at most, of its share: as much as one stage does.
+    """
+    possible = table.possible.take(np.array(rows))
+    stages, chunks = possible["pp"].tolist(), possible["chunks"].tolist()
+    one = dict.fromkeys(("pp", "chunks"), np.ones(len(rows), np.int64))
+    schedules = ("1f1b",) * len(possible.words["schedule"])
+    alone = replace(
+        possible,
+        columns={**possible.columns, **one},
+        words={**possible.words, "schedule": schedules},
+    )
+    of_one = PlanCosts(table.task, alone)
+    for row, (pp, several) in enumerate(zip(stages, chunks, strict=True)):
+        try:
+            found = _Parts.of(of_one, row)
+        except Unpriceable:
+            yield np.inf, np.inf
+            continue
+        waits = 1 + (pp - 1) / (of_one.microbatches(row) * several)
+        held = sum(found.held.values())
+        yield (found.actions * waits + found.end) / pp, found.peak - held * (1 - 1 / pp)
 
 
 def _fewer_sharded(
@@ -191,10 +256,26 @@ def _expected_sharded(table: PlanCosts, rows: Sequence[int]) -> Iterator[tuple[f
 
 def _expected_from(table: PlanCosts, row: int) -> tuple[float, float]:
     """The seconds and the peak that are expected of a plan with FSDP, where this row has ZeRO-1."""
-    table.prepare(row)
-    end, peak = table.end_seconds(row), int(table.peaks(table.shape(row), [row])[0])
-    (costs, place, blocks), *_ = table.devices(row)
-    held = table.held_by_category(row, costs, place, blocks)
-    shared = (held["weights"] + held["gradients"]) * (1 - 1 / table.settings(row)["dp"])
-    actions = float(table.seconds([row])[0]) - end
-    return max(actions, table.microbatches(row) * MOVED_BY_FSDP * end), peak - shared
+    parts = _Parts.of(table, row)
+    shared = (parts.held["weights"] + parts.held["gradients"]) * (1 - 1 / table.settings(row)["dp"])
+    return max(parts.actions, table.microbatches(row) * MOVED_BY_FSDP * parts.end), parts.peak - shared
+
+
+class _Parts(NamedTuple):
+    """What a plan that is put together from pieces takes and holds."""
+
+    actions: float
+    """The seconds of all before the end of the step."""
+    end: float
+    peak: int
+    held: Mapping[str, int]
+    """The bytes that the first device holds during the whole step, by category."""
+
+    @classmethod
+    def of(cls, table: PlanCosts, row: int) -> _Parts:
+        """`Unpriceable` if the plan is not put together from pieces."""
+        table.prepare(row)
+        end, peak = table.end_seconds(row), int(table.peaks(table.shape(row), [row])[0])
+        (costs, place, blocks), *_ = table.devices(row)
+        held = table.held_by_category(row, costs, place, blocks)
+        return cls(float(table.seconds([row])[0]) - end, end, peak, held)

@@ -15,7 +15,6 @@ import numpy as np
 
 from parallelism.arrays import Bools, Ints
 from parallelism.events.columns import combined
-from parallelism.ir.core import Function
 from parallelism.models import TransformerSpec
 from parallelism.pipelining.generators import SCHEDULES, ScheduleKind
 from parallelism.planning.dealing import EXPERTS_OVER
@@ -30,7 +29,7 @@ MOST_COPIED = 8
 SHARED_BY = ("zero", "overlap", "instances")
 """The settings that say what replicas share out, and when they communicate."""
 MOST_WHOLE = 32
-"""The most microbatches of a program that is simulated whole, if their rows are not given."""
+"""The most microbatches of a pipeline that is simulated whole, if their rows are not given."""
 
 
 @dataclass(frozen=True)
@@ -151,11 +150,11 @@ def choices(
     rows = table["dp"] * table["ep"] * table["microbatch"]
     table.refuse("replicas and microbatches do not divide the batch", batch % rows != 0)
     table.columns["count"] = batch // (table["dp"] * table["ep"] * table["microbatch"])
-    if isinstance(model.model, Function) and model.alike is None and "microbatch" not in given:
+    if model.is_whole and "microbatch" not in given:
         table.refuse(
-            f"a program without blocks that are alike is simulated whole, with at most {MOST_WHOLE} microbatches: "
-            "microbatch= gives their rows",
-            table["count"] > MOST_WHOLE,
+            "stages of a program without blocks that are alike are simulated, with at most "
+            f"{MOST_WHOLE} microbatches: microbatch= gives their rows",
+            (table["pp"] > 1) & (table["count"] > MOST_WHOLE),
         )
     for setting in SETTINGS.options:
         _with_option(table, setting, model, given)
@@ -274,8 +273,7 @@ def _blocks_in_stages(table: _Table, model: TrainedModel, given: Mapping[str, Se
         table.refuse("the first stage has no block that is like those of others", others)
     stages = table["pp"] * table["chunks"]
     uneven = (stages > 1) & (model.blocks % stages != 0)
-    is_simulated = isinstance(model.model, Function) and model.alike is None
-    slow = is_simulated and "pp" not in given  # each plan of such a program takes seconds
+    slow = model.is_whole and "pp" not in given  # each plan of several stages of such a program takes seconds
     dealt = [i for i, name in enumerate(table.words["schedule"]) if _deals_unevenly(SCHEDULES[name])]
     fixed = (table["chunks"] > 1) & ~np.isin(table["schedule"], dealt)
     # Where pp divides the blocks there are even stages, and of others the fewest stages suffice.

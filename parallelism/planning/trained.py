@@ -270,11 +270,11 @@ class TrainedModel:
             told = f"experts accept {spec.experts.capacity:g} times their even share of rows"
         return f"{told}; {spec.experts.remark}" if spec.experts.remark else told
 
-    def of_blocks(self, blocks: int) -> TrainedModel | None:
-        """The same model with another number of blocks; None if it is a program whose blocks are not alike."""
+    def of_blocks(self, blocks: int) -> TrainedModel:
+        """The same model with another number of blocks; itself if it `is_whole`."""
         if isinstance(self.model, Function):
             alike = self.alike
-            return None if alike is None else replace(self, model=alike.of_blocks(blocks), blocks=blocks)
+            return self if alike is None else replace(self, model=alike.of_blocks(blocks), blocks=blocks)
         layers = self.layer_blocks.layer_of(blocks)
         return replace(self, model=_with_layers(self.model, layers, self.layer_blocks.each), blocks=blocks)
 
@@ -284,6 +284,11 @@ class TrainedModel:
         if not isinstance(self.model, Function):
             return None
         return Blocks.of(self.model, self.prefix, count_of_parts(self.model, self.prefix))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is a program without blocks that are alike: it is laid out as a whole, in one stage."""
+        return isinstance(self.model, Function) and self.alike is None
 
     @cached_property
     def reads_blocks_outside(self) -> bool:

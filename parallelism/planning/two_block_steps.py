@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate, compress
 from math import prod
@@ -35,6 +35,7 @@ from parallelism.symbolic.events import (
 from parallelism.symbolic.orders import FIRST, LAST, MIDDLE, ONLY
 from parallelism.symbolic.pieces import EndPieces, StepPieces, Updates, inside_of
 from parallelism.symbolic.stages import Inside, Split, SymbolicStage, with_second_block
+from parallelism.training.layer_blocks import WHOLE, LayerBlocks
 from parallelism.training.sequence_split import SequenceSplit
 from parallelism.transforms import Parts, Pipeline, Recompute, Step, Strategy
 from parallelism.transforms.words import REPLICA
@@ -217,6 +218,11 @@ class TwoBlockSteps:
         """What replicas have parts of unequal sizes of at the end."""
         return self._ends(pattern, dp > 1).uneven(**_numbers_of_ends(pattern, tp, dp, ep))
 
+    @property
+    def layer_blocks(self) -> LayerBlocks:
+        """Which layers are a block."""
+        return WHOLE if self.model.is_whole else self.model.layer_blocks
+
     @cached_property
     def name(self) -> str:
         """The name of the program of the loss."""
@@ -232,6 +238,9 @@ class TwoBlockSteps:
         if key not in self.known:
             with _unpriceable():
                 own = self._action_sections(pattern, 1)
+                if self.model.is_whole:
+                    self.known[key] = self._events_of_actions(own, own, _of_whole(own))
+                    return self.known[key]
                 middle = self._action_sections(pattern._replace(in_stages=True), 1)
                 two = self._action_sections(pattern, 2) if pattern.split else None
                 self.known[key] = self._events_of_actions(own, middle, two)
@@ -270,18 +279,24 @@ class TwoBlockSteps:
     def _events_of_ends(self, pattern: Pattern, *, replicated: bool) -> ConditionalEvents:
         with _unpriceable():
             own = self._end_sections(pattern, replicated=replicated)
-            middle = self._end_sections(pattern._replace(in_stages=True), replicated=replicated).sections
-            places = {place for (place, _), _ in own.sections} - {MIDDLE}
-            held = {
-                ((place, 2), "held"): _of_two_sizes(own.sections[(place, 1), "held"], middle, "held")
-                for place in places
-            }
+            held = self._held_by_two(own, pattern, replicated=replicated)
             return ConditionalEvents(
                 SymbolicEvents.of({**own.sections, **held}.items(), first=self.model.first_alike),
                 own.splits,
                 own.several,
                 own.replicas,
             )
+
+    def _held_by_two(self, own: LaidOut, pattern: Pattern, *, replicated: bool) -> Sections:
+        """What stages of two blocks hold, from those of one block."""
+        if self.model.is_whole:
+            return {name: _of_whole(own).sections[name] for name in [((ONLY, 2), "held")]}
+        middle = self._end_sections(pattern._replace(in_stages=True), replicated=replicated).sections
+        places = {place for (place, _), _ in own.sections} - {MIDDLE}
+        return {
+            ((place, 2), "held"): _of_two_sizes(own.sections[(place, 1), "held"], middle, "held")
+            for place in places
+        }
 
     @memoized
     def _action_sections(self, pattern: Pattern, blocks: int) -> LaidOut:
@@ -304,7 +319,7 @@ class TwoBlockSteps:
         replicas = _replicas_of(pattern, replicated=replicated)
         labels = _labels(pattern, 1)
         # What is updated has the blocks of a first stage; those of the others are as the last of them.
-        blocks = self.model.layer_blocks
+        blocks = self.layer_blocks
         before = [blocks.layer_of(block) for block in accumulate(self._counts(labels)[:-1])]
         first = [0, *(layer - blocks.before for layer in before)]
         ends = EndPieces(stages.stages, first, replicas, blocks.each)
@@ -336,9 +351,7 @@ class TwoBlockSteps:
         """The update of two blocks, and of what comes before and after them."""
         step = self._updated_step(pattern, replicated=replicated)
         replicas = _replicas_of(pattern, replicated=replicated)
-        return Updates(
-            step, layouts, pending, self._inside(pattern), replicas, self.fused, self.model.layer_blocks
-        )
+        return Updates(step, layouts, pending, self._inside(pattern), replicas, self.fused, self.layer_blocks)
 
     def _updated_step(self, pattern: Pattern, *, replicated: bool) -> Step:
         """The step of two blocks, and of what comes before and after them, of which `_updates` has the update."""
@@ -386,7 +399,7 @@ class TwoBlockSteps:
             self.fused,
             self.overlapping,
             self._known_stages,
-            self.model.layer_blocks,
+            self.layer_blocks,
         )
         return self._known_pieces.setdefault(pieces.made_of, pieces)
 
@@ -413,6 +426,8 @@ class TwoBlockSteps:
 
     def _counts(self, labels: Sequence[tuple[int, int]]) -> list[int]:
         """The blocks of each stage that is laid out: of a first stage also those before the first that is like others."""
+        if self.model.is_whole:
+            return [1]
         counts = []
         for place, blocks in labels:
             unlike = self.model.first_alike if place in (FIRST, ONLY) else 0
@@ -458,9 +473,7 @@ class TwoBlockSteps:
 
     @memoized
     def _step_of(self, blocks: int) -> Function:
-        model = self.model.of_blocks(blocks)
-        assert model is not None
-        return model.step
+        return self.model.of_blocks(blocks).step
 
 
 def _numbers_of_ends(pattern: Pattern, tp: int, dp: int, ep: int) -> dict[str, int]:
@@ -497,6 +510,11 @@ def _unpriceable() -> Iterator[None]:
         raise
     except ValueError as error:
         raise Unpriceable(str(error)) from error
+
+
+def _of_whole(own: LaidOut) -> LaidOut:
+    """What is laid out of a whole program, as that of two blocks: it has one, so nothing asks what a second one does."""
+    return replace(own, sections={((ONLY, 2), *what): events for (_, *what), events in own.sections.items()})
 
 
 def _of_two_blocks(

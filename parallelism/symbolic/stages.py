@@ -42,7 +42,7 @@ from parallelism.symbolic.events import (
     nbytes_of_one,
     of_block,
 )
-from parallelism.training.layer_blocks import EACH_LAYER, LayerBlocks
+from parallelism.training.layer_blocks import EACH_LAYER, WHOLE, LayerBlocks
 
 Section = tuple[Any, Sequence[Event]]
 Inside = Mapping[str, Extent]
@@ -230,7 +230,7 @@ def has_product(step: ProgramStep | StartStep | WaitStep) -> bool:
 
 def own_block(step: ProgramStep | StartStep | WaitStep, layer_blocks: LayerBlocks) -> int | None:
     """The block of the op of a step; of a gradient that another action has computed that of the parameter."""
-    if not isinstance(step, ProgramStep):
+    if not isinstance(step, ProgramStep) or layer_blocks == WHOLE:
         return None
     if step.op.kind != "accumulate":
         return layer_blocks.block_in(step.op.region)

@@ -77,6 +77,8 @@ class LayerBlocks(NamedTuple):
 
 EACH_LAYER = LayerBlocks()
 """Every layer is a block."""
+WHOLE = LayerBlocks(each=10**18, region="the whole program")
+"""All layers are one block, and no region is a layer: of a program that is laid out as a whole."""
 
 
 @lru_cache(maxsize=4096)

@@ -11,7 +11,7 @@ from parallelism.display import WIDTH, in_columns
 from parallelism.display.quantities import count, fit, plural, seconds
 from parallelism.hardware import Reserve
 from parallelism.planning.explanation import SAME_PROGRAM, Need, need_text, why
-from parallelism.planning.promising import PROMISING
+from parallelism.planning.promising import leaves_some_out
 from parallelism.trace import Trace
 from vcluster.cli.plan_document import account, why_not_text
 from vcluster.cli.serving.cache_words import cache_text
@@ -114,7 +114,7 @@ def _heading(document: Mapping[str, Any]) -> list[str]:
 def _search(document: Mapping[str, Any]) -> list[str]:
     gap = document["gap"]
     proof = "the first is the best of all"
-    if any(PROMISING in reason for reason in document["refused"]):
+    if leaves_some_out(document["refused"]):
         proof = "the first is the best of those that were timed"
     if not document["plans"]:
         proof = "none fits"

@@ -72,6 +72,8 @@ class ProcessCrew:
         self._processes: dict[int, Process] = {}
         self._wires: dict[int, Wire] = {}
         self._killed: set[int] = set()
+        self._later: Messages = []
+        """Deaths of devices while others were started: the next run is told of them."""
         self._last_sent: tuple[Any, bytes] = None, b""
         """The last message and its bytes. A message for all devices is pickled once."""
         self._waker = os.pipe()
@@ -91,7 +93,7 @@ class ProcessCrew:
                 with DeferredInterrupt():  # a process that starts is registered, and no descriptor is lost
                     self._start_one(spec)
                 check()
-            await_ready(self, [spec.rank for spec in specs], check)
+            self._later += await_ready(self, [spec.rank for spec in specs], check)
 
     def _start_one(self, spec: DeviceSpec) -> None:
         place = spec.layout.wire(spec.rank)
@@ -126,6 +128,9 @@ class ProcessCrew:
 
     def receive(self, timeout_seconds: float | None) -> Messages:
         """Messages of devices, as (rank, message). Waits until there is one. A death is reported once, as `Died`."""
+        if self._later:
+            messages, self._later = self._later, []
+            return messages
         for _ in range(1 + POLLS // (1 + len(self._wires))):
             messages = self._take_notes()
             if messages or timeout_seconds == 0:
@@ -347,19 +352,26 @@ def _told(count: int) -> AbstractContextManager[Told]:
     return progress() if count >= MANY else nullcontext(lambda *_: None)
 
 
-def await_ready(crew: Any, ranks: Iterable[int], check: Callable[[], object]) -> None:
-    """Return when each of these devices of a crew has said that it is ready. ``check()`` may raise meanwhile."""
-    missing = set(ranks)
+def await_ready(crew: Any, ranks: Iterable[int], check: Callable[[], object]) -> Messages:
+    """Return when each of these devices of a crew has said that it is ready. ``check()`` may raise meanwhile.
+
+    The deaths of other devices meanwhile are returned.
+    """
+    missing = started = set(ranks)
+    others: Messages = []
     while missing:
         check()
         for rank, message in crew.receive(None):
             if message == "ready":
-                missing.discard(rank)
+                missing = missing - {rank}
+            elif isinstance(message, Died) and rank not in started:
+                others.append((rank, message))
             elif isinstance(message, Died):
                 raise RuntimeError(
                     f"the process of rank {rank} ended with exit code {message.exitcode} while it started; "
                     f"see what it printed above"
                 )
+    return others
 
 
 class _QueueLink:

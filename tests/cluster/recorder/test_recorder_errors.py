@@ -12,8 +12,6 @@ from vcluster.code import ClusterError, DeviceFailedError
 
 SIZE = 4
 ARRAY = np.ones((4, 4))
-READ_ONLY = np.ones((4, 4))
-READ_ONLY.flags.writeable = False
 
 
 @pytest.fixture(scope="module")
@@ -184,7 +182,7 @@ ARGUMENTS = {
     "out of another dtype": lambda d: d.all_gather(ARRAY, out=np.empty((16, 4), "f4")),
     "out of another extent": lambda d: d.all_gather(ARRAY, out=np.empty((15, 4))),
     "out is no array": lambda d: d.all_reduce(ARRAY, out=[0]),
-    "out is read-only": lambda d: d.all_reduce(ARRAY, out=READ_ONLY),
+    "out is read-only": lambda d: d.all_reduce(ARRAY, out=np.broadcast_to(1.0, (4, 4))),
     "out overlaps itself": lambda d: d.all_reduce(ARRAY, out=as_strided(ARRAY, ARRAY.shape, (0, 8))),
     "out of a message overlaps itself": lambda d: (
         d.send(np.arange(4.0), 1) if d.rank == 0 else

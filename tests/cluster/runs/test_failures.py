@@ -43,7 +43,7 @@ from vcluster import (
     UndeliveredMessageError,
     VirtualCluster,
 )
-from vcluster.processes import device_process
+from vcluster.processes import Died, device_process
 from vcluster.runs.engine import Body
 
 PROCESSES = RUNTIMES[:2]
@@ -571,6 +571,30 @@ def test_several_deaths_at_once_are_told_together(processes):
         processes.run(kernel)
     assert set(caught.value.ranks) <= {0, 2}
     check_works(processes, tuple(processes.run(lambda device: device.state.get("mark"))))
+
+
+def test_a_device_that_dies_while_another_is_replaced_is_told_by_the_next_run(monkeypatch):
+    usual = vcluster.processes.crew.await_ready
+    with VirtualCluster(3, backend="process") as cluster:
+        pids = cluster.pids()
+
+        def await_ready(crew, ranks, check):
+            os.kill(pids[2], signal.SIGKILL)
+            found = []
+            while not any(isinstance(message, Died) for _, message in found):
+                found += crew._listen(None)
+            replies, receive = [sorted(found, key=lambda each: not isinstance(each[1], Died))], crew.receive
+            monkeypatch.undo()
+            monkeypatch.setattr(crew, "receive", lambda seconds: replies.pop() if replies else receive(seconds))
+            return usual(crew, ranks, check)
+
+        monkeypatch.setattr(vcluster.processes.crew, "await_ready", await_ready)
+        os.kill(pids[0], signal.SIGKILL)
+        for rank in (0, 2):
+            with pytest.raises(DeviceFailedError) as caught:
+                cluster.run(lambda device: device.barrier())
+            assert caught.value.ranks == (rank,) and not cluster.closed
+        assert cluster.run(lambda device: int(device.all_reduce(1))).outputs == [3, 3, 3]
 
 
 @pytest.mark.slow_for("queue")

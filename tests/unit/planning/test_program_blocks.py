@@ -215,9 +215,9 @@ def test_a_program_whose_end_reads_a_weight_of_a_later_block_has_no_blocks():
 
 @pytest.mark.takes_seconds
 def test_plans_of_a_program_with_a_module_of_a_later_block_called_again_are_simulated():
-    plans = find_plan(called_again(4, of=2), hardware="dgx-h100", devices=4, batch=16, zero=1, microbatch=2)
-    assert plans.timed == 8 == sum(plans.one_by_one.values())
-    assert [*plans.one_by_one] == ["only blocks that are alike are pieces, and this program is simulated as a whole"]
+    plans = find_plan(called_again(4, of=2), hardware="dgx-h100", devices=4, batch=16, zero=1, microbatch=2, pp=[2, 4])
+    assert plans.timed == 4 == sum(plans.one_by_one.values())
+    assert [*plans.one_by_one] == ["only blocks that are alike are pieces, and stages of this program are simulated"]
 
 
 @pytest.mark.takes_seconds
@@ -282,13 +282,13 @@ def test_plans_of_a_program_that_adds_outside_of_its_modules_are_put_together_fr
 @pytest.mark.takes_seconds
 def test_of_many_plans_of_a_program_without_pieces_those_of_the_best_meshes_are_simulated(monkeypatch):
     program = residual(2, activation=lambda i: (np.tanh, np.abs)[i])
-    whole = find_plan(program, hardware="dgx-h100", devices=4, batch=16)
+    whole = find_plan(program, hardware="dgx-h100", devices=4, batch=16, pp=2)
     assert whole.timed == len(whole) and not any(PROMISING in reason for reason in whole.refused)
     assert "the first is the best\n" in str(whole).replace(". ", "\n").replace(".\n", "\n\n")
     monkeypatch.setattr(promising, "MOST_OPS_ALONE", 0)
     monkeypatch.setattr(promising, "MOST_OF_MESHES", 0)
     monkeypatch.setattr(promising, "LEAST_OF_MESHES", 3)
-    found = find_plan(program, hardware="dgx-h100", devices=4, batch=16)
+    found = find_plan(program, hardware="dgx-h100", devices=4, batch=16, pp=2)
     (reason, others), = [(why, each) for why, each in found.refused.items() if PROMISING in why]
     assert reason.endswith("are more promising, by one plan of each mesh; fix settings for others")
     assert others.count == len(whole) - len(found) > 20

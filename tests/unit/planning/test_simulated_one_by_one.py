@@ -7,7 +7,6 @@ import re
 
 import numpy as np
 import pytest
-from transformed import padded
 
 from parallelism import ir, models
 from parallelism.execution import placing
@@ -24,7 +23,7 @@ from vcluster.__main__ import main
 from vcluster.cli.command_line import serve
 
 B, = ir.symbols("B")
-PROGRAM = "only blocks that are alike are pieces, and this program is simulated as a whole"
+PROGRAM = "only blocks that are alike are pieces, and stages of this program are simulated"
 SPEC = models.TransformerSpec(layers=4, width=64, heads=4, vocabulary=64, sequence=16)
 
 
@@ -47,8 +46,8 @@ def test_a_loss_that_compares_all_rows_is_planned_as_a_whole():
 
 
 @pytest.mark.slow
-def test_each_plan_of_a_program_is_simulated_and_the_reason_is_told():
-    plans = find_plan(padded(B), hardware="dgx-h100", devices=2, batch=4, schedule="1f1b")
+def test_each_plan_of_several_stages_of_a_program_is_simulated_and_the_reason_is_told():
+    plans = find_plan(recorded(unlike), hardware="dgx-h100", devices=4, batch=12, schedule="1f1b", pp=2)
     assert plans.timed == len(plans) > 3 and plans.one_by_one == {PROGRAM: len(plans)}
     assert str(plans).splitlines()[-1] == f"simulated one by one {len(plans)}: {PROGRAM}"
     for plan in plans:
@@ -75,7 +74,8 @@ def test_plans_that_a_program_does_not_allow_are_not_among_them():
 
     plans = find_plan(recorded(gated), hardware="dgx-h100", devices=2, batch=4, recompute="none")
     refused = [each for reason, each in plans.refused.items() if "no weight of @gated.step is left to be split" in reason]
-    assert sum(each.count for each in refused) > 0 and plans.one_by_one == {PROGRAM: len(plans)} and len(plans)
+    assert sum(each.count for each in refused) > 0 and len(plans)
+    assert plans.one_by_one == {PROGRAM: np.count_nonzero(plans.choices["pp"] > 1)}
 
 
 def unlike(p, x):
@@ -130,8 +130,9 @@ def test_a_program_that_cannot_be_cut_is_refused_before_any_search(monkeypatch, 
 @pytest.mark.slow
 def test_commands_tell_them_as_text_and_as_json(tmp_path, capsys):
     file, saved = tmp_path / "loss.mlir", tmp_path / "plans.json"
-    file.write_text(str(padded(B)))
-    words = [f"{file}", "--hardware", "dgx-h100", "--devices", "2", "--batch", "B=4", "--fix", "schedule=1f1b"]
+    file.write_text(str(recorded(unlike)))
+    words = [f"{file}", "--hardware", "dgx-h100", "--devices", "2", "--batch", "B=4",
+             "--fix", "schedule=1f1b", "--fix", "pp=2"]
     assert main(["plan", *words, "--json", "--save", f"{saved}"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["one_by_one"] == {PROGRAM: found["timed"]}
