@@ -13,7 +13,7 @@ from parallelism import ir
 from parallelism.arrays import Array
 from parallelism.ir.core import TensorType
 from parallelism.serving.engine import Engine, Step
-from parallelism.serving.served import ServedModel, numbers_of, sampled_rows, step_arrays
+from parallelism.serving.served import ServedModel, sampled_rows, step_arrays
 
 RunStep = Callable[[Engine, Step], tuple[Mapping[int, int], float]]
 """Runs a step: the token that followed each row that samples, by request, and the seconds that it took."""
@@ -156,20 +156,3 @@ def on_this_process(served: ServedModel, parameters: Mapping[str, Array]) -> Run
 
 def _zeros(type: TensorType) -> Array:
     return np.zeros([int(n) for n in type.shape], type.dtype)
-
-
-def on_simulator(served: ServedModel, hardware: Any) -> RunStep:
-    """Steps simulated on a hardware.  Every answer has all its tokens, which are 0."""
-    from parallelism.simulation import simulate
-
-    known: dict[Any, float] = {}
-
-    def run(engine: Engine, step: Step) -> tuple[Mapping[int, int], float]:
-        numbers = [numbers_of(served.placement, served.settings, work) for work in step]
-        simulated = served.simulated(numbers)
-        if simulated.numbers not in known:
-            known[simulated.numbers] = simulate(simulated, hardware).makespan_seconds
-        tokens = {request: 0 for work in step for _, _, request in sampled_rows(work)}
-        return tokens, known[simulated.numbers]
-
-    return run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import signal
 import sys
@@ -119,21 +120,31 @@ def test_a_change_in_an_array_or_a_global_makes_another_program(cluster, monkeyp
     assert cluster.run(program).result == [39.0] * 2
 
 
-def test_a_change_in_an_array_of_an_imported_class_makes_another_program(cluster, tmp_path, monkeypatch):
-    (tmp_path / "kept_sum.py").write_text(
-        "from parallelism.operation import Operation\nclass Sum(Operation):\n    kept_by_devices = True\n"
-        "    def __call__(self, device):\n        return float(self.content.sum())\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    import kept_sum
+@pytest.fixture
+def imported(tmp_path, monkeypatch):
+    """``imported(name, text)`` is a module with this text, which can be imported during the test."""
+    names = []
 
-    try:
-        program = kept_sum.Sum()
-        program.content = np.ones(3)
-        assert cluster.run(program).outputs == [3.0] * 2
-        program.content[0] = 11
-        assert cluster.run(program).outputs == [13.0] * 2
-    finally:
-        del sys.modules["kept_sum"]
+    def module(name, text):
+        (tmp_path / f"{name}.py").write_text(text)
+        names.append(name)
+        return importlib.import_module(name)
+
+    monkeypatch.syspath_prepend(tmp_path)
+    yield module
+    for name in names:
+        del sys.modules[name]
+
+
+def test_a_change_in_an_array_of_an_imported_class_makes_another_program(cluster, imported):
+    program = imported(
+        "kept_sum",
+        "from parallelism.operation import Operation\nclass Sum(Operation):\n    kept_by_devices = True\n"
+        "    def __call__(self, device):\n        return float(self.content.sum())\n").Sum()
+    program.content = np.ones(3)
+    assert cluster.run(program).outputs == [3.0] * 2
+    program.content[0] = 11
+    assert cluster.run(program).outputs == [13.0] * 2
 
 
 RATE = 0.0
@@ -164,22 +175,16 @@ def test_a_step_of_training_is_unpickled_once(cluster, monkeypatch):
     assert len(decoded) == 2 * cluster.size
 
 
-def test_an_optimizer_with_another_rate_makes_another_step(cluster, tmp_path, monkeypatch):
-    (tmp_path / "kept_rate.py").write_text(
+def test_an_optimizer_with_another_rate_makes_another_step(cluster, imported):
+    optimizer = imported(
+        "kept_rate",
         "class Descent:\n    def __init__(self, rate):\n        self.rate = rate\n"
         "    def update(self, parameters, gradients, state):\n"
-        "        return [p - self.rate * g for p, g in zip(parameters, gradients)], state\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    import kept_rate
-
-    try:
-        optimizer = kept_rate.Descent(0.0)
-        step = MLP((2, 3, 1), Training(2, 2), seed=1).train_step(optimizer, returns="parameters")
-        assert not any(bias.any() for bias in biases_after(cluster, step))
-        optimizer.rate = 1.0
-        assert all(bias.any() for bias in biases_after(cluster, step))
-    finally:
-        del sys.modules["kept_rate"]
+        "        return [p - self.rate * g for p, g in zip(parameters, gradients)], state\n").Descent(0.0)
+    step = MLP((2, 3, 1), Training(2, 2), seed=1).train_step(optimizer, returns="parameters")
+    assert not any(bias.any() for bias in biases_after(cluster, step))
+    optimizer.rate = 1.0
+    assert all(bias.any() for bias in biases_after(cluster, step))
 
 
 def test_an_optimizer_of_a_script_is_sent_with_its_globals_each_time(cluster, monkeypatch):
@@ -189,20 +194,15 @@ def test_an_optimizer_of_a_script_is_sent_with_its_globals_each_time(cluster, mo
     assert all(bias.any() for bias in biases_after(cluster, step))
 
 
-def test_a_part_of_a_script_deep_inside_of_an_imported_class_is_sent_with_its_globals(cluster, tmp_path, monkeypatch):
-    (tmp_path / "kept_several.py").write_text(
+def test_a_part_of_a_script_deep_inside_of_an_imported_class_is_sent_with_its_globals(cluster, imported, monkeypatch):
+    optimizer = imported(
+        "kept_several",
         "class Several:\n    def __init__(self, *parts):\n        self.parts = parts\n"
-        "    def update(self, *given):\n        return self.parts[0].update(*given)\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    import kept_several
-
-    try:
-        step = MLP((2, 3, 1), Training(2, 2), seed=3).train_step(kept_several.Several(Descent()), returns="parameters")
-        assert not any(bias.any() for bias in biases_after(cluster, step))
-        monkeypatch.setattr(sys.modules[__name__], "RATE", 1.0)
-        assert all(bias.any() for bias in biases_after(cluster, step))
-    finally:
-        del sys.modules["kept_several"]
+        "    def update(self, *given):\n        return self.parts[0].update(*given)\n").Several(Descent())
+    step = MLP((2, 3, 1), Training(2, 2), seed=3).train_step(optimizer, returns="parameters")
+    assert not any(bias.any() for bias in biases_after(cluster, step))
+    monkeypatch.setattr(sys.modules[__name__], "RATE", 1.0)
+    assert all(bias.any() for bias in biases_after(cluster, step))
 
 
 def test_subclasses_and_arguments_are_not_kept(cluster):

@@ -28,7 +28,7 @@ from parallelism.serving.precision import Precision
 from parallelism.serving.priced_engine import PricedEngine
 from parallelism.serving.prices import kinds_in
 from parallelism.serving.requests import Request
-from parallelism.serving.serve import on_simulator
+from parallelism.serving.served import numbers_of, sampled_rows
 from parallelism.serving.workloads import lengths_in
 
 PLAIN, MEASURED = "dgx-h100", "dgx-h100+pytorch-h100"
@@ -223,6 +223,20 @@ def test_weights_in_few_bits_are_split_as_those_in_16_are(text, name, axis):
 
 
 # -- workloads ---------------------------------------------------------------------------------------------------------
+
+
+def on_simulator(served, hardware):
+    """Steps simulated on a hardware.  Every answer has all its tokens, which are 0."""
+    known = {}
+
+    def run(engine, step):
+        numbers = [numbers_of(served.placement, served.settings, work) for work in step]
+        simulated = served.simulated(numbers)
+        if simulated.numbers not in known:
+            known[simulated.numbers] = simulate(simulated, hardware).makespan_seconds
+        return {request: 0 for work in step for _, _, request in sampled_rows(work)}, known[simulated.numbers]
+
+    return run
 
 
 def priced_and_simulated(seed, name, axes, hardware=PLAIN):
