@@ -35,6 +35,8 @@ MOST_OF_MESHES = 80_000
 LEAST_OF_MESHES = 16
 BY_MESH = f"{PROMISING}, by one plan of each mesh; fix settings for others"
 """The reason why the other plans of meshes are refused, behind the number of those that were simulated."""
+BY_ONE_STAGE = f"plans of several stages {PROMISING}, by those of one; fix settings for others"
+"""The reason why other plans of several stages are refused, behind the number of those that were simulated."""
 MOST_SHARDED = 8
 """So many plans with FSDP that nobody asked for by name are simulated by themselves."""
 MOVED_BY_FSDP = 4 / 3
@@ -68,7 +70,7 @@ def simulated_alone(
     """
     rest: Mapping[str, list[int]] = {}
     first: Simulated = {}
-    ops = task.model.ops
+    ops, every = task.model.ops, left
     if table is not None:
         left, rest = _fewer(table, left, seconds, limits)
     if len(left) * ops > MOST_OPS_ALONE:
@@ -80,8 +82,16 @@ def simulated_alone(
         )
         rest = {**rest, f"{len(kept)} {BY_MESH}": [row for row in left if row not in kept]}
         left = {row: left[row] for row in sorted(kept)}
-    later = _all_simulated(task, possible, [row for row in left if row not in first], told)
-    return {**first, **later}, left, {reason: rows for reason, rows in rest.items() if rows}
+    simulated = first | _all_simulated(task, possible, [row for row in left if row not in first], told)
+    for reason in [reason for reason in rest if reason.endswith(BY_ONE_STAGE)]:
+        cannot_be = sum(isinstance(simulated[row], str) for row in left)
+        while cannot_be and rest[reason]:  # the next ones that promise most take their places
+            more = rest[reason][:cannot_be]
+            rest = {**rest, reason: rest[reason][cannot_be:]}
+            found = _all_simulated(task, possible, more, told)
+            simulated, left = simulated | found, {**left, **{row: every[row] for row in more}}
+            cannot_be = sum(isinstance(each, str) for each in found.values())
+    return simulated, left, {reason: rows for reason, rows in rest.items() if rows}
 
 
 def _all_simulated(task: Task, possible: Choices, rows: Sequence[int], told: Told) -> Simulated:
@@ -186,10 +196,7 @@ def _fewer_of_whole(
     if len(several) > MOST_PIPELINES:
         expected = dict(zip(several, _expected_of_stages(table, several), strict=True))
         several.sort(key=lambda row: (max(expected[row][1] / limits[row], EXPECTED), expected[row][0]))
-        reason = (
-            f"{MOST_PIPELINES} plans of several stages {PROMISING}, by those of one; fix settings for others"
-        )
-        rest[reason] = sorted(several[MOST_PIPELINES:])
+        rest[f"{MOST_PIPELINES} {BY_ONE_STAGE}"] = several[MOST_PIPELINES:]
     kept |= {row: left[row] for row in several[:MOST_PIPELINES]}
     return dict(sorted(kept.items())), rest
 

@@ -107,3 +107,14 @@ def test_pipelines_are_simulated_where_no_plan_of_one_stage_fits(monkeypatch):
     plans = find_plan(program, memory=alone - 1, **fixed)
     assert plans.best.settings["pp"] > 1 and not leaves_some_out(plans.refused)
     assert plans.refused["memory"].count and plans.one_by_one[STAGES] > 1
+
+
+@pytest.mark.takes_seconds
+def test_pipelines_that_cannot_be_leave_their_places_to_others(monkeypatch):
+    f32 = lambda *shape: ir.TensorType("f4", shape)
+    loss = lambda p, x: np.mean((np.tanh(x @ p["a"]) @ p["b"]) ** 2)
+    program = ir.record(loss, {"a": f32(64, 256), "b": f32(256, 64)}, f32(B, 64))
+    monkeypatch.setattr(promising, "MOST_PIPELINES", 4)
+    plans = find_plan(program, hardware="dgx-h100", devices=16, batch=256, schedule="1f1b", recompute="none", zero=0)
+    programs = {plan.program for plan in plans if plan.settings["pp"] > 1}
+    assert len(programs) == 4 and plans.one_by_one[STAGES] == 4
