@@ -166,10 +166,11 @@ def test_a_page_has_the_front_and_the_requests(tmp_path, capsys):
     assert main([*words, "--batch", "8,16", "--disaggregate", "--html", str(path)]) == 0
     assert f"The page is {path}" in capsys.readouterr().out
     page = path.read_text()
-    assert page.count("<circle") >= 2 and "prefill on devices of its own" in page and page.count("its first token after") > 8
+    assert page.count("<circle") >= 4 and "prefill on devices of its own" in page and page.count("its first token after") > 8
     assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
     alone = found(batch=8, tp=1, pp=1)
-    assert "prefill on devices" not in alone._repr_html_() and alone._repr_html_().count("<circle") == 1
+    shown = alone._repr_html_()
+    assert "prefill on devices" not in shown and shown.count("<circle") == 2    # one plan: a broad picture, and a narrow one
     assert alone.best.answered and alone.best == replace(alone.best, answered=())
     with pytest.raises(WrongWords, match=r"--html: .* cannot be written"):
         main([*words, "--html", str(tmp_path / "none" / "serve.html")])
