@@ -79,6 +79,8 @@ class _Decisions:
 
     def note(self, name: str, of: Any, more: Sequence[Any], made: Any) -> None:
         """Keeps what a function made, if it tells of a mask."""
+        if not isinstance(of, self.torch.Tensor):  # it was given by name, or is a list
+            return
         if name in _PLACES and self.has_elements:
             self._note_places(name, of, made)
         if not isinstance(made, self.torch.Tensor) or made.dim():
@@ -93,13 +95,14 @@ class _Decisions:
     def _note_places(self, name: str, mask: Any, made: Any) -> None:
         for each in made if isinstance(made, tuple) else (made,):
             for extent in getattr(each, "shape", ()):
-                if (
-                    isinstance(extent, self.torch.SymInt) and not extent.node.has_hint()
-                ):  # the numbers give it
+                if self._depends_on_numbers(extent):
                     self.torch._check(extent > 0)
         is_list = name == "nonzero" and mask.dim() == 1 and isinstance(mask.shape[0], int)
         if is_list and isinstance(made, self.torch.Tensor):
             self.hits[id(made)] = made, mask.shape[0]
+
+    def _depends_on_numbers(self, extent: Any) -> bool:
+        return isinstance(extent, self.torch.SymInt) and not extent.node.has_hint()
 
 
 def _is_zero(others: Sequence[Any]) -> bool:

@@ -180,6 +180,16 @@ def test_a_check_that_raises_is_left_out_with_a_warning():
     assert [op.kind for op in program.ops if op.kind == "matmul"] and weights
 
 
+def test_functions_that_are_given_a_tensor_by_its_name_are_computed():
+    def named(layer, x):
+        return layer.router(x) * torch.sum(input=x) + torch.count_nonzero(input=x > 0)
+
+    module, x = Layer(named), numbers()
+    program, weights = from_torch(module, x)
+    (found,) = ir.interpret(program.specialize(B=BATCH), {**weights, "x": x.numpy()}).outputs
+    assert_allclose(found, module(x).detach(), rtol=1e-5)
+
+
 def test_rows_that_are_mixed_are_refused_with_their_line():
     def centred(layer, x):
         _, experts = layer.chosen(x)
