@@ -38,10 +38,12 @@ from parallelism.ir.tracing import Traced
 from parallelism.models.expert_feed_forward import Slots, slots_of
 from parallelism.models.expert_layers import Experts
 
-DEALT = {"dispatch": 2, "dispatch_gates": 2}
-"""The dim of slots of the output of these operators."""
-RETURNED = {"combine": 2, "collect_gates": 2}
-"""The dim of slots of the first input of these operators."""
+DEALT = "dispatch", "dispatch_gates"
+"""The operators whose output has slots."""
+RETURNED = "combine"
+"""The operator whose first input has slots."""
+SLOTS = 2
+"""The dim of them in both."""
 MASKING = {
     *("equal", "not_equal", "greater", "greater_equal", "less", "less_equal"),
     *("logical_and", "logical_or", "logical_not", "any", "all", "max", "min", "where"),
@@ -443,13 +445,13 @@ def check(program: Function, rows: ChosenRows) -> None:
 
 def _slotted(op: Op, inputs: Sequence[Slotted], masks: Mapping[str, Rows]) -> Sequence[Slotted]:
     """The slots of each output of an op."""
-    of = masks.get(op.inputs[1].name) if op.kind in (*DEALT, *RETURNED) else None
+    of = masks.get(op.inputs[1].name) if op.kind in (*DEALT, RETURNED) else None
     if of is not None and op.kind in DEALT:
         if any(inputs):
             raise of.refused()
-        return [{DEALT[op.kind]: of}]
+        return [{SLOTS: of}]
     if of is not None:
-        if inputs[0] != {RETURNED[op.kind]: of}:
+        if inputs[0] != {SLOTS: of}:
             raise of.refused()
         return [{}]
     return _row_by_row(op, inputs) if any(inputs) else [{} for _ in op.outputs]
