@@ -51,6 +51,8 @@ MASKING = {
     *("iota", "constant"),
 }
 """The operators that masks are made with, out of the numbers of the chosen experts."""
+FIRST_STAND_IN = -(2**62)
+"""The number in what stands for the places of the first mask: no place, and no number of a program."""
 MOST_SEARCHED = 200
 """So many values before a mask are searched for the choice of experts, and for the sequences of its tokens."""
 
@@ -146,7 +148,8 @@ class ChosenRows:
             self.rows[key] = self._rows(mask, load, refused)
         of = self.rows[key]
         shape = (len(mask.shape), of.slots.rows)
-        stand_in = recorded_op("constant", value=0, shape=shape, dtype=np.dtype(np.int64))
+        value = FIRST_STAND_IN + len(self.chosen)  # equal constants would be one value
+        stand_in = recorded_op("constant", value=value, shape=shape, dtype=np.dtype(np.int64))
         self.chosen[stand_in.value.name] = Chosen(of, tuple(mask.shape), choice)
         return stand_in
 

@@ -68,11 +68,13 @@ class Layer:
 
 
 def experts_program(count, chosen, *, summed=False):
-    """Expert e multiplies its rows by e + 2; the rows are times their gates, and are added at their tokens."""
+    """Expert e multiplies its rows by e + 2; the rows are times their gates, and are added at their tokens.
+
+    The places of all rows are looked for before the first of them is used.
+    """
     layer = Layer(count, chosen)
     out = layer.add("Mul", layer.flat, layer.number(0, "f4"))
-    for expert in range(count):
-        tokens, places = layer.places(layer.mask_of(expert))
+    for expert, (tokens, places) in enumerate([layer.places(layer.mask_of(e)) for e in range(count)]):
         rows = layer.add("Gather", layer.flat, tokens, axis=0)
         gates = layer.add("Unsqueeze", layer.add("GatherND", layer.gates, places), layer.number([1]))
         made = layer.add("Mul", layer.add("Mul", rows, layer.number(expert + 2, "f4")), gates)
@@ -208,6 +210,9 @@ def used(layer, how):
     elif how == "at the places of another expert":
         others, _ = layer.places(layer.mask_of(1))
         index = layer.add("Unsqueeze", others, layer.number([1]))
+    elif how == "the sum of their elements":
+        flat = layer.add("Reshape", rows, layer.number([-1]))
+        return layer.program(layer.add("Add", layer.flat, layer.add("ReduceSum", flat)))
     elif how == "their places":
         total = layer.add("ReduceSum", layer.add("Cast", places, to=TensorProto.FLOAT))
         return layer.program(layer.add("Add", layer.flat, total))
@@ -228,6 +233,7 @@ def used(layer, how):
         "those of another expert",
         "at the places of another expert",
         "their places",
+        "the sum of their elements",
         "as they are",
     ],
 )
