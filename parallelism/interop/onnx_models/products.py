@@ -340,16 +340,18 @@ def _nonzero(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     numbers = known(x[0])
     if numbers is not None and numbers.ndim and numbers.dtype != object:
         return np.stack(np.nonzero(numbers)).astype(np.int64)
-    what = "how many elements are not zero"
-    if node.outputs[0] not in reader.model.sizes:
-        refused = partial(reader.uncounted, node, 0, what)
-        found = reader.chosen_rows.places(x[0], refused)
-        if found is None:
-            raise refused()
-        return found
-    a = whole(x[0])
+    refused = partial(reader.uncounted, node, 0, "how many elements are not zero")
+    if node.outputs[0] in reader.model.sizes:
+        return _counted_places(whole(x[0]), reader.model.sizes[node.outputs[0]])
+    found = reader.chosen_rows.places(x[0], refused)
+    if found is None:
+        raise refused()
+    return found
+
+
+def _counted_places(a: Any, count: int) -> Any:
+    """The places of so many elements that are not zero, row after row; zeros behind them if there are fewer."""
     extents = a.shape
-    count = reader.count(node, 0, what)
     flat = reshaped(a, (prod(extents),))
     is_zero = convert(ew("equal", flat, np.zeros((), a.dtype)), np.dtype(np.int64))
     places = part(
