@@ -43,6 +43,7 @@ from vcluster.processes.kernel_threads import cancel_helpers, quiet_after_cancel
 from vcluster.processes.left_handlers import LeftHandlers
 from vcluster.processes.line_coverage import measure
 from vcluster.processes.output import RankedOutput, refuse_debugger, show_warning
+from vcluster.processes.variables import apply_changes
 from vcluster.tracing import LONG, Packed, Record
 from vcluster.tracing.columns import pack
 
@@ -238,6 +239,7 @@ class Worker:
             )  # a kernel may have replaced them
             if command.environment is not None:
                 apply_environment(command.environment)
+            apply_changes(command.variables)
             if refresh_modules() or command.environment is not None:
                 self._kept.clear()  # their classes may be others now
         nbytes = command.common_nbytes

@@ -77,6 +77,51 @@ def test_a_script_may_have_any_name_that_the_system_takes(tmp_path, name, variab
     assert said.returncode == 5, said.stderr.decode(errors="backslashreplace")
 
 
+# -- environment variables ---------------------------------------------------------------------------------------------
+
+
+def test_variables_that_the_host_sets_and_removes_hold_in_devices(cluster, monkeypatch):
+    def read(device):
+        return os.environ.get("A_VARIABLE"), os.getenvb(b"ANOTHER")
+
+    monkeypatch.setenv("A_VARIABLE", "first")
+    assert cluster.run(read).outputs == [("first", None)] * 3
+    monkeypatch.setenv("A_VARIABLE", "sécond")
+    os.environb[b"ANOTHER"] = b"caf\xe9"
+    assert cluster.run(read).outputs == [("sécond", b"caf\xe9")] * 3
+    monkeypatch.delenv("A_VARIABLE")
+    del os.environb[b"ANOTHER"]
+    assert cluster.run(read).outputs == [(None, None)] * 3
+
+
+def test_variables_that_a_kernel_sets_stay_in_its_device(processes, monkeypatch):
+    def write(device):
+        os.environ["OF_A_KERNEL"] = str(device.rank)
+
+    def read(device):
+        return os.environ.pop("OF_A_KERNEL", None), os.environ["OMP_NUM_THREADS"]
+
+    processes.run(write)
+    monkeypatch.setenv("A_VARIABLE", "told")
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    assert processes.run(read).outputs == [(str(rank), "1") for rank in range(3)]
+    assert "OF_A_KERNEL" not in os.environ
+
+
+@pytest.mark.slow_for("fork", "spawn")
+@pytest.mark.parametrize("start_method", ["forkserver", "fork", "spawn"])
+def test_a_variable_set_between_the_start_and_the_first_run_holds_and_in_a_replaced_device(start_method, monkeypatch):
+    monkeypatch.setenv("A_VARIABLE", "before")
+    with VirtualCluster(2, start_method=start_method) as cluster:
+        monkeypatch.setenv("A_VARIABLE", "after")
+        assert cluster.run(lambda device: os.environ["A_VARIABLE"]).outputs == ["after"] * 2
+        with pytest.raises(DeviceFailedError):
+            cluster.run(lambda device: os._exit(3) if device.rank else device.barrier())
+        assert cluster.run(lambda device: os.environ["A_VARIABLE"]).outputs == ["after"] * 2
+        monkeypatch.delenv("A_VARIABLE")
+        assert cluster.run(lambda device: os.environ.get("A_VARIABLE")).outputs == [None] * 2
+
+
 # -- signals -----------------------------------------------------------------------------------------------------------
 
 
