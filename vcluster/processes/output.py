@@ -5,7 +5,11 @@ import os
 import sys
 import warnings
 from contextlib import suppress
+from types import FrameType
 from typing import Any, NamedTuple, Protocol
+
+from parallelism.operation import is_ours
+from vcluster.code.call_sites import WORKER
 
 
 class Warned(NamedTuple):
@@ -74,7 +78,14 @@ def show_warning(
     file: Any = None,
     line: str | None = None,
 ) -> None:
-    """In a device's process, in place of `warnings.showwarning`."""
+    """In a device's process, in place of `warnings.showwarning`.
+
+    What our code warns of, as NumPy does of an overflow in a sum, is a warning of the kernel's line that called us.
+    """
+    caller = _users_caller(filename) if is_ours(filename) else None
+    if caller is not None:
+        _warn_at(caller, message, category)
+        return
     text = warnings.formatwarning(message, category, filename, lineno, line)
     stream = sys.stderr if file is None else file
     if isinstance(stream, RankedOutput):
@@ -83,6 +94,34 @@ def show_warning(
     elif stream is not None:
         with suppress(OSError):
             stream.write(text)
+
+
+def _users_caller(filename: str) -> FrameType | None:
+    """The frame of the user's that called ours, which now warns in this file; None if a user's frame is not there.
+
+    Ours forgets that it has warned: other lines of the user may come there.
+    """
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename != filename:
+        frame = frame.f_back
+    if frame is not None:
+        frame.f_globals.get("__warningregistry__", {}).clear()
+    while frame is not None and is_ours(frame.f_code.co_filename):
+        frame = None if frame.f_code.co_filename == WORKER else frame.f_back
+    return frame
+
+
+def _warn_at(caller: FrameType, message: Warning | str, category: type[Warning]) -> None:
+    """Warn at the line where ``caller`` is, as if the warning came from there: its filters and its registry hold."""
+    warnings.onceregistry.pop((str(message), category), None)  # type: ignore[attr-defined]
+    warnings.warn_explicit(
+        message,
+        category,
+        caller.f_code.co_filename,
+        caller.f_lineno,
+        caller.f_globals.get("__name__"),
+        caller.f_globals.setdefault("__warningregistry__", {}),
+    )
 
 
 def print_in_fork(rank: int, message: Any) -> None:

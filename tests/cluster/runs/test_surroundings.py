@@ -369,3 +369,26 @@ def test_numpy_raises_on_devices_where_it_does_on_the_host(cluster):
     assert isinstance(caught.value.exceptions[1], FloatingPointError)
     with np.errstate(all="ignore"):
         assert cluster.run(divides)[2] == np.inf
+
+
+def overflows(device, times):
+    x = np.full(99_000, 60000, np.float16)      # so many that each device adds a part
+    for _ in range(times):
+        device.all_reduce(x, out=np.empty_like(x))      # over and over
+    return device.reduce_scatter(x)                     # of another line
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(("action", "said"), [
+    ("default", {"over and over": 1, "of another line": 1}), ("once", {"over and over": 1, "of another line": 0}),
+])
+def test_an_overflow_in_a_collective_is_a_warning_of_the_kernels_line(processes, monkeypatch, action, said):
+    heard = []
+    monkeypatch.setattr(processes, "show_warning", heard.append)
+    with warnings.catch_warnings():
+        warnings.simplefilter(action, RuntimeWarning)
+        processes.run(overflows, 4)
+    assert {warned.message for warned in heard} == {"overflow encountered in add"}
+    lines = [f"{warned.filename}:{warned.lineno}" for warned in heard]
+    assert {text: lines.count(line_of(overflows, text)) for text in said} == {text: 3 * times for text, times in said.items()}
+    assert len(lines) == 3 * sum(said.values())
