@@ -75,7 +75,7 @@ class Body:
         """The process that the devices belong to."""
         self.mesh = mesh
         self._pricing = pricing
-        self._capacity = capacity
+        self.capacity = capacity
         self._seed = seed
         self.size = mesh.size
         self.deadline_seconds = deadline_seconds
@@ -123,7 +123,7 @@ class Body:
             from vcluster.mpi import MpiCrew
 
             try:
-                self._over_mpi = MpiCrew(self.arena, self.layout, self._capacity)
+                self._over_mpi = MpiCrew(self.arena, self.layout, self.capacity)
             except BaseException:  # there is no job, or too few of its ranks are free
                 self.arena.close_descriptor()
                 raise
@@ -143,7 +143,7 @@ class Body:
                     rank,
                     self.mesh,
                     self.layout,
-                    self._capacity,
+                    self.capacity,
                     self._seed,
                     queues[rank],
                     self._generation,
@@ -160,7 +160,7 @@ class Body:
         """Make the endpoint of the host, in place of the one before."""
         if self._over_mpi is None:
             self.endpoint = Endpoint(
-                self.arena, self.layout, self.layout.host, capacity=self._capacity, queues=queues
+                self.arena, self.layout, self.layout.host, capacity=self.capacity, queues=queues
             )
         else:
             self.endpoint = self._over_mpi.endpoint
