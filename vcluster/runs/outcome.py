@@ -280,7 +280,9 @@ def _sent_to_the_host(stuck: Sequence[Stuck], recorded: Mapping[int, Done | Fail
     wanted = {each.lane[1:] for each in stuck if each.lane[0] == "recv"}
     remarks = []
     for rank in sorted(recorded.keys() & {source for source, _ in wanted}):
-        events = columns_of({rank: recorded[rank].record})
+        record = recorded[rank].record
+        assert not isinstance(record, int)
+        events = columns_of({rank: record})
         sends = events.take(events.isin("kind", {"send"}) & events.isin("peer", {HOST})).events()
         lines = [event.location for event in sends if (rank, event.tag) in wanted]
         if lines:
