@@ -1,5 +1,6 @@
 """What a device prints: it goes to the host by whole lines. What a fork of a device prints goes to its descriptors."""
 
+import codecs
 import io
 import os
 import sys
@@ -33,6 +34,21 @@ class _Sender(Protocol):
     def send(self, message: Any) -> None: ...
 
 
+class _Bytes(io.RawIOBase):
+    """What a program gets that writes bytes, into ``sys.stdout.buffer``: they are shown as the text that they encode."""
+
+    def __init__(self, output: "RankedOutput") -> None:
+        self._output = output
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        encoded = bytes(data)
+        self._output.write(self._output.decoder.decode(encoded))
+        return len(encoded)
+
+
 class RankedOutput(io.TextIOBase):
     """Standard output of a device. It sends whole lines to the host, which prints them with the rank in front."""
 
@@ -40,10 +56,15 @@ class RankedOutput(io.TextIOBase):
         self._link = link
         self._stream = stream
         self._partial = ""
+        self.decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
         return "utf-8"
+
+    @property
+    def buffer(self) -> _Bytes:
+        return _Bytes(self)  # not kept: the two would hold each other
 
     def writable(self) -> bool:
         return True
@@ -145,7 +166,18 @@ def refuse_debugger() -> None:
 
 
 def _no_debugger(*args: object, **kwargs: object) -> None:
-    raise RuntimeError(
-        "breakpoint() in a device's process has no terminal; run again with backend='thread', where it has one "
-        "(in pytest: --vcluster-backend=thread)"
-    )
+    raise RuntimeError(f"breakpoint() in {_NO_TERMINAL}")
+
+
+_NO_TERMINAL = (
+    "a device's process has no terminal; run again with backend='thread', where it has one "
+    "(in pytest: --vcluster-backend=thread)"
+)
+
+
+def explain_no_terminal(error: BaseException) -> None:
+    """Add a note to the error of ``input()`` or ``pdb.set_trace()`` in a device's process."""
+    if isinstance(error, EOFError) and error.args == ("EOF when reading a line",):
+        error.add_note(f"input() in {_NO_TERMINAL}; or ask on the host, and give the answer to the kernel")
+    elif type(error).__module__ == "bdb":
+        error.add_note(f"a debugger in {_NO_TERMINAL}")
