@@ -399,11 +399,10 @@ def test_an_overflow_in_a_collective_is_a_warning_of_the_kernels_line(processes,
 
 
 @pytest.mark.parametrize(("ask", "told"), [
-    (lambda device: input(), "input() in a device's process has no terminal; run again with backend='thread'"),
-    (lambda device: importlib.import_module("pdb").set_trace(), "a debugger in a device's process has no terminal; run again with backend='thread'"),
+    (lambda device: input(), "input()"), (lambda device: importlib.import_module("pdb").set_trace(), "a debugger"),
 ], ids=["input", "set_trace"])
 def test_what_asks_at_the_terminal_is_told_that_there_is_none(processes, ask, told):
     with pytest.raises(DeviceFailedError) as caught:
         processes.run(ask)
-    assert f"\n{told}" in str(caught.value)
+    assert f"\n{told} in a device's process has no terminal; run again with backend='thread'" in str(caught.value)
     assert processes.run(lambda device: int(device.all_reduce(1))).outputs == [3] * 3
