@@ -55,7 +55,6 @@ def _grouped(
     original: Callable[..., Any],
     rows: Any,
     weights: Any,
-    *,
     offs: Any = None,
     bias: Any = None,
     out_dtype: Any = None,
@@ -111,11 +110,11 @@ def sorted_rows(torch: Any) -> dict[Any, Callable[..., Any]]:
         side: str | None = None,
         sorter: Any = None,
     ) -> Any:
-        """How many numbers of the sequence are less than each number, or not greater."""
+        """How many numbers of the sequence are less than each number, or not greater; NaN is greater than all."""
         if sorter is not None:
             return NotImplemented
-        smaller = torch.le if right or side == "right" else torch.lt
-        count = smaller(sequence.unsqueeze(-2), x.unsqueeze(-1)).sum(-1)
+        larger = torch.gt if right or side == "right" else torch.ge
+        count = torch.logical_not(larger(sequence.unsqueeze(-2), x.unsqueeze(-1))).sum(-1)
         return count.to(torch.int32 if out_int32 else torch.int64)
 
     def bucketize(x: Any, boundaries: Any, *, out_int32: bool = False, right: bool = False) -> Any:

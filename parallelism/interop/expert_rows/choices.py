@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from parallelism.arrays import Array, Ints
+from parallelism.interop.expert_rows.known_numbers import Known, known_numbers
 from parallelism.ir.core import Expression, Extent, Function, Op, TensorType, Value
 from parallelism.ir.core.extents import divided, rounded_up
 from parallelism.ir.passes import interpret
@@ -30,8 +31,13 @@ MOST_COMPUTED = 2**28
 MOST_SEARCHED = 200
 """So many values before a choice are searched for the sequences of its tokens."""
 _SIZES = 2, 3, 5, 7, 11, 13, 17
-"""What symbols are while numbers are computed; all of them times `_LARGER` as long as there are fewer than `_FEW` rows."""
+"""What symbols are while numbers are computed; all of them times `_LARGER` as long as there are fewer than `_FEW` rows, or
+not `_LARGER` times as many tokens as any number that they may be compared with."""
 _LARGER, _FEW = 4, 64
+_ENDLESS = 2**30
+"""No program has so many rows."""
+_EXACT = {"int8": 2**7, "uint8": 2**8, "int16": 2**15, "uint16": 2**16, "float16": 2**11, "bfloat16": 2**8}
+"""Up to which numbers types count that are too narrow for all rows."""
 _DRAWN = 16
 """So many choices of few rows are drawn, for which a permutation is often its own inverse; of many rows 3."""
 
@@ -43,8 +49,8 @@ class Choice(NamedTuple):
     """Integers, of shape ``(tokens, chosen)``, with any dims of tokens; of one expert a token without the last dim."""
     chosen: int
     of: int
-    is_distinct: bool
-    """Whether a token chooses an expert once at most, as far as the program tells."""
+    is_of_experts: bool
+    """Whether all numbers are those of experts, as far as the program tells."""
 
     @property
     def tokens(self) -> Extent:
@@ -60,44 +66,53 @@ class Choice(NamedTuple):
 
 def choices_of(function: Function) -> Iterator[tuple[Choice, frozenset[Value]]]:
     """The choices whose rows the function sorts, each with the values that follow from it alone."""
+    sortings = [op for op in function.ops if _sorts_all(op)]
+    if not sortings:
+        return
     makers = {value: op for op in function.ops for value in op.outputs}
-    seen = set[Value]()
-    for op in function.ops:
-        if op.kind != "argsort" or op.inputs[0] in seen or op.inputs[0].type.dtype.kind not in "iu":
+    known, seen = known_numbers(function), set[Value]()
+    for op in sortings:
+        if op.inputs[0] in seen:
             continue
-        value = _before_sorting(op, makers)
-        if value is None:
-            continue
+        value = _before_sorting(op, makers, known)
         own = _following(function, value)
-        choice = _choice(value, own, makers)
+        choice = _choice(value, own, known[value])
         if choice is not None:
             seen.update(own)
             yield choice, own
 
 
-def _before_sorting(sorting: Op, makers: Mapping[Value, Op]) -> Value | None:
-    """What is sorted, before it was flattened; None where not all of it is sorted together."""
-    (order,) = sorting.outputs
-    if prod(order.type.shape) != order.type.shape[sorting["axis"]]:
-        return None
+def _sorts_all(op: Op) -> bool:
+    """Whether an op sorts integers, all of them together."""
+    if op.kind != "argsort" or op.inputs[0].type.dtype.kind not in "iu":
+        return False
+    shape = op.inputs[0].type.shape
+    return prod(shape) == shape[op["axis"]]
+
+
+def _before_sorting(sorting: Op, makers: Mapping[Value, Op], known: Mapping[Value, Known]) -> Value:
+    """What is sorted, before it was flattened, if these are different numbers for each token; else as it is sorted."""
     value = sorting.inputs[0]
     while (op := makers.get(value)) is not None and op.kind in ("reshape", "convert"):
         value = op.inputs[0]
         if value.type.ndim > 1 and value.type.shape[-1] != 1:
             break
-    return value
+    return value if _are_of_tokens(value, known[value]) else sorting.inputs[0]
 
 
-def _choice(value: Value, own: Collection[Value], makers: Mapping[Value, Op]) -> Choice | None:
+def _are_of_tokens(value: Value, known: Known) -> bool:
+    """Whether the last dim has the choices of a token, of which no two are equal."""
+    return value.type.ndim > 1 and known.different == value.type.ndim - 1
+
+
+def _choice(value: Value, own: Collection[Value], known: Known) -> Choice | None:
     """The choice, if these are the experts that tokens chose."""
-    chosen = value.type.shape[-1] if value.type.ndim > 1 else 1
-    if not isinstance(chosen, int):
-        return None
-    candidates = _number_of_candidates(value, makers)
+    chosen = value.type.shape[-1] if _are_of_tokens(value, known) else 1
     masks = next((n for each in own if (n := _number_of_masks(each, value)) is not None), None)
-    count = candidates if masks is None else masks
-    is_distinct = chosen == 1 or candidates is not None
-    return Choice(value, chosen, count, is_distinct) if count is not None and chosen < count else None
+    count = known.most + 1 if masks is None else masks
+    if not isinstance(chosen, int) or not chosen < count < MOST_COMPUTED:
+        return None
+    return Choice(value, chosen, int(count), known.least >= 0 and known.most < count)
 
 
 def _number_of_masks(x: Value, value: Value) -> int | None:
@@ -120,20 +135,6 @@ def even_slots(chosen: int, of: int, length: Extent) -> Slots:
 def masks_rows(choice: Choice, own: Collection[Value]) -> bool:
     """Whether something follows from a choice that has a mask of all rows for each expert."""
     return any(_number_of_masks(each, choice.value) == choice.of for each in own)
-
-
-def _number_of_candidates(value: Value, makers: Mapping[Value, Op]) -> int | None:
-    """The number of those among which a choice was made: the best were found along a dim of so many."""
-    queue = [value]
-    for each in queue:
-        op = makers.get(each)
-        if op is None:
-            continue
-        if op.kind in ("argsort", "argmax"):
-            count = op.inputs[0].type.shape[op["axis"]]
-            return count if isinstance(count, int) else None
-        queue += [x for x in op.inputs if x not in queue and x.type.dtype.kind in "iu"]
-    return None
 
 
 def values_before(
@@ -227,7 +228,10 @@ def _computed(choice: Choice, program: Function) -> list[str | None]:
     sizes = dict(zip(sorted(program.symbols), _SIZES, strict=False))
     if len(sizes) < len(program.symbols):
         raise ValueError(f"its numbers depend on {len(program.symbols)} symbols")
-    program = _with_rows(program, sizes)
+    least = max(_FEW, int(_LARGER * _limit(program) * choice.chosen))
+    if sizes and least > MOST_COMPUTED:
+        raise ValueError("its numbers are compared with one that is too large to be looked at")
+    program = _with_rows(program, sizes, least)
     count = sum(_size(value) for op in program.ops for value in op.outputs)
     if count > MOST_COMPUTED:
         raise ValueError(
@@ -241,13 +245,25 @@ def _computed(choice: Choice, program: Function) -> list[str | None]:
     return [of[0] if of else None for of in names]
 
 
-def _with_rows(program: Function, sizes: Mapping[str, int]) -> Function:
-    """The program with sizes for its symbols that give it some rows."""
+def _with_rows(program: Function, sizes: Mapping[str, int], rows: int) -> Function:
+    """The program with sizes for its symbols that give it at least so many rows, if its rows depend on them."""
     own = program.specialize(**sizes) if sizes else program
-    if sizes and _size(own.inputs[0]) < _FEW:
-        larger = {name: _LARGER * size for name, size in sizes.items()}
-        return _with_rows(program, larger)
-    return own
+    is_fixed = isinstance(prod(program.inputs[0].type.shape), int)
+    if is_fixed or _size(own.inputs[0]) >= rows:
+        return own
+    larger = {name: _LARGER * size for name, size in sizes.items()}
+    return _with_rows(program, larger, rows)
+
+
+def _limit(program: Function) -> float:
+    """The largest number that sizes may be compared with or run over; with fewer rows all programs look alike."""
+    found = [1.0]
+    for op in program.ops:
+        if op.kind == "constant" and isinstance(op["value"], int | float | tuple):
+            numbers = np.abs(np.asarray(op["value"], np.float64))
+            found += [float(n) for n in numbers.reshape(-1) if n < _ENDLESS]
+        found += [_EXACT[value.type.dtype.name] for value in op.outputs if value.type.dtype.name in _EXACT]
+    return max(found)
 
 
 def _in_both(names: Sequence[str], others: Sequence[str]) -> list[str]:

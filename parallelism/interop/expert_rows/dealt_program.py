@@ -56,6 +56,11 @@ class Rows:
     of_experts: int | None = None
     """The dim of experts, of which each has only its own rows, and zeros for the others."""
 
+    @property
+    def are_in_slots(self) -> bool:
+        """Whether each slot has a row; else each expert has one for all, such as its bias."""
+        return self.value.type.shape[:SLOTS] == self.of.shape
+
     def others(self, ndim: int) -> list[int]:
         """The other dims of the value in the program, which has so many."""
         return [d for d in range(ndim) if d not in self.dims and d != self.of_experts]
@@ -96,6 +101,12 @@ class DealtProgram:
         """The result of a new op."""
         return self.builder.emit(kind, inputs, attributes)[0]
 
+    def constant(self, number: float, like: Value) -> Value:
+        """One number, of the dtype of another value."""
+        dtype = like.type.dtype
+        kind = int if dtype.kind in "iu" else float
+        return self.emit("constant", value=kind(number), shape=(), dtype=dtype)
+
     def reshaped(self, x: Value, shape: Sequence[Extent]) -> Value:
         """The same elements in another shape."""
         if x.type.shape == tuple(shape):
@@ -128,9 +139,11 @@ class DealtProgram:
         gates = self.reshaped(x, of.experts.type.shape)
         return self.emit("dispatch_gates", gates, of.experts, shape=of.shape, **of.how)
 
-    def combined(self, rows: Rows, shape: Sequence[Extent]) -> Value:
-        """For each token the sum of its rows."""
+    def combined(self, rows: Rows, shape: Sequence[Extent]) -> Value | None:
+        """For each token the sum of its rows, of this shape; None if it is another, or if there are no rows in slots."""
         own = rows.value.type.shape[SLOTS:]
+        if not rows.are_in_slots or prod(shape) != rows.of.choice.tokens * prod(own):
+            return None
         flat = self.reshaped(rows.value, (*rows.of.shape, prod(own)))
         return self.reshaped(self.emit("combine", flat, rows.of.experts, **rows.of.how), shape)
 

@@ -8,6 +8,7 @@ from math import prod
 
 from parallelism.interop.expert_rows.choices import ALWAYS, EXPERT, INVERSE, MASK, ORDER, TOKEN, Choice
 from parallelism.interop.expert_rows.dealt_program import SLOTS, DealtProgram, Rows
+from parallelism.interop.expert_rows.empty_slots import filled
 from parallelism.ir.core import Extent, Op, Value
 from parallelism.ir.core.rules import elementwise, letters
 from parallelism.ir.core.table import meaning
@@ -35,9 +36,9 @@ def _picked(at: DealtProgram, op: Op, choice: Choice) -> Found:
     repeated = _repeated(at, x, choice) if name == ORDER else None
     if name == TOKEN or (name == ORDER and choice.chosen == 1):
         repeated = at.now(x)
-    if repeated is not None and x.type.shape[0] in (choice.tokens, choice.rows):
+    if repeated is not None and repeated.type.shape[0] == choice.tokens:
         return Rows(at.dealing(choice), at.of_tokens(repeated, choice, others), (0,), is_sorted=True)
-    if name == ORDER and prod(others) == 1:
+    if name == ORDER and prod(others) == 1 and x.type.shape[0] == choice.rows:
         gates = at.of_choices(at.now(x), choice)
         of = at.dealing(choice)
         return Rows(of, at.reshaped(gates, (*of.shape, *others)), (0,), is_sorted=True)
@@ -79,7 +80,11 @@ def _put(at: DealtProgram, op: Op, choice: Choice) -> Found:
         if op["op"] != "sum" and not (choice.chosen == 1 and op["op"] == "set"):
             return None
         sums = at.combined(rows, op.outputs[0].type.shape)
-        return sums if op["op"] == "set" or _is_zero(at, x) else at.emit("add", at.now(x), sums)
+        if sums is None or op["op"] == "set" or _is_zero(at, x):
+            return sums
+        return at.emit("add", at.now(x), sums)
+    if x.type.shape[0] != choice.rows:
+        return None
     if name == ORDER and (op["op"] == "set" or (op["op"] == "sum" and _is_zero(at, x))):
         return replace(rows, is_sorted=False)
     return None
@@ -93,7 +98,8 @@ def _summed(at: DealtProgram, op: Op, choice: Choice) -> Found:
         return None
     if name == TOKEN or (name == ORDER and choice.chosen == 1):
         return at.combined(rows, op.outputs[0].type.shape)
-    return replace(rows, is_sorted=False) if name == ORDER else None
+    is_back = name == ORDER and op.outputs[0].type.shape[0] == choice.rows
+    return replace(rows, is_sorted=False) if is_back else None
 
 
 def _is_zero(at: DealtProgram, x: Value) -> bool:
@@ -127,7 +133,8 @@ def each_row(at: DealtProgram, op: Op, choice: Choice) -> Found:
     operands = [at.aligned(value, ndim, like) for value in op.inputs]
     if any(x is None for x in operands):
         return None
-    made = at.emit(op.kind, *[x for x in operands if x is not None], **dict(op.attributes))
+    given = [filled(at, op, i, x, own) for i, x in enumerate(operands) if x is not None]
+    made = at.emit(op.kind, *given, **dict(op.attributes))
     return replace(like, value=made)
 
 
@@ -142,7 +149,7 @@ def _masked(at: DealtProgram, op: Op) -> Found:
     ndim, rows = op.outputs[0].type.ndim, at.rows[rest[0]]
     of_experts, of_rows = [d + ndim - mask.type.ndim for d, n in enumerate(mask.type.shape) if n != 1]
     own = tuple([d + ndim - rest[0].type.ndim for d in rows.dims])
-    if own != (of_rows,) or not rows.is_sorted or rows.of_experts is not None:
+    if own != (of_rows,) or not rows.is_sorted or rows.of_experts is not None or not rows.are_in_slots:
         return None
     shape = (*[1] * (ndim - rest[0].type.ndim), *rest[0].type.shape)
     if shape[of_experts] != 1:
@@ -160,7 +167,7 @@ def _one(at: DealtProgram, op: Op) -> Rows | None:
 
 def _reshaped(at: DealtProgram, op: Op, choice: Choice) -> Found:
     rows, shape = _one(at, op), op.outputs[0].type.shape
-    if rows is None:
+    if rows is None or rows.dims != (*range(rows.dims[0], rows.dims[-1] + 1),):
         return None
     before = prod(op.inputs[0].type.shape[: rows.dims[0]])
     dims = _dims_of_rows(shape, before, rows)
@@ -191,8 +198,11 @@ def _transposed(at: DealtProgram, op: Op, choice: Choice) -> Found:
         return None
     others = rows.others(op.inputs[0].type.ndim)
     moved = [SLOTS + others.index(d) for d in order if d in others]
+    dims = tuple([order.index(d) for d in rows.dims])
+    if list(dims) != sorted(dims):  # the choices of a token no longer lie behind it
+        return None
     value = at.emit("transpose", rows.value, permutation=(*range(SLOTS), *moved))
-    return replace(rows, value=value, dims=tuple([order.index(d) for d in rows.dims]))
+    return replace(rows, value=value, dims=dims)
 
 
 def _broadcast(at: DealtProgram, op: Op, choice: Choice) -> Found:
@@ -201,6 +211,8 @@ def _broadcast(at: DealtProgram, op: Op, choice: Choice) -> Found:
         return None
     more = len(shape) - op.inputs[0].type.ndim
     dims = tuple([d + more for d in rows.dims])
+    if any(shape[d + more] != op.inputs[0].type.shape[d] for d in rows.dims):
+        return None
     others = [n for d, n in enumerate(shape) if d not in dims]
     kept = rows.value.type.shape
     narrow = at.reshaped(rows.value, (*kept[:SLOTS], *[1] * (len(others) - len(kept) + SLOTS), *kept[SLOTS:]))
@@ -215,6 +227,8 @@ def _along(at: DealtProgram, op: Op, choice: Choice) -> Found:
     given = [at.rows.get(value) for value in op.inputs]
     if any(each is None or replace(each, value=rows.value) != rows for each in given):
         return None
+    if len({each.are_in_slots for each in given if each is not None}) > 1:
+        return None
     attributes = {**dict(op.attributes), "axis": SLOTS + rows.others(ndim).index(op["axis"])}
     values = [each.value for each in given if each is not None]
     return replace(rows, value=at.emit(op.kind, *values, **attributes))
@@ -226,8 +240,8 @@ def _reduced(at: DealtProgram, op: Op, choice: Choice) -> Found:
         return None
     others = rows.others(op.inputs[0].type.ndim)
     if axes == [rows.dims[-1]] and len(rows.dims) > 1 and op.kind == "sum":
-        tokens = replace(rows, dims=rows.dims[:-1])
-        return at.combined(rows, op.outputs[0].type.shape) if tokens.dims[0] == 0 else None
+        are_first = rows.dims[:-1] == (*range(len(rows.dims) - 1),)
+        return at.combined(rows, op.outputs[0].type.shape) if are_first else None
     if not {*axes} <= {*others}:
         return None
     own = tuple([SLOTS + others.index(d) for d in axes])
@@ -262,8 +276,9 @@ def _product_of_rows(at: DealtProgram, op: Op, terms: Sequence[str], row: str) -
     """``row`` is the letter of the rows."""
     result = op["equation"].split("->")[1]
     new = letters(SLOTS, "".join(terms))
-    in_slots = _letter_of_experts(at, op, terms, new[0]) + new[1:]
-    if in_slots[0] in result:
+    of_experts = _letters_of_experts(at, op, terms)
+    in_slots = (of_experts or new)[0] + new[1:]
+    if in_slots[0] in result or len({*of_experts}) > 1:
         return None
     operands, written = list[Value](), list[str]()
     for term, value in zip(terms, op.inputs, strict=True):
@@ -282,13 +297,14 @@ def _product_of_rows(at: DealtProgram, op: Op, terms: Sequence[str], row: str) -
     return Rows(given[0].of, value, (result.index(row),), given[0].is_sorted)
 
 
-def _letter_of_experts(at: DealtProgram, op: Op, terms: Sequence[str], other: str) -> str:
-    """The letter of the experts of rows that are masked; else the other one."""
+def _letters_of_experts(at: DealtProgram, op: Op, terms: Sequence[str]) -> str:
+    """The letters of the experts of rows that are masked."""
+    found = ""
     for term, value in zip(terms, op.inputs, strict=True):
         rows = at.rows.get(value)
         if rows is not None and rows.of_experts is not None:
-            return term[rows.of_experts]
-    return other
+            found += term[rows.of_experts]
+    return found
 
 
 def _operand(at: DealtProgram, x: Value, term: str, row: str, in_slots: str) -> tuple[Value, str] | None:

@@ -25,6 +25,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
+from math import prod
 
 from parallelism.interop.errors import ExpertsWarning
 from parallelism.interop.expert_rows.choices import (
@@ -37,7 +38,7 @@ from parallelism.interop.expert_rows.choices import (
     choices_of,
     masks_rows,
 )
-from parallelism.interop.expert_rows.dealt_program import DealtProgram, Kept, Rows
+from parallelism.interop.expert_rows.dealt_program import SLOTS, DealtProgram, Kept, Rows
 from parallelism.interop.expert_rows.row_ops import MEANINGS, PICKING, each_row
 from parallelism.ir.core import Function, Op, Value
 
@@ -68,13 +69,9 @@ def _meant(function: Function, found: Mapping[Choice, frozenset[Value]]) -> dict
             _warn(function, choice, str(error))
             continue
         if not masks_rows(choice, own):
-            meant[choice] = names if choice.is_distinct else {}
-        elif not choice.is_distinct:
-            _warn(
-                function,
-                choice,
-                "a token may choose an expert twice, since no search for the best ones is found",
-            )
+            meant[choice] = names if choice.is_of_experts else {}
+        elif not choice.is_of_experts:
+            _warn(function, choice, f"a number may be that of no expert: none is known to be from 0 to {choice.of - 1}")
         elif MASK not in names.values():
             _warn(function, choice, "a mask leaves an expert other rows than those that chose it")
         else:
@@ -115,10 +112,21 @@ def _add(at: DealtProgram, op: Op) -> None:
         raise Kept(choice, op)
     with at.builder.region(op.region, op.line):
         found = MEANINGS.get(op.kind, each_row)(at, op, choice)
-    if found is None:
+    if found is None or not _fits(found, op):
         raise Kept(choice, op)
     (output,) = op.outputs
     if isinstance(found, Rows):
         at.rows[output] = found
     else:
         at.values[output] = found
+
+
+def _fits(found: Rows | Value, op: Op) -> bool:
+    """Whether what was found has the extents and the dtype of the output of the op."""
+    type = op.outputs[0].type
+    if isinstance(found, Value):
+        return found.type == type
+    shape, own = type.shape, found.value.type
+    others = [shape[d] for d in found.others(type.ndim)]
+    rows = prod([shape[d] for d in found.dims])
+    return rows == found.of.choice.rows and own.dtype == type.dtype and [*own.shape[SLOTS:]] == others

@@ -40,7 +40,7 @@ class Layer(nn.Module):
         return gates / gates.sum(-1, keepdim=True), experts
 
     def made(self, rows, ends):
-        return torch._grouped_mm(F.silu(torch._grouped_mm(rows, self.up, offs=ends)), self.down, offs=ends)
+        return torch._grouped_mm(F.silu(torch._grouped_mm(rows, self.up, ends)), self.down, offs=ends)
 
 
 def as_torchtitan(layer, x):
@@ -132,6 +132,7 @@ class Sorting(nn.Module):
     lambda x: torch.sort(x, dim=1).values, lambda x: torch.sort(x, 0, descending=True).indices, lambda x: x.argsort(-1, True),
     lambda x: torch.histc(x, bins=5, min=-3, max=4), lambda x: torch.searchsorted(x.sort().values, x[:, :2] + 1, right=True),
     lambda x: torch.bucketize(x, torch.tensor([-1.0, 0.0, 2.0])),
+    lambda x: torch.bucketize(torch.where(x == 0, float("nan"), x), torch.tensor([0.0, 1.0])),
     lambda x: torch.bincount(x.long().abs().flatten(), minlength=9),
     lambda x: torch.bincount(x.long().abs().flatten(), x.flatten(), minlength=9), lambda x: x[:, 0].msort()])
 def test_numbers_are_sorted_and_counted_as_pytorch_does(function):
