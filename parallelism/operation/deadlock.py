@@ -70,7 +70,7 @@ def describe(
     """
     if circle := _circle({each.rank: each for each in stuck}):
         steps = [
-            f"rank {rank} waits for rank {after}"
+            f"rank {rank} waits for {'itself' if after == rank else f'rank {after}'}"
             for rank, after in zip(circle, [*circle[1:], circle[0]], strict=True)
         ]
         if len(steps) > MOST_STEPS:
