@@ -42,6 +42,7 @@ from parallelism.interop.torch_masks import masked_writes
 from parallelism.interop.torch_meta import on_the_host, zeros
 from parallelism.interop.torch_refusals import lines_of_the_loss, refusal
 from parallelism.interop.torch_sizes import Bounds, lengths_are_sizes, lines_that_fix_sizes, within_bounds
+from parallelism.interop.torch_sorting import sizes_of_groups, sorted_rows
 from parallelism.ir.core import Expression, TensorType
 
 ROWS = "B"
@@ -330,6 +331,7 @@ def _for_the_export(torch: Any, module: Any, loss: Any, has_elements: bool) -> I
         dealt_experts(torch, module),
         bags_of_rows(torch),
         for_any_rows(torch),
+        sizes_of_groups(torch),
         lengths_are_sizes(torch, module, loss),
         lines_of_the_loss(loss),
         decided_masks(torch, has_elements) as asked,
@@ -434,6 +436,7 @@ def _decompositions(torch: Any) -> dict[Any, Callable[..., Any]]:
         **masked_writes(torch),
         **means_of_all(torch),
         **of_any_sizes(torch),
+        **sorted_rows(torch),
     }
 
 
