@@ -1,15 +1,24 @@
-"""What factors and triangular systems of matrices mean: their steps are unrolled, for matrices of a few rows."""
+"""What factors and triangular systems of matrices mean: their steps are unrolled, for matrices of a few rows.
+
+And what products of groups of rows mean, ``jax.lax.ragged_dot``: the rows are dealt to their groups, as to experts
+(`parallelism.ir.operators.dispatch`), so that each is multiplied with its own matrix alone.
+"""
 
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from parallelism.interop.folding import traced
+from parallelism.interop.folding import convert, emit, traced, whole
+from parallelism.interop.moving_elements import iota, reshaped, transposed
 from parallelism.interop.stablehlo.module import Node
 from parallelism.interop.stablehlo.reading import Reader, meaning
+from parallelism.ir.core import Extent
+from parallelism.models.expert_feed_forward import Slots, slots_of
+from parallelism.models.expert_layers import Experts
 
 MOST_ROWS = 64
 CUSTOM_CALLS = re.compile(r"lapack_[sd](potrf|trsm)_ffi")
@@ -90,3 +99,69 @@ def _solved(a: Any, b: Any, *, left: bool, lower: bool, turned: bool, unit: bool
         rest = rest - column[..., :, None] * row[..., None, :]
     found = np.stack(rows, axis=-2)
     return found if left else np.matrix_transpose(found)
+
+
+# -- products of groups of rows ----------------------------------------------------------------------------------------
+
+GROUPED = "vcluster.ragged_dot"
+"""The custom call as which a ``jax.lax.ragged_dot`` is lowered here; JAX's own lowering for CPUs multiplies all rows with
+all matrices."""
+DIMS = "vcluster.dims"
+"""Its attribute with the lists of dims of `Grouped.of`."""
+
+
+class Grouped(NamedTuple):
+    """The dims of a product of groups of rows: those that are summed, that of the rows, and that of the groups."""
+
+    left: int
+    right: int
+    rows: int
+    groups: int | None
+    """None: the rows are summed, and the groups are those of the result."""
+
+    @classmethod
+    def of(cls, dims: Sequence[Sequence[int]]) -> Grouped | None:
+        """Of the six lists of dims of ``chlo.ragged_dot``; None for a product with batches, or of several dims."""
+        if len(dims) != 6:
+            return None
+        left_batch, right_batch, left, right, rows, groups = [[int(d) for d in each] for each in dims]
+        if left_batch or right_batch or not len(left) == len(right) == len(rows) == 1 or len(groups) > 1:
+            return None
+        if groups:
+            return cls(left[0], right[0], rows[0], groups[0]) if rows != left else None
+        return cls(left[0], right[0], rows[0], None) if rows == left else None
+
+
+def grouped_product(node: Node, x: list[Any], dims: Grouped) -> Any:
+    """The product of each row ``(n, k)`` with the matrix of its group, ``(e, k, f)``; or for each group the product of its
+    rows with those of another array, ``(n, f)``.  Rows behind the last group give zeros, and add nothing."""
+    wanted = node.type().dtype
+    left, right, sizes = whole(convert(x[0], wanted)), whole(convert(x[1], wanted)), whole(x[2])
+    count, length = sizes.shape[0], left.shape[dims.rows]
+    assert isinstance(count, int)
+    ends = emit("cumsum", sizes, axis=0)
+    is_behind = emit("less_equal", reshaped(ends, (1, count)), whole(iota(length, sizes.dtype, 2, 0)))
+    number = emit("sum", convert(is_behind, np.dtype(np.int32)), axes=(1,), keepdims=False)
+    groups = whole(reshaped(number, (1, length, 1)))
+    slots = _even(count, length)
+    how: dict[str, Any] = {"each": slots.each, "first": 0, "drops": False}
+
+    def dealt(rows: Any) -> Any:
+        width = rows.shape[1]
+        of_one = whole(reshaped(rows, (1, length, width)))
+        return emit("dispatch", of_one, groups, shape=(count, 1, slots.rows, width), **how)
+
+    own = dealt(transposed(left, (dims.rows, 1 - dims.rows)))
+    if dims.groups is None:
+        others = dealt(transposed(right, (dims.right, 1 - dims.right)))
+        return emit("einsum", own, others, equation="ebck,ebcf->ekf")
+    (free,) = {0, 1, 2} - {dims.right, dims.groups}
+    matrices = whole(transposed(right, (dims.groups, dims.right, free)))
+    made = emit("einsum", own, matrices, equation="ebck,ekf->ebcf")
+    return reshaped(emit("combine", made, groups, **how), (length, matrices.shape[2]))
+
+
+def _even(count: int, length: Extent) -> Slots:
+    """The slots of a group for an even share of the rows."""
+    own = slots_of(Experts(count=count, chosen=1), length)
+    return Slots(2, 2, drops=False) if own.rows == 1 and length != 1 else own
