@@ -19,7 +19,7 @@ from parallelism.cost.channel_loads import ChannelLoads
 from parallelism.cost.group_shapes import blocks_of, has_own_ports, is_striped, places_of, unit_of_member
 from parallelism.cost.hierarchical import Groups
 from parallelism.cost.lines import Falling, Line, Term, with_pieces
-from parallelism.cost.port_costs import line_of, many_lines, messages_of, terms_by_rule
+from parallelism.cost.own_ports import line_of, many_lines, messages_of, terms_by_rule
 from parallelism.hardware import Hardware
 
 MOST_PATTERNS = 2**15

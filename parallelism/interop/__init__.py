@@ -1,4 +1,4 @@
-"""Programs from elsewhere, and back: JAX and StableHLO, ONNX.
+"""Programs from elsewhere, and back: JAX and StableHLO, ONNX, and PyTorch by way of ONNX.
 
 Other formats are read by the libraries that define them.  These are optional: ``pip install vcluster[jax]`` and
 ``vcluster[onnx]``.  Each is imported in one module, when it is first needed.

@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 
 from parallelism.algorithms import kind_of
 from parallelism.algorithms.patterns import Around, OneByOne, Phase, Rule, Swap, Turns, each_phase, with_root
-from parallelism.cost import Costs, cost, phase_costs, port_costs
+from parallelism.cost import Costs, cost, own_ports, phase_costs
 from parallelism.cost.group_shapes import blocks_of, group_shapes, has_own_ports
 from parallelism.cost.hierarchical import Groups
 from parallelism.cost.lines import Line, Term
@@ -231,7 +231,7 @@ def test_few_phases_at_a_time_have_the_terms_of_many(preset: str, monkeypatch: p
         told = Costs(hardware).prices(kind, 2**20, group, root=root)
         with monkeypatch.context() as patch:
             patch.setattr(phase_costs, "MOST_LOADS", 20)
-            patch.setattr(port_costs, "MOST_IN_TURNS", 8)
+            patch.setattr(own_ports, "MOST_IN_TURNS", 8)
             assert Costs(hardware).prices(kind, 2**20, group, root=root) == told
 
 
