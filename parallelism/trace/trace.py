@@ -230,7 +230,8 @@ class Trace(Sequence[Event]):
         """The events that fit everything given; a collection stands for any of its values.
 
         ``axes`` is one axis, or the exact tuple of axes.  Asking for ``h2d``, ``d2h`` or ``peer=HOST`` and nothing
-        else of that sort makes the totals those of the traffic with the host.  ``ValueError`` for an unknown kind.
+        else of that sort makes the totals those of the traffic with the host.  ``ValueError`` for an unknown kind, for
+        a rank that is not there, and for a name such as ``allreduce`` where there are operations ``all_reduce``.
         """
         given: dict[str, Any] = {
             "kind": kind,
@@ -250,6 +251,10 @@ class Trace(Sequence[Event]):
             raise ValueError(
                 f"no kind of event is called {sorted(unknown)[0]!r}; the kinds are {', '.join(KINDS)}"
             )
+        for each in wanted.get("rank", ()):
+            self._check_rank(each)
+        for each in wanted.get("name", ()):
+            self._check_name(each)
         if axes is not None:
             wanted["axes"] = {(axes,) if isinstance(axes, str) else tuple(axes)}
         columns = self.columns
@@ -271,13 +276,22 @@ class Trace(Sequence[Event]):
         """
         columns = self.columns.only("name", "kind", "rank", "parent", "group", "sequence")
         wanted = columns.isin("name", {name}) & ~columns.present("parent") & ~columns.isin("kind", {"wait"})
-        names = () if wanted.any() else columns.distinct("name")
+        if not wanted.any():
+            self._check_name(name)
+        if rank is not None:
+            self._check_rank(rank)
+            wanted &= columns.isin("rank", {rank})
+        return operations(columns.take(wanted))
+
+    def _check_name(self, name: str) -> None:
+        names = self.columns.distinct("name")
         meant = spelt_alike(name, names) or RECORDED_AS.get(name)
         if name not in names and meant in names:
             raise ValueError(f"a trace has no operation {name!r}; this one has {meant!r}")
-        if rank is not None:
-            wanted &= columns.isin("rank", {rank})
-        return operations(columns.take(wanted))
+
+    def _check_rank(self, rank: int) -> None:
+        if not 0 <= rank < self.size:
+            raise ValueError(f"the ranks of {self.size} devices are 0 to {self.size - 1}, got rank={rank}")
 
     def by_rank(self) -> tuple[tuple[Event, ...], ...]:
         """The events of each rank, 0 to size-1, as `parallelism.timeline.replay` takes them."""
@@ -296,8 +310,7 @@ class Trace(Sequence[Event]):
     def _total(self, field: str, rank: int | None) -> Any:
         if rank is None:
             return sum(getattr(totals, field) for totals in self.totals.values())
-        if not 0 <= rank < self.size:
-            raise ValueError(f"the ranks of {self.size} devices are 0 to {self.size - 1}, got rank={rank}")
+        self._check_rank(rank)
         return getattr(self.totals.get(rank, RankTotals()), field)
 
     def bytes_received(self, rank: int | None = None) -> int:
@@ -318,6 +331,7 @@ class Trace(Sequence[Event]):
 
     def peak_bytes(self, rank: int, category: str | None = None) -> int:
         """The most bytes that the rank held at any time (``device.hold``), all together or of one category."""
+        self._check_rank(rank)
         return self.peaks(category).get(rank, 0)
 
     def peaks(self, category: str | None = None) -> dict[int, int]:

@@ -11,6 +11,7 @@ from vcluster.code import Environment, Failure, Frame
 from vcluster.memory import Layout
 from vcluster.processes.device_process import Descriptor
 from vcluster.processes.kept_programs import SentProgram
+from vcluster.processes.variables import Changes
 from vcluster.tracing import Packed
 
 INTERRUPT = getattr(signal, "SIGUSR1", None)
@@ -46,6 +47,8 @@ class RunCommand(NamedTuple):
     common_nbytes: int
     own: int | None
     environment: Environment | None
+    variables: Changes
+    """The environment variables that the host has set or removed since this device got its own."""
     groups: int = 0
     """Counts how often the directories of groups were emptied."""
     kept: SentProgram | None = None

@@ -35,6 +35,7 @@ from vcluster.processes.commands import INTERRUPT, DeviceSpec, run_in_process
 from vcluster.processes.descriptors import is_readable
 from vcluster.processes.device_process import Descriptor, Process, start_process
 from vcluster.processes.exit_watch import is_ending
+from vcluster.processes.memory_left import refuse_without_memory
 
 if TYPE_CHECKING:
     from vcluster.processes.worker import Worker
@@ -90,6 +91,8 @@ class ProcessCrew:
         with _told(len(specs)) as tell:
             for number, spec in enumerate(specs):
                 tell("devices started:", number, len(specs))
+                if number and number % MANY == 0:
+                    refuse_without_memory(self._processes[specs[0].rank].pid or 0, number, len(specs))
                 with DeferredInterrupt():  # a process that starts is registered, and no descriptor is lost
                     self._start_one(spec)
                 check()

@@ -1,11 +1,16 @@
 """What a device prints: it goes to the host by whole lines. What a fork of a device prints goes to its descriptors."""
 
+import codecs
 import io
 import os
 import sys
 import warnings
 from contextlib import suppress
+from types import FrameType
 from typing import Any, NamedTuple, Protocol
+
+from parallelism.operation import is_ours
+from vcluster.code.call_sites import WORKER
 
 
 class Warned(NamedTuple):
@@ -29,6 +34,21 @@ class _Sender(Protocol):
     def send(self, message: Any) -> None: ...
 
 
+class _Bytes(io.RawIOBase):
+    """What a program gets that writes bytes, into ``sys.stdout.buffer``: they are shown as the text that they encode."""
+
+    def __init__(self, output: "RankedOutput") -> None:
+        self._output = output
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        encoded = bytes(data)
+        self._output.write(self._output.decoder.decode(encoded))
+        return len(encoded)
+
+
 class RankedOutput(io.TextIOBase):
     """Standard output of a device. It sends whole lines to the host, which prints them with the rank in front."""
 
@@ -36,10 +56,15 @@ class RankedOutput(io.TextIOBase):
         self._link = link
         self._stream = stream
         self._partial = ""
+        self.decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
         return "utf-8"
+
+    @property
+    def buffer(self) -> _Bytes:
+        return _Bytes(self)  # not kept: the two would hold each other
 
     def writable(self) -> bool:
         return True
@@ -74,7 +99,14 @@ def show_warning(
     file: Any = None,
     line: str | None = None,
 ) -> None:
-    """In a device's process, in place of `warnings.showwarning`."""
+    """In a device's process, in place of `warnings.showwarning`.
+
+    What our code warns of, as NumPy does of an overflow in a sum, is a warning of the kernel's line that called us.
+    """
+    caller = _users_caller(filename) if is_ours(filename) else None
+    if caller is not None:
+        _warn_at(caller, message, category)
+        return
     text = warnings.formatwarning(message, category, filename, lineno, line)
     stream = sys.stderr if file is None else file
     if isinstance(stream, RankedOutput):
@@ -83,6 +115,34 @@ def show_warning(
     elif stream is not None:
         with suppress(OSError):
             stream.write(text)
+
+
+def _users_caller(filename: str) -> FrameType | None:
+    """The frame of the user's that called ours, which now warns in this file; None if a user's frame is not there.
+
+    Ours forgets that it has warned: other lines of the user may come there.
+    """
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename != filename:
+        frame = frame.f_back
+    if frame is not None:
+        frame.f_globals.get("__warningregistry__", {}).clear()
+    while frame is not None and is_ours(frame.f_code.co_filename):
+        frame = None if frame.f_code.co_filename == WORKER else frame.f_back
+    return frame
+
+
+def _warn_at(caller: FrameType, message: Warning | str, category: type[Warning]) -> None:
+    """Warn at the line where ``caller`` is, as if the warning came from there: its filters and its registry hold."""
+    warnings.onceregistry.pop((str(message), category), None)  # type: ignore[attr-defined]
+    warnings.warn_explicit(
+        message,
+        category,
+        caller.f_code.co_filename,
+        caller.f_lineno,
+        caller.f_globals.get("__name__"),
+        caller.f_globals.setdefault("__warningregistry__", {}),
+    )
 
 
 def print_in_fork(rank: int, message: Any) -> None:
@@ -106,7 +166,18 @@ def refuse_debugger() -> None:
 
 
 def _no_debugger(*args: object, **kwargs: object) -> None:
-    raise RuntimeError(
-        "breakpoint() in a device's process has no terminal; run again with backend='thread', where it has one "
-        "(in pytest: --vcluster-backend=thread)"
-    )
+    raise RuntimeError(f"breakpoint() in {_NO_TERMINAL}")
+
+
+_NO_TERMINAL = (
+    "a device's process has no terminal; run again with backend='thread', where it has one "
+    "(in pytest: --vcluster-backend=thread)"
+)
+
+
+def explain_no_terminal(error: BaseException) -> None:
+    """Add a note to the error of ``input()`` or ``pdb.set_trace()`` in a device's process."""
+    if isinstance(error, EOFError) and error.args == ("EOF when reading a line",):
+        error.add_note(f"input() in {_NO_TERMINAL}; or ask on the host, and give the answer to the kernel")
+    elif type(error).__module__ == "bdb":
+        error.add_note(f"a debugger in {_NO_TERMINAL}")

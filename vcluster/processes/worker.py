@@ -42,7 +42,8 @@ from vcluster.processes.kernel_forks import end_fork, explain_pickling
 from vcluster.processes.kernel_threads import cancel_helpers, quiet_after_cancellation
 from vcluster.processes.left_handlers import LeftHandlers
 from vcluster.processes.line_coverage import measure
-from vcluster.processes.output import RankedOutput, refuse_debugger, show_warning
+from vcluster.processes.output import RankedOutput, explain_no_terminal, refuse_debugger, show_warning
+from vcluster.processes.variables import apply_changes
 from vcluster.tracing import LONG, Packed, Record
 from vcluster.tracing.columns import pack
 
@@ -197,6 +198,8 @@ class Worker:
             cancel_helpers(signals, own_process=self._own_process)
             explain_call(error, VirtualDevice)
             explain_pickling(error)
+            if self._own_process:
+                explain_no_terminal(error)
             return Failed(describe_exception(error, self._code), self._record())
 
     def _begin(self, command: RunCommand) -> None:
@@ -238,6 +241,7 @@ class Worker:
             )  # a kernel may have replaced them
             if command.environment is not None:
                 apply_environment(command.environment)
+            apply_changes(command.variables)
             if refresh_modules() or command.environment is not None:
                 self._kept.clear()  # their classes may be others now
         nbytes = command.common_nbytes

@@ -34,6 +34,7 @@ from vcluster.processes import (
     default_start_method,
 )
 from vcluster.processes.kept_programs import SentProgram
+from vcluster.processes.variables import Variables, changes, host_variables
 from vcluster.runs.checked_program import by_rank, check_program
 from vcluster.runs.host_waits import WaitsOfTheHost
 from vcluster.runs.log import log
@@ -74,7 +75,7 @@ class Body:
         """The process that the devices belong to."""
         self.mesh = mesh
         self._pricing = pricing
-        self._capacity = capacity
+        self.capacity = capacity
         self._seed = seed
         self.size = mesh.size
         self.deadline_seconds = deadline_seconds
@@ -95,6 +96,8 @@ class Body:
         self._gone: tuple[int, ...] = ()
         self.status = Status(self.arena, self.layout) if self._over_mpi is None else self._over_mpi.status
         self._environments: dict[int, Environment] = {}
+        self._variables: dict[int, Variables] = {}
+        """The host's environment variables when it told each device of them."""
         self._in_progress = False
         self._encodings = KeptEncodings()
         self.asked: BaseException | None = None
@@ -120,7 +123,7 @@ class Body:
             from vcluster.mpi import MpiCrew
 
             try:
-                self._over_mpi = MpiCrew(self.arena, self.layout, self._capacity)
+                self._over_mpi = MpiCrew(self.arena, self.layout, self.capacity)
             except BaseException:  # there is no job, or too few of its ranks are free
                 self.arena.close_descriptor()
                 raise
@@ -132,13 +135,15 @@ class Body:
         queues: list[Queues] = [None] * self.layout.endpoints
         if self._queued:
             queues = _queues(self.layout, self._processes)
+        ranks = tuple(ranks)
+        self._variables.update(dict.fromkeys(ranks, host_variables()))
         self.crew.start(
             [
                 DeviceSpec(
                     rank,
                     self.mesh,
                     self.layout,
-                    self._capacity,
+                    self.capacity,
                     self._seed,
                     queues[rank],
                     self._generation,
@@ -155,7 +160,7 @@ class Body:
         """Make the endpoint of the host, in place of the one before."""
         if self._over_mpi is None:
             self.endpoint = Endpoint(
-                self.arena, self.layout, self.layout.host, capacity=self._capacity, queues=queues
+                self.arena, self.layout, self.layout.host, capacity=self.capacity, queues=queues
             )
         else:
             self.endpoint = self._over_mpi.endpoint
@@ -243,12 +248,12 @@ class Body:
                 nbytes,
                 None,
                 None,
+                {},
                 self._groups,
                 sent,
             )
-            conduct.collect(
-                partial(self._command, usual, environment(processes=self._processes), mine), interrupt
-            )
+            now = environment(processes=self._processes)
+            conduct.collect(partial(self._command, usual, now, self._variables_now(), mine), interrupt)
         finally:
             self._in_progress = False
             release(self.arena, common)
@@ -273,14 +278,23 @@ class Body:
                 f"({type(failure).__name__}: {failure})"
             )
 
-    def _command(self, usual: RunCommand, now: Environment, mine: Sequence[Encoded], rank: int) -> RunCommand:
-        """The usual command, with what this rank gets alone, and the environment if it has changed there."""
+    def _variables_now(self) -> Variables:
+        """The host's environment variables: the same object as the last one while they are the same."""
+        now, last = host_variables(), self._variables[0]
+        return last if now == last else now
+
+    def _command(
+        self, usual: RunCommand, now: Environment, variables: Variables, mine: Sequence[Encoded], rank: int
+    ) -> RunCommand:
+        """The usual command, with what this rank gets alone, and what has changed there of the environment."""
         changed = self._environments.get(rank) != now
-        if not mine and not changed:
+        told = self._variables[rank] is variables
+        if not mine and not changed and told:
             return usual
         own = hand_over(self.endpoint, mine[rank], rank) if mine else None
-        self._environments[rank] = now
-        return usual._replace(own=own, environment=now if changed else None)
+        set_or_removed = {} if told or not self._processes else changes(self._variables[rank], variables)
+        self._environments[rank], self._variables[rank] = now, variables
+        return usual._replace(own=own, environment=now if changed else None, variables=set_or_removed)
 
     def _outputs(self, replies: dict[int, Reply]) -> tuple[dict[int, Any], BaseException | None]:
         """The outputs of the devices that finished, by rank, and the first exception raised while unpickling one."""

@@ -259,15 +259,38 @@ def _undelivered(done: Mapping[int, Done]) -> UndeliveredMessageError | None:
     )
 
 
-def messages_of_other_tags(stuck: Sequence[Stuck], replies: Mapping[int, Reply]) -> list[str]:
-    """`of_other_tags` of what the ranks have recorded."""
+def remarks_on(stuck: Sequence[Stuck], replies: Mapping[int, Reply], capacity: int) -> list[str]:
+    """What explains a deadlock besides its waits: where messages went that ranks wait for, and why sends wait."""
     recorded = {
         rank: reply
         for rank, reply in sorted(replies.items())
         if not isinstance(reply, Died) and not isinstance(reply.record, int)
     }
-    in_vain = any(each.lane[0] == "recv" for each in stuck)
-    return of_other_tags(stuck, _not_received(recorded)) if in_vain else []
+    remarks = []
+    if any(each.lane[0] == "recv" for each in stuck):
+        remarks += [*of_other_tags(stuck, _not_received(recorded)), *_sent_to_the_host(stuck, recorded)]
+    if any(each.lane[0] == "send" for each in stuck):
+        until = f"while {capacity} messages of its tag lie in the channel" if capacity else "for its receiver"
+        remarks.append(f"a send waits {until} (channel_capacity={capacity})")
+    return remarks
+
+
+def _sent_to_the_host(stuck: Sequence[Stuck], recorded: Mapping[int, Done | Failed | Cancelled]) -> list[str]:
+    """Messages that went to the host, while a rank waits for one of that tag: -1 is not the last rank."""
+    wanted = {each.lane[1:] for each in stuck if each.lane[0] == "recv"}
+    remarks = []
+    for rank in sorted(recorded.keys() & {source for source, _ in wanted}):
+        record = recorded[rank].record
+        assert not isinstance(record, int)
+        events = columns_of({rank: record})
+        sends = events.take(events.isin("kind", {"send"}) & events.isin("peer", {HOST})).events()
+        lines = [event.location for event in sends if (rank, event.tag) in wanted]
+        if lines:
+            remarks.append(
+                f"rank {rank} sent a message with that tag to -1, the host, at {lines[0]}; "
+                "the device before rank 0 is (device.rank - 1) % device.size"
+            )
+    return remarks
 
 
 def _not_received(done: Mapping[int, Done | Failed | Cancelled]) -> list[Undelivered]:

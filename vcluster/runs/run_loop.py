@@ -30,7 +30,7 @@ from vcluster.memory.threads import conducts, others_run
 from vcluster.processes import Cancelled, Died, Done, Failed, Printed, RunCommand, Warned
 from vcluster.runs.deadlock import find_deadlock
 from vcluster.runs.host_waits import HostWaits
-from vcluster.runs.outcome import Reply, error_of, messages_of_other_tags
+from vcluster.runs.outcome import Reply, error_of, remarks_on
 from vcluster.tracing.failed_run import Ended, FailedRun
 
 if TYPE_CHECKING:
@@ -214,7 +214,7 @@ class Conduct:
         )
 
     def _deadlock(self) -> DeadlockError:
-        remarks = messages_of_other_tags(self._stuck, self.replies)
+        remarks = remarks_on(self._stuck, self.replies, self._body.capacity)
         return deadlock_error(self._stuck, self._finished, self._stacks(), remarks)
 
     def failed_run(self, error: BaseException) -> FailedRun:

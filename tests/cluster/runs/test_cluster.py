@@ -712,6 +712,20 @@ def test_lines_show_up_in_order_with_the_rank_in_front(cluster, capsys):
     assert sorted(err.splitlines()) == [f"[rank {rank}] to stderr" for rank in range(3)]
 
 
+def test_bytes_that_a_kernel_writes_are_shown_as_text(cluster, capsys):
+    def talk(device):
+        encoded = "café\n".encode()
+        sys.stdout.buffer.write(encoded[:4])        # half a character
+        sys.stdout.buffer.write(memoryview(encoded)[4:])
+        print("text", b"\xff".decode(errors="replace"))
+        sys.stdout.buffer.write(b"\xff\n")
+
+    cluster.run(talk)
+    out, _ = capsys.readouterr()
+    for rank in range(3):
+        assert lines_of(out, rank) == [f"[rank {rank}] {text}" for text in ("café", "text \ufffd", "\\xff")]
+
+
 def test_pieces_of_a_line_are_joined_and_an_unfinished_line_ends_with_the_run(cluster, capsys):
     def talk(device):
         print("a", end="")

@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from vcluster import (
+    HOST,
     ClusterError,
     CollectiveMismatchError,
     DeadlockError,
@@ -117,6 +118,30 @@ def test_everybody_sends_into_full_channels(cluster):
 
     error = fails(cluster, DeadlockError, kernel, match="send")
     assert error.operation == "send"
+    told = "a send waits while 16 messages of its tag lie in the channel (channel_capacity=16)"
+    assert str(error).endswith(f"\n  {told}")
+
+
+def test_a_send_waits_for_its_receiver_where_the_channel_holds_nothing():
+    def kernel(device):
+        device.send(1, (device.rank + 1) % device.size)
+        device.recv((device.rank - 1) % device.size)
+
+    with VirtualCluster(2, backend="thread", channel_capacity=0) as cluster:
+        error = fails(cluster, DeadlockError, kernel, match="rank 0 waits for rank 1")
+    assert str(error).endswith("\n  a send waits for its receiver (channel_capacity=0)")
+
+
+def test_the_message_before_rank_0_goes_to_the_host(cluster):
+    def kernel(device):
+        device.send(2, device.rank - 1, tag=1)
+        device.channel(HOST).send(3)                    # is meant so, and has another tag
+        device.recv((device.rank + 1) % device.size, tag=1)
+
+    error = fails(cluster, DeadlockError, kernel, match="rank 0 returned without sending what rank . waits for")
+    line = kernel.__code__.co_firstlineno + 1
+    told = f"rank 0 sent a message with that tag to -1, the host, at {LINE}{line}; "
+    assert str(error).endswith(f"\n  {told}the device before rank 0 is (device.rank - 1) % device.size")
 
 
 def test_messages_of_a_tag_that_nobody_sends(cluster):

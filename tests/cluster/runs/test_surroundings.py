@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import io
 import os
@@ -75,6 +76,51 @@ def test_a_script_may_have_any_name_that_the_system_takes(tmp_path, name, variab
         [sys.executable, path], env={**os.environ, **variables, "PYTHONPATH": str(ROOT)}, capture_output=True,
         check=False)
     assert said.returncode == 5, said.stderr.decode(errors="backslashreplace")
+
+
+# -- environment variables ---------------------------------------------------------------------------------------------
+
+
+def test_variables_that_the_host_sets_and_removes_hold_in_devices(cluster, monkeypatch):
+    def read(device):
+        return os.environ.get("A_VARIABLE"), os.getenvb(b"ANOTHER")
+
+    monkeypatch.setenv("A_VARIABLE", "first")
+    assert cluster.run(read).outputs == [("first", None)] * 3
+    monkeypatch.setenv("A_VARIABLE", "sécond")
+    os.environb[b"ANOTHER"] = b"caf\xe9"
+    assert cluster.run(read).outputs == [("sécond", b"caf\xe9")] * 3
+    monkeypatch.delenv("A_VARIABLE")
+    del os.environb[b"ANOTHER"]
+    assert cluster.run(read).outputs == [(None, None)] * 3
+
+
+def test_variables_that_a_kernel_sets_stay_in_its_device(processes, monkeypatch):
+    def write(device):
+        os.environ["OF_A_KERNEL"] = str(device.rank)
+
+    def read(device):
+        return os.environ.pop("OF_A_KERNEL", None), os.environ["OMP_NUM_THREADS"]
+
+    processes.run(write)
+    monkeypatch.setenv("A_VARIABLE", "told")
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    assert processes.run(read).outputs == [(str(rank), "1") for rank in range(3)]
+    assert "OF_A_KERNEL" not in os.environ
+
+
+@pytest.mark.slow_for("fork", "spawn")
+@pytest.mark.parametrize("start_method", ["forkserver", "fork", "spawn"])
+def test_a_variable_set_between_the_start_and_the_first_run_holds_and_in_a_replaced_device(start_method, monkeypatch):
+    monkeypatch.setenv("A_VARIABLE", "before")
+    with VirtualCluster(2, start_method=start_method) as cluster:
+        monkeypatch.setenv("A_VARIABLE", "after")
+        assert cluster.run(lambda device: os.environ["A_VARIABLE"]).outputs == ["after"] * 2
+        with pytest.raises(DeviceFailedError):
+            cluster.run(lambda device: os._exit(3) if device.rank else device.barrier())
+        assert cluster.run(lambda device: os.environ["A_VARIABLE"]).outputs == ["after"] * 2
+        monkeypatch.delenv("A_VARIABLE")
+        assert cluster.run(lambda device: os.environ.get("A_VARIABLE")).outputs == [None] * 2
 
 
 # -- signals -----------------------------------------------------------------------------------------------------------
@@ -324,3 +370,39 @@ def test_numpy_raises_on_devices_where_it_does_on_the_host(cluster):
     assert isinstance(caught.value.exceptions[1], FloatingPointError)
     with np.errstate(all="ignore"):
         assert cluster.run(divides)[2] == np.inf
+
+
+def overflows(device, times):
+    x = np.full(99_000, 60000, np.float16)      # so many that each device adds a part
+    for _ in range(times):
+        device.all_reduce(x, out=np.empty_like(x))      # over and over
+    return device.reduce_scatter(x)                     # of another line
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(("action", "said"), [
+    ("default", {"over and over": 1, "of another line": 1}), ("once", {"over and over": 1, "of another line": 0}),
+])
+def test_an_overflow_in_a_collective_is_a_warning_of_the_kernels_line(processes, monkeypatch, action, said):
+    heard = []
+    monkeypatch.setattr(processes, "show_warning", heard.append)
+    with warnings.catch_warnings():
+        warnings.simplefilter(action, RuntimeWarning)
+        processes.run(overflows, 4)
+    assert {warned.message for warned in heard} == {"overflow encountered in add"}
+    lines = [f"{warned.filename}:{warned.lineno}" for warned in heard]
+    assert {text: lines.count(line_of(overflows, text)) for text in said} == {text: 3 * times for text, times in said.items()}
+    assert len(lines) == 3 * sum(said.values())
+
+
+# -- the terminal ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("ask", "told"), [
+    (lambda device: input(), "input()"), (lambda device: importlib.import_module("pdb").set_trace(), "a debugger"),
+], ids=["input", "set_trace"])
+def test_what_asks_at_the_terminal_is_told_that_there_is_none(processes, ask, told):
+    with pytest.raises(DeviceFailedError) as caught:
+        processes.run(ask)
+    assert f"\n{told} in a device's process has no terminal; run again with backend='thread'" in str(caught.value)
+    assert processes.run(lambda device: int(device.all_reduce(1))).outputs == [3] * 3

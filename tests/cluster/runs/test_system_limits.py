@@ -7,11 +7,14 @@ import subprocess
 import sys
 from multiprocessing import synchronize
 
+import numpy as np
 import pytest
+from gone import gone
 from paths import ROOT
 
 from vcluster.code import ClusterError
 from vcluster.processes.device_process import START_METHODS
+from vcluster.processes.memory_left import Memory, measured_memory
 from vcluster.runs import VirtualCluster
 
 SCRIPT = """
@@ -109,3 +112,37 @@ def test_the_start_of_many_devices_tells_how_far_it_is(monkeypatch, capfd, devic
     monkeypatch.setattr("parallelism.display.progress_line.LONG_SECONDS", 0.0)
     with VirtualCluster(devices, backend="process"):
         assert capfd.readouterr().err.splitlines() == told
+
+
+@pytest.mark.parametrize(("left", "refused"), [(9_000_000, True), (10_000_000, False)])
+def test_a_cluster_that_is_too_large_for_the_memory_is_refused_while_it_starts(monkeypatch, left, refused):
+    """Of five devices two have started when this is asked first, and the other three need what the first has."""
+    asked = []
+
+    def measured(pid):
+        asked.append(pid)
+        return Memory(3_145_728, left)
+
+    monkeypatch.setattr("vcluster.processes.crew.MANY", 2)
+    monkeypatch.setattr("vcluster.processes.memory_left.measured_memory", measured)
+    if refused:
+        with pytest.raises(ClusterError) as caught:
+            VirtualCluster(5, backend="process")
+        assert str(caught.value) == (
+            "a cluster of 5 devices cannot be started: each needs 3 MiB of memory, 15 MiB together, and 8.58 MiB are "
+            "left after the first 2")
+        assert len(asked) == 1 and gone(asked[0])
+        return
+    with VirtualCluster(5, backend="process") as cluster:
+        assert asked == [cluster.pids()[0]] * 2
+        assert cluster.run(lambda device: int(device.all_reduce(1))).outputs == [5] * 5
+
+
+def test_the_memory_of_a_device_is_measured():
+    with VirtualCluster(1, backend="process") as cluster:
+        memory = measured_memory(*cluster.pids())
+        (before,) = cluster.run(lambda device: device.state.setdefault("held", np.ones(4_000_000)).nbytes)
+        after = measured_memory(*cluster.pids())
+    assert 100_000 < memory.of_a_device < 100_000_000 < memory.left
+    assert 0 <= after.of_a_device - memory.of_a_device - before < 50_000_000
+    assert measured_memory(1 << 30) is None

@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 
 from parallelism.algorithms import kind_of
 from parallelism.algorithms.patterns import Around, OneByOne, Phase, Rule, Swap, Turns, each_phase, with_root
-from parallelism.cost import Costs, cost, phase_costs, own_ports
+from parallelism.cost import Costs, cost, own_ports, phase_costs
 from parallelism.cost.group_shapes import blocks_of, group_shapes, has_own_ports
 from parallelism.cost.hierarchical import Groups
 from parallelism.cost.lines import Line, Term

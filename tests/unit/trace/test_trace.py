@@ -59,6 +59,20 @@ def test_collectives_count_once_for_each_group_and_others_for_each_event():
 def test_a_name_that_is_written_otherwise_is_not_counted_as_none(name):
     with pytest.raises(ValueError, match=f"a trace has no operation '{name}'; this one has 'all_gather'"):
         TRACE.count(name)
+    with pytest.raises(ValueError, match=f"a trace has no operation '{name}'; this one has 'all_gather'"):
+        TRACE.filter(name=("work", name))
+
+
+@pytest.mark.parametrize("ask", [
+    lambda trace, rank: trace.count("all_gather", rank), lambda trace, rank: trace.peak_bytes(rank),
+    lambda trace, rank: trace.bytes_sent(rank), lambda trace, rank: trace.filter(rank=rank),
+    lambda trace, rank: trace.filter(rank=(0, rank)),
+], ids=["count", "peak_bytes", "bytes_sent", "filter", "filter-several"])
+def test_a_rank_that_is_not_there_has_no_numbers(ask):
+    for rank in (4, -1):
+        with pytest.raises(ValueError, match=f"the ranks of 4 devices are 0 to 3, got rank={rank}"):
+            ask(TRACE, rank)
+    ask(TRACE.filter(rank=0), 3)                                    # was left out, and is a rank of the devices
 
 
 @pytest.mark.parametrize(("call", "recorded"), [("isend", "send"), ("irecv", "recv"), ("sendrecv", "send")])
