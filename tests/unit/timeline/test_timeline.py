@@ -96,6 +96,13 @@ def test_what_happens_inside_a_collective_lies_at_its_start(children_first):
         (0, 0, 1), (1, 1, 2), (2, 1, 0), (3, 1, 0), (4, 3, 1)}
 
 
+def test_a_wait_is_not_for_what_happens_inside_the_operation():
+    lane = [all_reduce(0, (0, 1), serial=1, work=7), send(0, 1, serial=2, parent=1, work=7),
+            Event(0, "wait", "all_reduce", serial=3, work=7)]
+    events = replay([lane, [compute(1, 5.0), all_reduce(1, (0, 1))]])
+    assert times(events)[:3] == [(0, 0, 5), (0, 0, 0), (0, 0, 5)]
+
+
 def test_partners_that_are_missing_hold_nobody():
     events = replay([
         [recv(0, 1), all_reduce(0, (0, 1, 2)), Event(0, "wait", "?", work=3), compute(0, 1.0)],
