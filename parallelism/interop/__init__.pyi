@@ -1,5 +1,6 @@
 from .errors import (
     EvaluationWarning as EvaluationWarning,
+    ExpertsWarning as ExpertsWarning,
     InteropError as InteropError,
     OwnDerivativeWarning as OwnDerivativeWarning,
     SizesWarning as SizesWarning,

@@ -60,6 +60,10 @@ class SizesWarning(UserWarning):
     """A program is that of a module for some of the sizes that its symbols can have: the module asks for them."""
 
 
+class ExpertsWarning(UserWarning):
+    """Rows stay sorted by expert in a program, over its whole batch, because they are not used row by row."""
+
+
 NAMED = 3
 """The most functions or modules that a message names."""
 

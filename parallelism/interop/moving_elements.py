@@ -247,6 +247,14 @@ def _like(x: Any, value: Any, axis: int, extent: int) -> Any:
     return broadcast_dims(value, with_extent(x.shape, axis, extent), ())
 
 
+def sorted_places(x: Any, axis: int, *, descending: bool = False) -> Any:
+    """The places of sorted numbers along a dim; equal ones keep their order."""
+    if not descending:
+        return emit("argsort", x, axis=axis)
+    last = np.asarray(x.shape[axis] - 1)
+    return flipped(ew("subtract", last, emit("argsort", whole(flipped(x, axis)), axis=axis)), axis)
+
+
 def taken(x: Any, indices: Any, axis: int) -> Any:
     """The elements at indices, which lie inside, along a dim; by a slice where the indices are known to be in a row.
 

@@ -37,11 +37,13 @@ from parallelism.interop.torch_forms import (
     for_any_rows,
     means_of_all,
     of_any_sizes,
+    places_in_order,
 )
 from parallelism.interop.torch_masks import masked_writes
 from parallelism.interop.torch_meta import on_the_host, zeros
 from parallelism.interop.torch_refusals import lines_of_the_loss, refusal
 from parallelism.interop.torch_sizes import Bounds, lengths_are_sizes, lines_that_fix_sizes, within_bounds
+from parallelism.interop.torch_sorting import sizes_of_groups, sorted_rows
 from parallelism.ir.core import Expression, TensorType
 
 ROWS = "B"
@@ -330,6 +332,7 @@ def _for_the_export(torch: Any, module: Any, loss: Any, has_elements: bool) -> I
         dealt_experts(torch, module),
         bags_of_rows(torch),
         for_any_rows(torch),
+        sizes_of_groups(torch),
         lengths_are_sizes(torch, module, loss),
         lines_of_the_loss(loss),
         decided_masks(torch, has_elements) as asked,
@@ -434,6 +437,8 @@ def _decompositions(torch: Any) -> dict[Any, Callable[..., Any]]:
         **masked_writes(torch),
         **means_of_all(torch),
         **of_any_sizes(torch),
+        **places_in_order(torch),
+        **sorted_rows(torch),
     }
 
 

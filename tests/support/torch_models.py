@@ -134,6 +134,29 @@ class LookingExperts(nn.Module):
         return x + sums.view(x.shape)
 
 
+class SortingExperts(nn.Module):
+    """As torchtitan has them: rows are sorted by expert, multiplied in groups, and added to their tokens."""
+
+    def __init__(self, width: int = 12, hidden: int = 8, count: int = 4, chosen: int = 2) -> None:
+        super().__init__()
+        self.router, self.chosen = nn.Linear(width, count, bias=False), chosen
+        self.up = nn.Parameter(torch.randn(count, hidden, width) / 3)
+        self.down = nn.Parameter(torch.randn(count, width, hidden) / 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens = x.view(-1, x.shape[-1])
+        gates, experts = self.router(tokens).softmax(-1).topk(self.chosen, -1)
+        count = len(self.up)
+        sizes = torch.histc(experts.view(-1).float(), bins=count, min=0, max=count)
+        order = torch.argsort(experts.view(-1), stable=True)
+        places = (order // self.chosen).reshape(-1, 1).expand(-1, tokens.shape[1])
+        rows = torch.gather(tokens, 0, places) * gates.view(-1)[order].reshape(-1, 1)
+        ends = torch.cumsum(sizes, 0, dtype=torch.int32)
+        hidden = F.silu(torch._grouped_mm(rows, self.up.transpose(-2, -1), offs=ends))
+        made = torch._grouped_mm(hidden, self.down.transpose(-2, -1), offs=ends)
+        return x + torch.zeros_like(tokens).scatter_add(0, places, made).view(x.shape)
+
+
 class Biased(nn.Module):
     """As encoders are written: types of tokens out of a buffer, and scores with a bias by the distance, which is a weight."""
 
@@ -319,6 +342,8 @@ MODELS: dict[str, Callable[[], Made]] = {
         F.mse_loss),
     "experts that look up their tokens": lambda: (
         nn.Sequential(LookingExperts(), LookingExperts()), (torch.randn(4, 6, 12), torch.randn(4, 6, 12)), F.mse_loss),
+    "experts that sort their tokens": lambda: (
+        nn.Sequential(SortingExperts(), SortingExperts()), (torch.randn(4, 6, 12), torch.randn(4, 6, 12)), F.mse_loss),
     "an LSTM in both directions": lambda: (LSTM(), (torch.randn(4, 7, 6), some(5, 4)), F.cross_entropy),
     "a diffusion U-Net": lambda: (UNet(), (torch.randn(4, 3, 8, 8), torch.rand(4), torch.randn(4, 3, 8, 8)), F.mse_loss),
     "speech with a decoder": lambda: (

@@ -1,9 +1,11 @@
-"""What the operators mean that `parallelism.interop.torch_experts` and `torch_masks` write into a file.
+"""What the operators mean that `parallelism.interop.torch_experts`, `torch_masks` and `torch_sorting` write into a file.
 
     Deal(x, experts, gates)           for each expert the rows of the tokens that chose it, and the gates of these rows
     Product(rows, weights)            the rows of each expert times its weight ``(e, f, h)``, or ``transposed`` ``(e, h, f)``
     Combine(rows, of_rows, experts)   for each token the sum of its rows, times their gates
     Put(x, mask, values)              ``x`` with the values at the places of the mask, or their sum if they are ``added``
+    Sort(x)                           ``x`` sorted along an axis, and the places of its numbers; equal ones keep their order
+    GroupedProduct(rows, weights, ends)   the rows up to each end, from the one before, times the weight of their group
 
 Tokens come without their sequences, as ``(n, h)``, because models flatten them.  The sequences are found again behind the
 reshape that did it, so that a program can be split along the batch.  Each expert has the slots that
@@ -17,8 +19,9 @@ from typing import Any
 
 import numpy as np
 
+from parallelism.interop.expert_rows.groups import Groups
 from parallelism.interop.folding import convert, emit, whole
-from parallelism.interop.moving_elements import part, reshaped
+from parallelism.interop.moving_elements import part, reshaped, sorted_places
 from parallelism.interop.onnx_models.graph import GraphNode
 from parallelism.interop.onnx_models.reading import Reader, meaning
 from parallelism.ir.core import Extent
@@ -73,6 +76,21 @@ def _put(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     if found is None:
         raise refused()
     return found
+
+
+@meaning("vcluster.Sort")
+def _sort(reader: Reader, node: GraphNode, x: list[Any]) -> list[Any]:
+    if not x[0].shape:
+        return [x[0], np.zeros((), np.int64)]
+    axis = int(node.get("axis", 0))
+    places = sorted_places(whole(x[0]), axis, descending=bool(node.get("descending", 0)))
+    return [emit("take_along", whole(x[0]), whole(places), axis=axis), places]
+
+
+@meaning("vcluster.GroupedProduct")
+def _grouped_product(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
+    rows, weights, ends = map(whole, x)
+    return Groups(ends, rows.shape[0]).multiplied(rows, weights)
 
 
 def _slots(count: Extent, chosen: Extent, length: Extent) -> Slots:

@@ -59,7 +59,17 @@ def _gather_elements(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     for d, n in enumerate(x[1].shape):
         if d != axis and n != table.shape[d]:
             table = part(table, d, 0, n)
+    if (rows := _of_whole_rows(x[1], axis)) is not None:
+        return taken(table, from_zero(rows, table.shape[axis]), axis)
     return emit("take_along", whole(table), whole(from_zero(x[1], table.shape[axis])), axis=axis)
+
+
+def _of_whole_rows(indices: Any, axis: int) -> Any:
+    """One index for all elements that are along the other dims, of which there are some; None if they differ."""
+    own = unspread(indices)
+    if own is indices or any(n != 1 for d, n in enumerate(own.shape) if d != axis):
+        return None
+    return reshaped(own, (own.shape[axis],)) if own.shape[axis] == indices.shape[axis] else None
 
 
 def flat_places(indices: Any, shape: Any, batch: int = 0) -> Any:
@@ -173,6 +183,10 @@ def _scatter_elements(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
         return put_in_turn(data, indices, updates, axis, op)
     indices = _from_start(indices, shape[axis])
     if others_are_whole and op == "sum" and is_floating(data.dtype):
+        if (rows := _of_whole_rows(indices, axis)) is not None:
+            extent = data.shape[axis]
+            sums = emit("take_gradient", whole(updates), whole(rows), axis=axis, extent=extent)
+            return ew("add", data, sums)
         return added_along(data, indices, updates, axis)
     total: Any = ew("multiply", indices, np.asarray(prod(shape[axis + 1 :])))
     for d in range(ndim):

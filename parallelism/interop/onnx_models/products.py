@@ -23,6 +23,7 @@ from parallelism.interop.moving_elements import (
     part,
     reshaped,
     rounded_once,
+    sorted_places,
     transposed,
 )
 from parallelism.interop.onnx_models.elementwise import ew
@@ -321,11 +322,7 @@ def _top_k(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     k = int(reader.ints(node, x[1], "k")[0])
     axis = axis_of(node, len(x[0].shape), -1)
     a = whole(x[0])
-    if node.get("largest", 1):
-        last = np.asarray(a.shape[axis] - 1)
-        order = flipped(ew("subtract", last, emit("argsort", whole(flipped(a, axis)), axis=axis)), axis)
-    else:
-        order = emit("argsort", a, axis=axis)
+    order = sorted_places(a, axis, descending=bool(node.get("largest", 1)))
     places = whole(part(order, axis, 0, k))
     reader.chosen_rows.note_choice(places, k, a.shape[axis])
     return [emit("take_along", a, places, axis=axis), places]
@@ -335,7 +332,7 @@ def _top_k(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
 def _nonzero(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
     """The places of the elements that are not zero, row after row: as many as the caller said that there are.
 
-    If nothing is said, they stand for rows that are dealt (`parallelism.interop.chosen_rows`).
+    If nothing is said, they stand for rows that are dealt (`parallelism.interop.expert_rows.chosen_rows`).
     """
     numbers = known(x[0])
     if numbers is not None and numbers.ndim and numbers.dtype != object:

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from parallelism.interop.chosen_rows import check
 from parallelism.interop.errors import InteropError, UnsupportedError
+from parallelism.interop.expert_rows.chosen_rows import check
+from parallelism.interop.expert_rows.sorted_rows import with_sorted_rows_dealt
 from parallelism.interop.folding import MOST_CONSTANT, traced
 
 # These imports fill the table of meanings.
@@ -214,6 +215,7 @@ def _read(
     plain = re.sub(r"[^A-Za-z0-9_.]+", "_", called).strip("_") or "model"
     program = builder.function(plain, results, prune=True)
     check(program, reader.chosen_rows)
+    program = with_sorted_rows_dealt(program)
     input_names = {value.name for value in program.inputs}
     held = [name for each in still if each in weights and (name := names[weights[each]]) in input_names]
     return Imported(frozen(program, held), arrays)

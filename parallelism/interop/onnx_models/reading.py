@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from parallelism.interop.chosen_rows import ChosenRows
 from parallelism.interop.errors import InteropError
+from parallelism.interop.expert_rows.chosen_rows import ChosenRows
 from parallelism.interop.folding import known
 from parallelism.interop.meanings import Meanings
 from parallelism.interop.onnx_models.files import Model

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from parallelism.interop.complex_numbers import Pair
 from parallelism.interop.errors import InteropError
+from parallelism.interop.expert_rows.sorted_rows import with_sorted_rows_dealt
 from parallelism.interop.folding import traced
 from parallelism.interop.partitioned import Partitioned, uses_rank
 
@@ -156,7 +157,7 @@ def program_of(
     name = title(module.name)
     if reader.cuts:
         return joined(name, builder, reader.cuts, outputs, placed)
-    function = with_tables_once(builder.function(name, outputs, prune=True))
+    function = with_sorted_rows_dealt(with_tables_once(builder.function(name, outputs, prune=True)))
     if OPEN.symbols & function.symbols:
         raise main.unsupported(
             "the extent of a result is left open, and does not follow from those of arguments"

@@ -85,6 +85,10 @@ class Builder:
         """Whether ops that are added now get a region."""
         return self._region is not None
 
+    def reserve(self, names: Iterable[str]) -> None:
+        """Names that no op to come gets."""
+        self._names.update(names)
+
     def copy(self, function: Function) -> None:
         """Add all inputs and ops of ``function`` under their names, and its attributes.
 

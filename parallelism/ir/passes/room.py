@@ -105,6 +105,10 @@ def _grown(op: Op, inputs: Sequence[Value], shape: Sequence[Any]) -> tuple[Any, 
     old = tuple(value.type for value in op.inputs)
     if all(value.type == type for value, type in zip(inputs, old, strict=True)):
         return tuple(shape)
+    now = inputs[0].type.shape
+    kept = _leading(old[0].shape, shape)
+    if op.kind == "reshape" and now[kept:] == old[0].shape[kept:]:
+        return (*now[:kept], *shape[kept:])
     rule = meaning(op.kind, old, op.attributes).rule
     extents = dict(rule.extents)
     for dims, value, type in zip(rule.inputs, inputs, old, strict=True):
@@ -113,3 +117,11 @@ def _grown(op: Op, inputs: Sequence[Value], shape: Sequence[Any]) -> tuple[Any, 
                 (letter,) = dim  # rows of experts stay one dim
                 extents[letter] = after
     return replace(rule, extents=extents).shape(rule.outputs[0])
+
+
+def _leading(shape: Sequence[Any], other: Sequence[Any]) -> int:
+    """The number of first dims that have the same extents in two shapes: a reshape keeps them."""
+    count = 0
+    while count < min(len(shape), len(other)) and shape[count] == other[count]:
+        count += 1
+    return count

@@ -44,6 +44,11 @@ def mixture(models):
     return made, tuple(models.torch.randn(2, ROWS, 6, 12)), models.F.mse_loss
 
 
+def sorting(models):
+    made = models.nn.Sequential(*[models.SortingExperts() for _ in range(4)])
+    return made, tuple(models.torch.randn(2, ROWS, 6, 12)), models.F.mse_loss
+
+
 def vit(models, **sizes):
     size, classes = sizes.get("size", 16), sizes.get("classes", 10)
     made = models.ViT(**{"width": 32, "layers": 4, "classes": 12, **sizes})
@@ -83,8 +88,9 @@ def test_plans_of_small_models_run_on_processes_with_the_numbers_of_the_framewor
 
 
 @with_torch
-def test_experts_of_pytorch_are_split_by_plans_that_run_with_its_numbers(cluster_of):
-    check(cluster_of, of_torch(mixture), [{"ep": 4}, {"ep": 2, "pp": 2}, {"ep": 2, "tp": 2, "recompute": "full"}])
+@pytest.mark.parametrize("made", [mixture, sorting])
+def test_experts_of_pytorch_are_split_by_plans_that_run_with_its_numbers(cluster_of, made):
+    check(cluster_of, of_torch(made), [{"ep": 4}, {"ep": 2, "pp": 2}, {"ep": 2, "tp": 2, "recompute": "full"}])
 
 
 def check(cluster_of, made, fixed_settings):

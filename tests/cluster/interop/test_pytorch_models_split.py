@@ -22,7 +22,7 @@ MODELS = {
     "a tied GPT, some targets ignored": "dp=2 tp=2", "label smoothing, some targets ignored": "dp=2 tp=2",
     "a perceptron with a loss that is a module": "dp=2 tp=2", "experts": "dp=2 tp=2",
     "experts that are looped over": "dp=2 ep=2", "experts with biases": "ep=4",
-    "experts that look up their tokens": "dp=2 tp=2",
+    "experts that look up their tokens": "dp=2 tp=2", "experts that sort their tokens": "dp=2 ep=2",
     "an LSTM in both directions": "dp=4 zero=1", "a diffusion U-Net": "dp=2 tp=2", "speech with a decoder": "dp=2 tp=2",
     "a vision transformer": "dp=2 tp=2", "a Llama": "dp=2 tp=2", "a residual network": "dp=2 tp=2",
     "nn.TransformerEncoder": "dp=2 tp=2", "a GRU": "dp=4 zero=1", "chances of two classes": "dp=2 tp=2",
@@ -30,7 +30,7 @@ MODELS = {
     "a negative log likelihood": "dp=2 tp=2", "a loss of places": "dp=4 zero=1"}
 """The models, and how they are split: of some, no product with a weight can be split."""
 ONLY_NEW = {"label smoothing, some targets ignored", "a Llama", "chances as targets", "experts that are looped over",
-            "experts with biases", "experts that look up their tokens"}
+            "experts with biases", "experts that look up their tokens", "experts that sort their tokens"}
 """What the older exporter refuses, or writes as no valid model: label smoothing, nn.RMSNorm, chances as targets, loops."""
 WITHOUT_TARGETS = {"nn.TransformerEncoder", "a GRU"}
 

@@ -12,13 +12,14 @@ refuses it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from parallelism.interop.expert_rows.choices import even_slots, sequences_of, values_before
 from parallelism.interop.folding import (
     Spread,
     emit,
@@ -35,8 +36,7 @@ from parallelism.ir.core.extents import quotient
 from parallelism.ir.core.rules import Dim
 from parallelism.ir.core.table import meaning
 from parallelism.ir.tracing import Traced
-from parallelism.models.expert_feed_forward import Slots, slots_of
-from parallelism.models.expert_layers import Experts
+from parallelism.models.expert_feed_forward import Slots
 
 DEALT = "dispatch", "dispatch_gates"
 """The operators whose output has slots."""
@@ -53,8 +53,6 @@ MASKING = {
 """The operators that masks are made with, out of the numbers of the chosen experts."""
 FIRST_STAND_IN = -(2**62)
 """The number in what stands for the places of the first mask: no place, and no number of a program."""
-MOST_SEARCHED = 200
-"""So many values before a mask are searched for the choice of experts, and for the sequences of its tokens."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -295,21 +293,11 @@ class ChosenRows:
             return None
         return rule(op, known)
 
-    def _before(self, x: Value, kinds: Collection[str] | None = None) -> Iterator[Value]:
-        """The values that a value is made of, the nearest first; by these kinds of ops, if they are given."""
-        seen, queue = {x}, [x]
-        for each in queue:
-            yield each
-            op = self.builder.maker(each)
-            if op is None or len(queue) > MOST_SEARCHED or not (kinds is None or op.kind in kinds):
-                continue
-            new = [value for value in op.inputs if value not in seen]
-            seen.update(new)
-            queue += new
-
     def _load(self, mask: Value) -> Load | None:
         """How many of the elements of a mask are chosen, if it is made of a choice of experts; None if that is not known."""
-        chosen_by = next((each for each in self._before(mask, MASKING) if each in self.choices), None)
+        chosen_by = next(
+            (each for each in values_before(self.builder.maker, mask, MASKING) if each in self.choices), None
+        )
         if chosen_by is None:
             return None
         chosen, count = self.choices[chosen_by]
@@ -328,21 +316,11 @@ class ChosenRows:
         """The slots of all tokens: those of an even load in each sequence; one for each token if that is not known."""
         if load is None:
             return Slots(tokens, 1, drops=False)
-        batch = self._sequences(mask.value, load.tokens)
+        batch = sequences_of(self.builder.maker, mask.value, load.tokens)
         length = quotient((tokens,), (batch,))
         assert length is not None
-        own = slots_of(Experts(count=load.of, chosen=load.chosen), length)
-        if own.rows == 1 and length != 1:  # a dim of one slot could not be told from others when it grows
-            own = Slots(2, 2, drops=False)
+        own = even_slots(load.chosen, load.of, length)
         return Slots(batch * own.rows, own.each, drops=False)
-
-    def _sequences(self, x: Value, tokens: Extent) -> Extent:
-        """The number of sequences that were flattened to these tokens; 1 if none are found."""
-        for each in self._before(x):
-            shape = each.type.shape
-            if len(shape) > 1 and shape[0] * shape[1] == tokens and 1 not in shape[:2]:
-                return shape[0]
-        return 1
 
 
 def _fits(chosen: Chosen, dims: Sequence[int], shape: Sequence[Extent]) -> bool:
