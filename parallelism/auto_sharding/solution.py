@@ -33,7 +33,7 @@ from parallelism.execution import Executable
 from parallelism.execution.device_program import communicates
 from parallelism.hardware import Hardware
 from parallelism.ir import Function, Op, Value
-from parallelism.ir.passes import donations, freed_after, taken_by
+from parallelism.ir.passes import donations, freed_after, taken_by, with_room
 from parallelism.ir.passes.donation import Kinds
 from parallelism.layouts import Devices, Localized
 from parallelism.layouts.localization.local_program import free_name
@@ -96,8 +96,17 @@ class AutoSharding:
 
     @cached_property
     def executable(self) -> Executable:
-        """The program as an operation of a cluster.  A training step makes its new state in the memory of the old."""
-        function = self.function
+        """The program as an operation of a cluster.  A training step makes its new state in the memory of the old.
+
+        Experts have room for every token that may choose them (`with_room`); `simulate` counts a mean load.
+        """
+        return self._executable(with_room(self.function))
+
+    @cached_property
+    def _simulated(self) -> Executable:
+        return self._executable(self.function)
+
+    def _executable(self, function: Function) -> Executable:
         is_step = any(value.name.startswith(NEXT) for value in function.outputs)
         return Executable(
             Localized(function, Devices.of(self.mesh)),
@@ -114,7 +123,7 @@ class AutoSharding:
     def collectives(self) -> tuple[Traffic, ...]:
         """The collectives of the first device, those that receive most first."""
         found: dict[tuple[str, tuple[str, ...]], Traffic] = {}
-        for op in self.executable.programs.program(0).ops:
+        for op in self._simulated.programs.program(0).ops:
             if communicates(op):
                 key = op.kind, tuple(op["axes"])
                 before = found.get(key, Traffic(*key, 0, 0))
@@ -128,7 +137,7 @@ class AutoSharding:
 
     def simulate(self, **options: Any) -> Trace:
         """The trace that a run would leave; ``options`` are those of `simulate`."""
-        return simulate(self.executable, self.hardware, **{"priced_dtype": self.priced_dtype} | options)
+        return simulate(self._simulated, self.hardware, **{"priced_dtype": self.priced_dtype} | options)
 
     def layout(self, name: str) -> TensorSharding:
         """The layout of a value of the program that was given; ``KeyError`` if there is none."""

@@ -57,7 +57,7 @@ from parallelism.display.markup import facts, figure
 from parallelism.hardware import Hardware, LinkPath, rate_name
 from parallelism.hardware.fields import changed
 from parallelism.hardware.kernels import SCALARS, Kernel, kernel_of
-from parallelism.hardware.rates import Shape
+from parallelism.hardware.rates import Products, Shape
 from parallelism.memoized import memoized
 
 FEW_BYTES = 64
@@ -205,10 +205,18 @@ class Costs:
             if rate is not None:
                 return rate.seconds(computing, keys)
         elif hardware.products is not None and shape is not None:
-            return computing / (hardware.efficiency(dtype) * hardware.products.reached(shape))
+            return self._of_product(computing / hardware.efficiency(dtype), shape, hardware.products)
         return (
             _ramped(computing, hardware.flops_ramp_seconds, hardware.efficiency(dtype)) if computing else 0.0
         )
+
+    def _of_product(self, at_peak: float, shape: Shape, products: Products) -> float:
+        """The seconds of a product of matrices, the fastest way; of one in parts with the kernel that adds these."""
+        launch = self.hardware.kernel_launch_seconds
+        in_parts = [
+            at_peak / each.reached + self._moving(each.sum_bytes) + launch for each in products.split(shape)
+        ]
+        return min([at_peak / products.reached(shape), *in_parts])
 
     def _moving(self, nbytes: float) -> float:
         """The seconds of the bytes."""

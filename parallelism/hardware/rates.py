@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
 from parallelism.algorithms import KINDS
 from parallelism.hardware import fields as checked
@@ -38,6 +38,19 @@ def _tiles(field: str, tiles: Any) -> tuple[tuple[int, int], ...]:
     return tuple(pairs)
 
 
+class Split(NamedTuple):
+    """A product whose terms are cut into parts."""
+
+    reached: float
+    """The part of the peak, without the sums of the parts."""
+    sum_bytes: int
+    """The parts in float32, written and read."""
+
+
+_OF_PARTS = 4
+"""Bytes of an element of a part."""
+
+
 @dataclass(frozen=True)
 class Products:
     """The part of the peak rate that products of matrices reach, by their shape.
@@ -54,6 +67,10 @@ class Products:
     or n is 1, fills no tile.  Libraries have kernels of their own for it, which read each number once: it takes what its
     bytes take, and reaches 1 here.
 
+    Where tiles leave units idle, as those of the gradient of a convolution's weight, the k terms of each element are cut into
+    as many parts as there are units for, of at least ``split_depth`` terms, and the parts are added up (CUTLASS, *Efficient
+    GEMM in CUDA*: parallelized reductions; cuBLASLt: split-K).  0: they never are.  See `split`.
+
     A product whose result is added to an array in float32, as to the gradient of a weight, reads and writes each tile of it
     when the tile is done.  Units that share a tile have nothing to multiply meanwhile (CUTLASS, *Efficient GEMM in CUDA*:
     cooperative kernels of Hopper, whose epilogue lies beside no other tile): they wait for the part ``accumulated`` of it.
@@ -69,6 +86,7 @@ class Products:
     half_intensity: float = 0.0
     grouped: float = 1.0
     accumulated: float = 0.0
+    split_depth: int = 0
 
     def __post_init__(self) -> None:
         checked.check(
@@ -79,6 +97,7 @@ class Products:
             half_intensity=checked.number,
             grouped=checked.share,
             accumulated=partial(checked.number, most=1),
+            split_depth=partial(checked.whole_number, least=0),
         )
 
     def reached(self, shape: Shape) -> float:
@@ -94,6 +113,20 @@ class Products:
         )
         alone = count * m * n * k / (least * (k + self.half_depth))
         return alone if count == 1 else self.grouped * alone
+
+    def split(self, shape: Shape) -> tuple[Split, ...]:
+        """The ways to cut the terms of one product with few tiles into parts; none for others."""
+        count, m, n, k = shape
+        if not self.split_depth or count != 1 or not m * n * k or min(m, n) == 1:
+            return ()
+        found = []
+        for rows, columns in self.tiles:
+            parts = min(self.units // (ceil(m / rows) * ceil(n / columns)), k // self.split_depth)
+            if parts > 1:
+                tile = rows * columns + self.half_intensity * (rows + columns)
+                reached = m * n * k / (self.units * tile * (k / parts + self.half_depth))
+                found.append(Split(reached, 2 * parts * m * n * _OF_PARTS))
+        return tuple(found)
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ class SizesWarning(UserWarning):
 
 
 class ExpertsWarning(UserWarning):
-    """All experts compute all rows in a program, because rows that were sorted by expert are not used row by row."""
+    """Rows stay sorted by expert in a program, over its whole batch, because they are not used row by row."""
 
 
 NAMED = 3

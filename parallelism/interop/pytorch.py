@@ -37,6 +37,7 @@ from parallelism.interop.torch_forms import (
     for_any_rows,
     means_of_all,
     of_any_sizes,
+    places_in_order,
 )
 from parallelism.interop.torch_masks import masked_writes
 from parallelism.interop.torch_meta import on_the_host, zeros
@@ -436,6 +437,7 @@ def _decompositions(torch: Any) -> dict[Any, Callable[..., Any]]:
         **masked_writes(torch),
         **means_of_all(torch),
         **of_any_sizes(torch),
+        **places_in_order(torch),
         **sorted_rows(torch),
     }
 

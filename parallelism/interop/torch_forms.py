@@ -92,6 +92,36 @@ def of_any_sizes(torch: Any) -> dict[Any, Callable[..., Any]]:
     return {aten.roll.default: roll, aten.remainder.Scalar: remainder}
 
 
+def places_in_order(torch: Any) -> dict[Any, Callable[..., Any]]:
+    """``torch.searchsorted`` and ``torch.bucketize``, by their operators, as counts of smaller numbers: the exporter knows
+    neither.
+
+    Code with packed sequences asks so in which sequence a token lies: ``bucketize(arange(n), cu_seqlens[1:], right=True)``.
+    """
+
+    def searchsorted(
+        ordered: Any,
+        x: Any,
+        *,
+        out_int32: bool = False,
+        right: bool = False,
+        side: str | None = None,
+        sorter: Any = None,
+    ) -> Any:
+        if sorter is not None:
+            return NotImplemented
+        beside = ordered if ordered.dim() == 1 else ordered.unsqueeze(-2)
+        larger = torch.gt if right or side == "right" else torch.ge
+        is_before = torch.logical_not(larger(beside, x.unsqueeze(-1)))  # NaN comes behind all
+        return is_before.sum(-1, dtype=torch.int32 if out_int32 else torch.int64)
+
+    def bucketize(x: Any, bounds: Any, *, out_int32: bool = False, right: bool = False) -> Any:
+        return searchsorted(bounds, x, out_int32=out_int32, right=right)
+
+    aten = torch.ops.aten
+    return {aten.searchsorted.Tensor: searchsorted, aten.bucketize.Tensor: bucketize}
+
+
 def _distances(torch: Any, x: Any, y: Any, p: float, mode: str) -> Any:
     """``torch.cdist`` of squares and of sizes: as there many distances are those of a product.
 

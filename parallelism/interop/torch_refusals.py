@@ -33,6 +33,8 @@ _OWN_REASONS = {
     "functorch tensor": _OF_DERIVATIVES,
     "fake tensor in the exported program constant": _OF_DERIVATIVES,
     "Couldn't swap": "the module casts or moves a part of it while it runs, as by self.linear.to(dtype): do so before",
+    "tuple of ints,but got FakeTensor": "a size is a number in a tensor, as those that pack_padded_sequence makes: run the "
+    "padded rows, and mask what is behind the end of each",
     "'NoneType' object": "something is None there that is not when the module runs by itself: modules of transformers make "
     "no masks while they are exported, so give them attention_mask, and decoder_attention_mask",
 }

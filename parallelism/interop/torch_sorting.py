@@ -101,28 +101,7 @@ def sorted_rows(torch: Any) -> dict[Any, Callable[..., Any]]:
         is_own = place.reshape(-1, 1) == torch.arange(bins, device=x.device)
         return is_own.to(x.dtype).sum(0, dtype=x.dtype)
 
-    def searchsorted(
-        sequence: Any,
-        x: Any,
-        *,
-        out_int32: bool = False,
-        right: bool = False,
-        side: str | None = None,
-        sorter: Any = None,
-    ) -> Any:
-        """How many numbers of the sequence are less than each number, or not greater; NaN is greater than all."""
-        if sorter is not None:
-            return NotImplemented
-        larger = torch.gt if right or side == "right" else torch.ge
-        count = torch.logical_not(larger(sequence.unsqueeze(-2), x.unsqueeze(-1))).sum(-1)
-        return count.to(torch.int32 if out_int32 else torch.int64)
-
-    def bucketize(x: Any, boundaries: Any, *, out_int32: bool = False, right: bool = False) -> Any:
-        return searchsorted(boundaries, x, out_int32=out_int32, right=right)
-
     return {
-        aten.searchsorted.Tensor: searchsorted,
-        aten.bucketize.Tensor: bucketize,
         aten.sort.default: sort,
         aten.sort.stable: stable_sort,
         aten.msort.default: lambda x: sort(x, 0)[0],

@@ -73,6 +73,8 @@ def describe(
             f"rank {rank} waits for rank {after}"
             for rank, after in zip(circle, [*circle[1:], circle[0]], strict=True)
         ]
+        if len(circle) == 1:
+            steps = [f"rank {circle[0]} waits for itself"]
         if len(steps) > MOST_STEPS:
             steps[MOST_STEPS - 1 : -1] = ["..."]
         head = f"deadlock: {'; '.join(steps)}"

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from parallelism.display import Drawing
 from parallelism.pipelining.actions import KINDS, MESSAGES, Action, parts
 from parallelism.pipelining.validation import as_in
-from parallelism.timeline import COMPUTE, POINT, RECV, SEND, WAIT, LaneEvents, Replay
+from parallelism.timeline import COMPUTE, RECV, SEND, Program, Replay
 
 if TYPE_CHECKING:
     from parallelism.pipelining.schedule import Schedule
@@ -193,7 +193,7 @@ def timeline(schedule: Schedule, given_costs: Costs) -> ScheduleTimeline:
     if absent := {work.kind for row in schedule.works for work in row} - {*costs, *MESSAGES}:
         raise ValueError(f"costs should have one of {', '.join(sorted(absent))}; got {', '.join(costs)}")
     lanes = _Lanes(schedule, costs)
-    replay = Replay(lanes.events())
+    replay = Replay(lanes.program())
     if blocked := replay.run():
         waits = "; ".join(lanes.wait(rank, replay.next[rank]) for rank in blocked)
         raise ValueError(f"schedule {schedule.name!r} cannot go on: {waits}")
@@ -214,10 +214,7 @@ def timeline(schedule: Schedule, given_costs: Costs) -> ScheduleTimeline:
 class _Pattern(NamedTuple):
     """What all actions of one stage and kind on one rank have in common."""
 
-    role: int
     cost: float
-    posted: int
-    """The slot of the message that a listed RECV receives; `_NONE` for other actions."""
     waits: tuple[tuple[int, int], ...]
     """For each need of an action, the slot that has to be done, and that of the message if a listed RECV is needed."""
     slots: tuple[int, ...]
@@ -244,7 +241,8 @@ class _Lanes:
         self.microbatches = list(dict.fromkeys(work.microbatch for row in schedule.works for work in row))
         self.places: list[list[int]] = []
         """By rank, the place of the event of each action."""
-        self.keys: Sequence[int] = ()
+        self.messages: Sequence[int] = ()
+        """The message of each step; of a COMPUTE 0."""
         waits: list[
             dict[tuple[int, str], tuple[tuple[int, int], ...]]
         ] = []  # by rank, then by stage and kind
@@ -262,38 +260,42 @@ class _Lanes:
                 patterns[stage, kind] = self._pattern(stage, kind, each, received, ranks_of[stage] > 1)
             self.patterns.append(patterns)
 
-    def events(self) -> LaneEvents:
-        """The events of all ranks, rank after rank."""
+    def program(self) -> Program:
+        """The steps of all ranks, rank after rank."""
         number = {k: i for i, k in enumerate(self.microbatches)}
         count = len(number)
         lengths: list[int] = []
-        rows: list[tuple[int, int, int | None, float]] = []  # role, key, work, cost
+        rows: list[tuple[int, int, float]] = []  # role, message, cost
+        sent = set[int]()
         for works, patterns in zip(self.schedule.works, self.patterns, strict=True):
             first, places, done = len(rows), list[int](), set[int]()
             for stage, kind, microbatch in works:
-                role, cost, posted, waits, slots, sends = patterns[stage, kind]
+                cost, waits, slots, sends = patterns[stage, kind]
                 k = number[microbatch]
                 for slot, message in waits:
                     if slot * count + k not in done:
-                        rows.append((RECV, slot * count + k, None, 0))
+                        rows.append((RECV, slot * count + k, 0))
                     elif message != _NONE:
-                        rows.append((WAIT, message * count + k, message * count + k, 0))
+                        rows.append((RECV, message * count + k, 0))
                 places.append(len(rows))
-                key = posted * count + k
-                rows.append((role, key, None if posted == _NONE else key, cost))
-                rows += [(SEND, slot * count + k, None, seconds) for slot, seconds in sends]
+                rows.append((COMPUTE, 0, cost))
+                for slot, seconds in sends:
+                    if slot * count + k not in sent:
+                        sent.add(slot * count + k)
+                        rows.append((SEND, slot * count + k, seconds))
                 done.update([slot * count + k for slot in slots])
             self.places.append(places)
             lengths.append(len(rows) - first)
-        roles, self.keys, numbers, costs = zip(*rows, strict=True) if rows else ((), (), (), ())
-        return LaneEvents(
-            lengths, roles, self.keys, (), (), numbers, costs, *([0] * len(rows) for _ in range(3))
+        roles, self.messages, costs = zip(*rows, strict=True) if rows else ((), (), ())
+        zeros = [0] * len(rows)
+        return Program(
+            lengths, roles, self.messages, (), costs, zeros, zeros, (), (), len(self.slots) * count
         )
 
     def wait(self, rank: int, event: int) -> str:
         """What a blocked rank waits for, in words; ``event`` is the place of the event that blocks it."""
         work = self.schedule.works[rank][bisect_left(self.places[rank], event)]
-        slot, k = divmod(self.keys[event], len(self.microbatches))
+        slot, k = divmod(self.messages[event], len(self.microbatches))
         stage, kind, _ = list(self.slots)[slot]
         need = as_in(Action(stage, kind, self.microbatches[k]), work)
         step, entry = next((i, e) for i, e in enumerate(self.schedule.actions[rank]) if work in e.works)
@@ -319,15 +321,12 @@ class _Lanes:
         made = [Action(stage, part, 0) for part in parts(kind)]
         slots = tuple(self._slot(action, by_message=False) for action in made)
         if kind[0] == "R":
-            sources = Action(stage, kind, 0).needs
-            posted = self._slot(sources[0], by_message=True) if sources else _NONE
-            return _Pattern(RECV if sources else POINT, 0, posted, waits, slots, ())
+            return _Pattern(0, waits, slots, ())
         message, back = self.costs["message"], kind.removeprefix("SEND_") != "F"
         sent = [(self._slot(action, by_message=True), message[max(stage - back, 0)]) for action in made]
         sent += [(slot, 0) for slot in slots if is_stray]
         sends = tuple((slot, seconds) for slot, seconds in sent if slot in received)
-        role, cost = (COMPUTE, self.costs[kind][stage]) if kind in KINDS else (POINT, 0)
-        return _Pattern(role, cost, _NONE, waits, slots, sends)
+        return _Pattern(self.costs[kind][stage] if kind in KINDS else 0, waits, slots, sends)
 
     def _slot(self, action: Action, *, by_message: bool) -> int:
         return self.slots.setdefault((action.stage, action.kind, by_message), len(self.slots))

@@ -71,7 +71,8 @@ class Setting:
 
     name: str
     check: Callable[[str, Any, TrainedModel], Any]
-    """``(name, value, model)``: a value that somebody names, as plans have it.  ``ValueError`` for a wrong one."""
+    """``(name, value, model)``: a value that somebody names, as plans have it: an integer, or a text if it ``is_text``.
+    ``ValueError`` for a wrong one."""
     tried: Callable[[TrainedModel], Sequence[Any]] | None = None
     """The values that are tried if none is named; None: they follow from other settings."""
     is_switch: bool = False

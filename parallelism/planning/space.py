@@ -88,6 +88,8 @@ class _Table:
 
     def cross(self, **settings: Sequence[int]) -> None:
         """Every row with every one of these settings, whose columns belong together."""
+        for name, values in settings.items():
+            _check_whole(name, values)
         count = len(next(iter(settings.values())))
         rows = len(next(iter(self.columns.values()))) if self.columns else 1
         self.columns = {name: np.repeat(column, count) for name, column in self.columns.items()}
@@ -112,6 +114,15 @@ class _Table:
 
     def _said(self, name: str, value: int) -> Any:
         return self.words[name][value] if name in self.words else value
+
+
+def _check_whole(name: str, values: Sequence[Any]) -> None:
+    """``TypeError`` for a setting with other values than a column can have."""
+    for value in values:
+        if not isinstance(value, int | np.integer | np.bool_):
+            raise TypeError(
+                f"the values of the setting {name} must be integers, or texts with is_text=True, got {value!r}"
+            )
 
 
 def choices(

@@ -6,5 +6,5 @@ from .prices import StepPrices as StepPrices
 from .requests import Request as Request, Sampling as Sampling
 from .search import find_serving as find_serving
 from .serve import Served as Served, run_engine as run_engine
-from .served import ServedModel as ServedModel
+from .served_model import ServedModel as ServedModel
 from .workloads import PricedRun as PricedRun, Workload as Workload

@@ -18,7 +18,7 @@ from parallelism.serving.placement import ALONE, Placement, usual_strategy
 from parallelism.serving.quantized import QuantizedWeights
 from parallelism.serving.requests import Request, Sampling, checked_prompts
 from parallelism.serving.serve import on_cluster, on_this_process, run_engine
-from parallelism.serving.served import ServedModel
+from parallelism.serving.served_model import ServedModel
 from parallelism.transforms import Pipeline, Strategy
 
 STOPPED = -1

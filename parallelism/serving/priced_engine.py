@@ -18,7 +18,7 @@ from parallelism.serving.engine import Engine, Step, padded
 from parallelism.serving.placement import PICKED, READ, SCORED, TABLE, TOKENS
 from parallelism.serving.prices import StepPrices
 from parallelism.serving.requests import Request
-from parallelism.serving.served import numbers_of, sampled_rows
+from parallelism.serving.served_model import numbers_of, sampled_rows
 
 MOST_STEPS = 4096
 """The most steps that are priced at once."""

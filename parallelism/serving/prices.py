@@ -1,9 +1,9 @@
 """`StepPrices`: the seconds of steps of an engine, from pieces with symbols, and the bytes that a device holds.
 
 A stage is priced from a model with a few blocks, of each kind that it has (`kinds_in`): all others do what one of them
-does.  Its programs are those that run (`parallelism.serving.served`), laid out once, with symbols for the tokens of a step,
-for the places of the cache that it reads, and for its scores.  The price of a step is that of its events, one after the
-other.  So thousands of steps are priced at once: only attention depends on what the cache holds.
+does.  Its programs are those that run (`parallelism.serving.served_model`), laid out once, with symbols for the tokens of
+a step, for the places of the cache that it reads, and for its scores.  The price of a step is that of its events, one
+after the other.  So thousands of steps are priced at once: only attention depends on what the cache holds.
 """
 
 from __future__ import annotations

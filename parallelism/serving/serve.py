@@ -13,7 +13,7 @@ from parallelism import ir
 from parallelism.arrays import Array
 from parallelism.ir.core import TensorType
 from parallelism.serving.engine import Engine, Step
-from parallelism.serving.served import ServedModel, sampled_rows, step_arrays
+from parallelism.serving.served_model import ServedModel, sampled_rows, step_arrays
 
 RunStep = Callable[[Engine, Step], tuple[Mapping[int, int], float]]
 """Runs a step: the token that followed each row that samples, by request, and the seconds that it took."""

@@ -1,5 +1,5 @@
 from .collective_pricing import FREE as FREE, CollectivePrice as CollectivePrice, route_of as route_of
-from .engine import LaneEvents as LaneEvents, Replay as Replay
+from .engine import Program as Program, Replay as Replay
 from .fair_sharing import Route as Route
 from .matching import (
     COLLECTIVE as COLLECTIVE,

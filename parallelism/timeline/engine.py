@@ -1,20 +1,14 @@
-"""The engine of every replay: lanes of events with costs, and the time at which each event starts and ends.
+"""The engine of every replay: lanes of steps, and the time at which each step starts.
 
-Each rank is a lane with a clock that starts at 0.  An event is known by its place among all events, lane after lane.
-Its role (`parallelism.timeline.matching`) says what it does to the clock of its lane:
+Each rank is a lane with a clock that starts at 0.  The role of a step says what it does to the clock of its lane:
 
     COMPUTE      advances the clock by its cost
-    SEND         takes the ``overhead`` of a message; after that, the message arrives after its cost or, where links are
-                 shared, later
-    RECV         lasts until the message with the same key has arrived, and the overhead of a message longer
+    SEND         takes the overhead of a message.  The message arrives after its cost or, on shared links, later
+    RECV         lasts until the message has arrived, and the overhead of a message longer
     COLLECTIVE   begins when all members have reached it and the communication stream of its group is free; it ends for
-                 all members at once, after its cost or, where links are shared, later
-    WAIT         lasts until the asynchronous operation of the same ``work`` is over
-    POINT        takes no time
-    OUTSIDE      takes no time, and is no step of the lane
-
-An asynchronous recv or collective (one with a ``work``) lasts as long, but does not hold the clock of its lane; an
-asynchronous send holds it for the overhead, and an asynchronous collective for a share of its price.
+                 all members at once, after its cost or, on shared links, later
+    CALL         is a COLLECTIVE that the lane does not wait for; it holds the clock for a share of the cost
+    WAIT         lasts until a collective that the lane called is over
 
 Each group has a communication stream of its own, as a communicator of NCCL has in training software: the collectives of
 one group follow each other, those of different groups do not wait for each other.
@@ -26,302 +20,264 @@ integers, costs that are floats give floats, and every time is the one that foll
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from heapq import heappop, heappush
 from itertools import accumulate
 from math import inf
-from operator import sub
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from parallelism.timeline.fair_sharing import Route, SharedLinks
-from parallelism.timeline.matching import COLLECTIVE, COMPUTE, OUTSIDE, POINT, RECV, SEND, WAIT
+from parallelism.timeline.fair_sharing import SharedLinks
+from parallelism.timeline.matching import CALL, COMPUTE, RECV, SEND, WAIT
 
 if TYPE_CHECKING:
-    from parallelism.hardware import Channel
+    from parallelism.timeline.crossing import Crossing
 
 _NONE = -1
 _LINK, _LANE = 0, 1
 """Kinds of agenda entries.  At equal times transfers leave their links before lanes go on."""
 
 
-class LaneEvents(NamedTuple):
-    """The events of all lanes, lane after lane, with one entry for each event in every sequence but ``lengths``."""
+class Program(NamedTuple):
+    """The steps of all lanes, lane after lane.
+
+    A collective or a message is known by a number, its *slot*: first those of the collectives, then those of the
+    messages.  The fields from ``roles`` to ``overheads`` have an entry for each step.
+    """
 
     lengths: Sequence[int]
-    """The number of events in each lane."""
+    """The number of steps in each lane."""
     roles: Sequence[int]
-    keys: Sequence[int]
-    """The same number for a send and its recv, and for the members of a collective."""
-    sizes: Sequence[int]
-    """The number of members of a collective."""
-    groups: Sequence[int]
-    """The number of the group of a collective."""
-    works: Sequence[int | None]
-    """The number of an asynchronous operation within its lane, on the operation and on its wait."""
+    slots: Sequence[int]
+    posts: Sequence[int]
+    """For a RECV with an overhead, the step at which it was posted; itself, unless it is asynchronous."""
     costs: Sequence[Any]
+    """That of a message on links has its overhead inside."""
+    leads: Sequence[Any]
+    """What a message takes before its cost: its overhead, where it uses no links."""
     overheads: Sequence[Any]
-    """How long a send or a recv holds its rank."""
-    starts: Any
-    """Zeros, of the type of the costs: becomes the start of each event."""
-    durations: Any
-    """Zeros, of the type of the costs: becomes the duration of each event."""
-
-
-class Sharing(NamedTuple):
-    """The data for transfers that share links (`parallelism.timeline.fair_sharing`)."""
-
-    capacity: Callable[[Channel], float]
-    """The part of a link's bandwidth that a channel has."""
-    message_route: Callable[[int, int], tuple[Route | None, float]]
-    """The links between two ranks, and the seconds that a message takes behind them."""
-    message_bytes: Sequence[int]
-    ranks: Sequence[int]
-    peers: Sequence[int]
-    collective_routes: Sequence[Route | None]
-    collective_route: Sequence[int] | None
-    """The index in ``collective_routes`` of each event; None if no collective uses links."""
+    """How long a SEND or a RECV holds its lane."""
+    members: Sequence[int]
+    """The number of members of each collective."""
+    groups: Sequence[int]
+    """The number of the group of each collective."""
+    messages: int
+    """The number of messages."""
 
 
 class Replay:
-    """Runs each lane until an event blocks it, and again when what it waits for has happened.
+    """Runs each lane until a step blocks it, and again when what it waits for has happened.
 
-    If nothing is shared, what a lane waits for depends on the events only, not on the order in which lanes are run; so
-    every order gives the same times, as in a Kahn process network.  If lanes share a communication stream or a link
-    (``ordered``), they reach it in the order of their clocks.  Of the collectives of one group whose last members come
-    at one moment, those begin first that are first in the programs of the members.
+    As long as nothing shares a link, what a lane waits for depends on the steps only, not on the order in which lanes
+    are run; so every order gives the same times, as in a Kahn process network.  After `share` lanes come to messages and
+    collectives in the order of their clocks.  Of the collectives of one group whose last members come at one moment,
+    those begin first that are first in the programs of the members.
+
+    ``streams``: whether the collectives of a group follow each other.  ``shares``: by lane, the part of the cost of a
+    CALL that holds its clock.
     """
 
-    def __init__(
-        self,
-        events: LaneEvents,
-        *,
-        ordered: bool = False,
-        sharing: Sharing | None = None,
-        shares: Sequence[float] = (),
-    ) -> None:
-        lengths = events.lengths
-        self.roles, self.keys, self.sizes, self.works = events.roles, events.keys, events.sizes, events.works
-        self.groups = events.groups
-        self.costs, self.overheads = events.costs, events.overheads
-        self.starts, self.durations = events.starts, events.durations
-        self.ends = list(accumulate(lengths))  # by lane: the place after its last event
-        self.next = list(map(sub, self.ends, lengths))  # by lane: the event to go on with
-        self.clock: list[Any] = [0] * len(lengths)
-        self.ready = list(range(len(lengths) - 1, -1, -1))
-        self.blocked = [_NONE] * len(lengths)  # by lane: the event of its own that has to be over
-        self.issued: dict[tuple[int, int], int] = {}  # lane, work -> the event that started it
-        self.over: dict[int, Any] = {}  # event of an asynchronous operation -> its end
-        self.sent: dict[int, Any] = {}  # message -> its arrival; inf: not known yet
-        self.awaited: dict[
-            int, list[tuple[int, int]]
-        ] = {}  # message -> the recvs that wait for it: lane, event
-        self.members: dict[
-            int, list[tuple[int, int]]
-        ] = {}  # collective -> members that reached it: lane, event
-        self.complete: list[tuple[int, list[tuple[int, int]]]] = []  # those that all members reached just now
-        self.ordered = ordered
-        self.shares = shares
-        self.now = 0.0 if ordered else inf  # no lane reaches what is shared before this time
-        self.agenda: list[tuple[float, int, int, int]] = []
-        self.stream: dict[int, Any] = {}  # by group: when its communication stream is free
-        self.links: SharedLinks | None = None
-        if sharing is not None:
-            self.sharing = sharing
-            self.message_routes: dict[tuple[int, int], tuple[Route | None, float]] = {}
-            self.queues = defaultdict[int, deque[int]](
-                deque
-            )  # by group: collectives that all members reached
-            self.joined: dict[int, list[tuple[int, int]]] = {}  # such a collective -> its members
-            self.links = SharedLinks(sharing.capacity, self.foretell)
+    def __init__(self, program: Program, *, streams: bool = False, shares: Sequence[float] = ()) -> None:
+        lengths = program.lengths
+        self.program, self.streams, self.shares = program, streams, shares
+        self.ends = list(accumulate(lengths))
+        """By lane: the place after its last step."""
+        self.next = [end - length for end, length in zip(self.ends, lengths, strict=True)]
+        """By lane: the step to go on with."""
+        self.clocks: list[Any] = [0] * len(lengths)
+        self.starts: list[Any] = [0] * len(program.roles)
+        self.over: list[Any] = [None] * (len(program.members) + program.messages)
+        """By slot: when the message arrives, or the collective ends; None as long as that is not known."""
+        self.begun: list[Any] = [0] * len(program.members)
+        """By collective: when it begins, on links of its own."""
+        self.queued = False
+        """Whether a collective waited for another one of its group."""
+        self._ready = list(range(len(lengths) - 1, -1, -1))
+        self._blocked = [_NONE] * len(lengths)  # by lane: the slot that it waits for
+        self._lanes: dict[int, list[int]] = {}  # by slot: the lanes that reached the collective or the RECV
+        self._free: dict[int, Any] = {}  # by group: when its communication stream is free
+        self._now: float = inf  # no lane reaches what is shared before this time
+        self._links: SharedLinks | None = None
 
     def run(self) -> list[int]:
-        """Replays as far as possible; the lanes that are blocked for ever, if there are any."""
-        ready, agenda, links, advance = self.ready, self.agenda, self.links, self.advance
-        while True:
-            if ready:
-                advance(ready.pop())
-            elif self.complete and not (agenda and agenda[0][0] <= self.now):
-                self.begin()
-            elif links is not None and links.unsettled and not (agenda and agenda[0][0] <= self.now):
-                links.settle(self.now)
-            elif agenda:
-                self.now, what, number, version = heappop(agenda)
-                if what == _LANE:
-                    advance(number)
-                elif links is not None:
-                    end = links.end(number, version, self.now)
-                    if end is not None and number in self.joined:
-                        self.conclude(number, end)
-                    elif end is not None:
-                        self.arrive(self.keys[number], end)
-            else:
-                return [lane for lane, event in enumerate(self.blocked) if event != _NONE]
+        """Runs all lanes as far as possible; the lanes that are blocked for ever, if there are any."""
+        self._advance()
+        while self._links is not None and self._goes_on(self._links):
+            self._advance()
+        return [lane for lane, end in enumerate(self.ends) if self.next[lane] < end]
 
     def release(self, lanes: Sequence[int]) -> None:
-        """Ends the events that block these lanes where they stand: for the record of a failed run."""
+        """Ends the steps that block these lanes where they stand: for the record of a failed run."""
         for lane in lanes:
-            self.resume(lane, self.clock[lane])
+            self.next[lane] += 1
+            self._blocked[lane] = _NONE
+            self._ready.append(lane)
 
-    def foretell(self, time: float, number: int, version: int) -> None:
-        """Notes that a transfer will leave its links at ``time``, unless rates change before."""
-        heappush(self.agenda, (time, _LINK, number, version))
-
-    def advance(self, lane: int) -> None:
-        """Runs the lane up to the next event that blocks it."""
-        starts = self.starts
-        durations = self.durations
-        roles = self.roles
-        costs = self.costs
-        works = self.works
-        clock, now, links = self.clock[lane], self.now, self.links
-        for i in range(self.next[lane], self.ends[lane]):
-            role = roles[i]
-            starts[i] = clock
-            if role == COMPUTE:
-                durations[i] = cost = costs[i]
-                clock += cost
-                continue
-            if role == OUTSIDE:
-                continue
-            work = works[i]
-            waited = i
-            end: Any
-            if role == WAIT:
-                waited = _NONE if work is None else self.issued.get((lane, work), _NONE)
-                end = clock if waited == _NONE else self.over.get(waited)
-            elif clock > now and (role == COLLECTIVE or (links is not None and role not in (RECV, POINT))):
-                self.clock[lane], self.next[lane] = clock, i
-                heappush(self.agenda, (clock, _LANE, lane, 0))
-                return
-            else:
-                end = clock if role == POINT else self.meet(lane, i, role, clock)
-                if work is not None:
-                    clock = self.issue(lane, i, work, role, clock, end)
+    def _advance(self) -> None:
+        """Runs each lane that is ready up to the next step that blocks it."""
+        _, roles, slots, _, costs, leads, overheads, *_ = self.program
+        starts, over, lanes, links = self.starts, self.over, self._lanes, self._links
+        ready, following, clocks, ends = self._ready, self.next, self.clocks, self.ends
+        while ready:
+            lane = ready.pop()
+            clock, i = clocks[lane], ends[lane]
+            for i in range(following[lane], ends[lane]):
+                starts[i] = clock
+                role = roles[i]
+                if role == COMPUTE:
+                    clock += costs[i]
                     continue
-            if end is None:
-                self.clock[lane], self.next[lane], self.blocked[lane] = clock, i, waited
-                return
-            if end > clock:
-                durations[i] = end - clock
-                clock = end
-        self.clock[lane], self.next[lane] = clock, self.ends[lane]
+                slot = slots[i]
+                if role == SEND and links is None:
+                    over[slot] = clock + leads[i] + costs[i]
+                    clock += overheads[i]
+                    if slot in lanes:
+                        self._wake(slot)
+                    continue
+                until = over[slot]
+                if until is None or overheads[i]:
+                    until = self._until(i, role, lane, clock)
+                    if until is None:
+                        break
+                if until > clock:
+                    clock = until
+            else:
+                i = ends[lane]
+            following[lane], clocks[lane] = i, clock
 
-    def issue(self, lane: int, i: int, work: int, role: int, clock: Any, end: Any) -> Any:
-        """Starts an asynchronous operation that ends at ``end``, if this is known; the lane's clock afterwards."""
-        self.issued[lane, work] = i
-        if end is not None:
-            self.finish(lane, i, end)
-        if role == SEND:
-            clock += self.overheads[i]
-        elif self.shares and role == COLLECTIVE:
-            clock += self.shares[lane] * self.costs[i]
-        return clock
-
-    def meet(self, lane: int, i: int, role: int, start: Any) -> Any:
-        """The end of the operation that starts here; None if it is not known yet."""
-        key = self.keys[i]
-        if role == COLLECTIVE:
-            members = self.members.setdefault(key, [])
-            members.append((lane, i))
-            if len(members) < self.sizes[i]:
-                return None
-            del self.members[key]
-            if self.ordered:
-                self.complete.append((i, members))
-                return None
-            end = self.costs[i] + max([self.starts[j] for _, j in members])
-            for member, j in members[:-1]:
-                self.finish(member, j, end)
-            return end
+    def _until(self, i: int, role: int, lane: int, clock: Any) -> Any:
+        """When the lane goes on after a step that its own clock does not tell; None if that is not known yet."""
+        slot = self.program.slots[i]
+        end = self.over[slot]
+        if role == RECV and end is not None:
+            return max(end, self.starts[self.program.posts[i]]) + self.program.overheads[i]
         if role == RECV:
-            arrival = self.sent.get(key, inf)
-            if arrival < inf:
-                return max(start, arrival) + self.overheads[i]
-            self.awaited.setdefault(key, []).append((lane, i))
+            self._lanes.setdefault(slot, []).append(lane)
+        elif role != WAIT and self._blocked[lane] != slot:
+            if clock > self._now:
+                heappush(self._agenda, (clock, _LANE, lane, 0))
+                return None
+            if role == SEND:
+                return self._send(i, slot, clock)
+            end = self._reach(i, slot, lane, clock)
+            if role == CALL:
+                return clock + self.shares[lane] * self.program.costs[i] if self.shares else clock
+        if end is None:
+            self._blocked[lane] = slot
+        return end
+
+    def _reach(self, i: int, slot: int, lane: int, clock: Any) -> Any:
+        """A member reaches a collective; the end of the collective, if it is known then."""
+        members = self._lanes.setdefault(slot, [])
+        members.append(lane)
+        if clock > self.begun[slot]:
+            self.begun[slot] = clock
+        if len(members) < self.program.members[slot]:
             return None
-        if key not in self.sent:
-            self.sent[key] = inf
-            if self.links is None or not self.leave(i, start, self.links):
-                self.arrive(key, start + self.overheads[i] + self.costs[i])
-        return start + self.overheads[i]
+        if self._links is not None:
+            self._complete.append(i)
+            return None
+        group = self.program.groups[slot]
+        # All members call the collectives of a group in one order, so the end of the one before is known.
+        free = self._free.get(group, 0)
+        if self.streams and free > self.begun[slot]:
+            self.begun[slot], self.queued = free, True
+        self._free[group] = self.over[slot] = self.begun[slot] + self.program.costs[i]
+        self._wake(slot)
+        return self.over[slot]
 
-    def leave(self, i: int, start: Any, links: SharedLinks) -> bool:
-        """Puts the message of a send onto its shared links; False if it uses none."""
-        if not self.sharing.message_bytes[i]:
-            return False
-        ends = self.sharing.ranks[i], self.sharing.peers[i]
-        known = self.message_routes.get(ends)
-        if known is None:
-            known = self.message_routes[ends] = self.sharing.message_route(*ends)
-        route, lag = known
-        if route is not None:
-            overhead = self.overheads[i]
-            links.begin(i, route, self.costs[i] + overhead, lag + overhead, max(start, self.now))
-        return route is not None
+    def _wake(self, slot: int) -> None:
+        """A message has arrived, or a collective is over: the lanes that it blocked go on."""
+        for lane in self._lanes.pop(slot, ()):
+            if self._blocked[lane] == slot:
+                self._ready.append(lane)
 
-    def begin(self) -> None:
-        """Begins the collectives that all members reached at this moment, or puts them into the queues of groups."""
-        complete, self.complete = self.complete, []
-        # The first lane of a group has its collectives in the order of its program.
-        complete.sort(key=lambda reached: min(reached[1]))
-        for i, members in complete:
-            if self.links is not None:
-                self.join(i, members)
-                continue
-            group = self.groups[i]
-            reached = max([self.starts[j] for _, j in members])
-            end = self.stream[group] = max(reached, self.stream.get(group, 0)) + self.costs[i]
-            for member, j in members:
-                self.finish(member, j, end)
+    # -- shared links --------------------------------------------------------------------------------------------------
 
-    def join(self, i: int, members: list[tuple[int, int]]) -> None:
-        """All members reached a collective: it begins when it is the first in the queue of its group."""
-        self.joined[i] = members
-        queue = self.queues[self.groups[i]]
-        queue.append(i)
-        if queue[0] == i:
-            self.lead(i)
+    def share(self, crossing: Crossing, first: Sequence[int]) -> None:
+        """Goes back to the steps ``first`` of the lanes; from there on transfers share their links.
 
-    def lead(self, i: int) -> None:
+        What was not over before these steps is found again.
+        """
+        roles, slots = self.program.roles, self.program.slots
+        for lane, (i, end) in enumerate(zip(first, self.ends, strict=True)):
+            if i < end:
+                self.clocks[lane] = self.starts[i]
+            for j in range(i, end):
+                if roles[j] not in (COMPUTE, RECV, WAIT):
+                    self.over[slots[j]] = None
+        self.next = list(first)
+        self._blocked = [_NONE] * len(first)
+        self._lanes.clear()
+        self._ready[:] = range(len(first) - 1, -1, -1)
+        self._now = 0.0
+        self._crossing = crossing
+        self._agenda: list[tuple[float, int, int, int]] = []
+        self._complete: list[int] = []  # the last members of collectives that all members reached just now
+        self._queues = defaultdict[int, deque[int]](deque)  # by group: such members of all that did not end
+        self._links = SharedLinks(crossing.capacity, self._foretell)
+
+    def _goes_on(self, links: SharedLinks) -> bool:
+        """Lets time go on until a lane is ready; whether one is."""
+        ready, agenda = self._ready, self._agenda
+        while not ready:
+            is_settled = bool(agenda) and agenda[0][0] <= self._now
+            if self._complete and not is_settled:
+                self._begin(links)
+            elif links.unsettled and not is_settled:
+                links.settle(self._now)
+            elif agenda:
+                self._now, what, number, version = heappop(agenda)
+                if what == _LANE:
+                    ready.append(number)
+                else:
+                    self._leave(number, links.end(number, version, self._now), links)
+            else:
+                return False
+        return True
+
+    def _foretell(self, time: float, number: int, version: int) -> None:
+        """Notes that a transfer will leave its links at ``time``, unless rates change before."""
+        heappush(self._agenda, (time, _LINK, number, version))
+
+    def _send(self, i: int, slot: int, start: Any) -> Any:
+        """Puts a message onto its links, if it uses any; when the lane goes on."""
+        costs, leads, overhead = self.program.costs, self.program.leads, self.program.overheads[i]
+        found = self._crossing.route(i)
+        if found is None:
+            self.over[slot] = start + leads[i] + costs[i]
+            self._wake(slot)
+        elif self._links is not None:
+            route, lag = found
+            self._links.begin(i, route, costs[i], lag + overhead, max(start, self._now))
+        return start + overhead
+
+    def _begin(self, links: SharedLinks) -> None:
+        """The collectives that all members reached at this moment begin, or wait in the queues of their groups."""
+        complete, self._complete = self._complete, []
+        for i in sorted(complete, key=self.program.slots.__getitem__):
+            queue = self._queues[self.program.groups[self.program.slots[i]]]
+            queue.append(i)
+            if queue[0] == i:
+                self._lead(i, links)
+
+    def _lead(self, i: int, links: SharedLinks) -> None:
         """A collective became the first in the queue of its group: it begins."""
-        assert self.links is not None
-        indices = self.sharing.collective_route
-        route = None if indices is None else self.sharing.collective_routes[indices[i]]
-        if route is None or not self.costs[i]:
-            self.links.alone(i, self.now + self.costs[i])
+        found, cost = self._crossing.route(i), self.program.costs[i]
+        if found is None:
+            links.alone(i, self._now + cost)
         else:
-            self.links.begin(i, route, self.costs[i], 0.0, self.now)
+            links.begin(i, found[0], cost, 0.0, self._now)
 
-    def conclude(self, i: int, end: float) -> None:
-        """A collective is over."""
-        for member, j in self.joined.pop(i):
-            self.finish(member, j, end)
-        queue = self.queues[self.groups[i]]
+    def _leave(self, i: int, end: float | None, links: SharedLinks) -> None:
+        """A message arrives, or a collective is over; ``end`` is None if it has not left its links yet."""
+        if end is None:
+            return
+        slot = self.program.slots[i]
+        self.over[slot] = end
+        self._wake(slot)
+        if self.program.roles[i] == SEND:
+            return
+        queue = self._queues[self.program.groups[slot]]
         queue.popleft()
         if queue:
-            self.lead(queue[0])
-
-    def arrive(self, key: int, arrival: Any) -> None:
-        """The arrival of a message is known."""
-        self.sent[key] = arrival
-        for receiver, j in self.awaited.pop(key, ()):
-            self.finish(receiver, j, max(arrival, self.starts[j]) + self.overheads[j])
-
-    def finish(self, lane: int, i: int, end: Any) -> None:
-        """The operation that event ``i`` of the lane started is over; a lane that it blocked goes on."""
-        if self.works[i] is not None:
-            start = self.starts[i]
-            self.over[i] = end = max(end, start)
-            self.durations[i] = end - start
-        if self.blocked[lane] == i:
-            clock = self.clock[lane]
-            self.resume(lane, end if end > clock else clock)
-
-    def resume(self, lane: int, end: Any) -> None:
-        """Ends the event that blocks the lane."""
-        i = self.next[lane]
-        self.durations[i] = end - self.clock[lane]
-        self.clock[lane] = end
-        self.next[lane] = i + 1
-        self.blocked[lane] = _NONE
-        self.ready.append(lane)
+            self._lead(queue[0], links)

@@ -15,8 +15,9 @@ from parallelism.arrays import Bools, Ints
 from parallelism.events import ABSENT, HOST, Columns
 from parallelism.events.columns import codes, combined
 
-POINT, COMPUTE, WAIT, COLLECTIVE, SEND, RECV, OUTSIDE = range(7)
-"""A point takes no time.  An event outside (a child of an operation, memory) only gets a place in time."""
+POINT, COMPUTE, WAIT, COLLECTIVE, SEND, RECV, OUTSIDE, CALL = range(8)
+"""A point takes no time.  An event outside (a child of an operation, memory) only gets a place in time.  A call is an
+asynchronous collective in a program of the engine; no event has this role."""
 
 Places = Ints
 

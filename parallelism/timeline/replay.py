@@ -3,8 +3,7 @@
 Eight processes on two cores cannot show the timeline of a cluster in wall time.  So each device records what it does,
 and this module computes afterwards when each event would have happened.  The rules are those of
 `parallelism.timeline.engine`: each rank has a clock, which compute, messages and collectives advance.  This one engine
-times emulated runs, simulations and schedules under given costs; where transfers do not disturb each other,
-`parallelism.timeline.undisturbed` finds the same times sooner.
+times emulated runs, simulations and schedules under given costs.
 
     compute      advances the clock by its price
     send         takes no time: a copy is on its way, and arrives after what its path takes
@@ -28,17 +27,17 @@ everything else is free.
 
 from collections.abc import Sequence
 from itertools import chain
-from math import inf
 
 import numpy as np
 
-from parallelism.arrays import Ints
-from parallelism.events import Columns, Event, whole_nanoseconds
-from parallelism.events.columns import as_values
-from parallelism.timeline.engine import LaneEvents, Replay, Sharing
-from parallelism.timeline.matching import COMPUTE, OUTSIDE, Roles, roles_of, with_children_at_parents
+from parallelism.events import ABSENT, Columns, Event, whole_nanoseconds
+from parallelism.events.columns import codes, combined
+from parallelism.timeline.crossing import NO_LINKS, Crossing
+from parallelism.timeline.engine import Replay
+from parallelism.timeline.fair_sharing import Route
+from parallelism.timeline.matching import COLLECTIVE, COMPUTE, SEND, Roles, roles_of, with_children_at_parents
 from parallelism.timeline.pricing import Prices, Pricing, Seen
-from parallelism.timeline.undisturbed import Steps, Times, resumed, undisturbed
+from parallelism.timeline.steps import Lanes, Steps, Times
 
 _MOST_NANOSECONDS = 2**62
 """Bound on a sum of all costs in nanoseconds; above it an int64 might overflow."""
@@ -86,38 +85,25 @@ def replay_columns(
     if whole is not None and int(np.abs(whole).max()) * len(events) >= _MOST_NANOSECONDS:
         whole = None
     unit, values = (1.0, costs) if whole is None else (1e9, whole)
-    starts, durations, ends = np.empty_like(values), np.zeros_like(values), np.cumsum(lengths)
-    # An event that is no step of its lane starts with the next one that is, or when the lane ends.
-    steps = np.flatnonzero(roles.roles != OUTSIDE)
-    until = np.searchsorted(steps, ends)
-    sharing = _sharing(events, steps, pricing, prices)
     shares: Sequence[float] = ()
     overheads = np.zeros_like(values)
     if ordered and pricing:
-        shares = pricing.collective_shares(_ranks_of_lanes(events, ends))
+        shares = pricing.collective_shares(_ranks_of_lanes(events, lengths))
         overheads = pricing.overheads(events, roles)
-    lanes = Steps(
-        lengths=np.diff(until, prepend=0),
-        roles=roles.roles[steps],
-        keys=roles.keys[steps],
-        sizes=roles.sizes[steps],
-        groups=events.only("group").take(steps).key("group"),
-        works=events.only("work").take(steps).numbers("work"),
-        costs=values[steps],
-        overheads=overheads[steps],
+    steps = Steps(
+        np.asarray(lengths, np.int64),
+        roles.roles,
+        roles.keys,
+        events.key("group"),
+        np.where(events.present("work"), events.key("work"), ABSENT),
+        values,
+        overheads,
     )
-    own = _times(lanes, ordered=ordered, sharing=sharing, shares=shares)
-    outside = np.flatnonzero(roles.roles == OUTSIDE)
-    if len(outside):
-        following = np.searchsorted(steps, outside)
-        lane = np.searchsorted(ends, outside, "right")
-        starts[outside] = np.where(
-            following < until[lane], np.append(own.starts, 0)[following], own.clocks[lane]
-        )
-    starts[steps], durations[steps] = own.starts, own.durations
+    crossing = _crossing(events, roles, pricing, prices)
+    starts, durations = _times(steps, crossing, streams=ordered, shares=shares)
     starts, durations = starts / unit, durations / unit
     if events.present("parent").any():
-        starts = with_children_at_parents(events, ends.tolist(), starts)
+        starts = with_children_at_parents(events, np.cumsum(lengths).tolist(), starts)
     return events.with_columns(
         start_seconds=starts if starts.any() else None,
         duration_seconds=durations if durations.any() else None,
@@ -125,62 +111,57 @@ def replay_columns(
     )
 
 
-def _sharing(events: Columns, steps: Ints, pricing: Pricing | None, prices: Prices | None) -> Sharing | None:
-    """Which links the steps use; None where they do not share them."""
+def _crossing(
+    events: Columns, roles: Roles, pricing: Pricing | None, prices: Prices | None
+) -> Crossing | None:
+    """The links that messages and collectives cross; None where they do not share them."""
     if pricing is None or prices is None or not pricing.shares_links:
         return None
-    ranks, peers = (events.numbers(end)[steps].data for end in ("rank", "peer"))
-    return Sharing(
-        pricing.costs.hardware.part,
-        prices.message_route or pricing.route,
-        pricing.message_bytes(events)[steps].data,
-        ranks,
-        peers,
-        prices.routes,
-        None if prices.route is None else prices.route[steps].data,
-    )
+    numbers = np.full(len(events), NO_LINKS)
+    found: list[tuple[Route | None, float]] = [(route, 0.0) for route in prices.routes]
+    if prices.route is not None:
+        meets = np.flatnonzero((roles.roles == COLLECTIVE) & (prices.seconds != 0))
+        numbers[meets] = prices.route[meets]
+    sends = np.flatnonzero((roles.roles == SEND) & (pricing.message_bytes(events) != 0))
+    ranks, peers = (events.numbers(end)[sends] for end in ("rank", "peer"))
+    pairs = combined(codes(ranks), codes(peers))
+    _, first, pair = np.unique(pairs, return_index=True, return_inverse=True)
+    numbers[sends] = len(found) + pair
+    route_of = prices.message_route or pricing.route
+    found += [route_of(ranks[i], peers[i]) for i in first.tolist()]
+    routes = [(route, lag) for route, lag in found if route is not None]
+    number = np.cumsum([route is not None for route, _ in found]) - 1
+    number[[route is None for route, _ in found]] = NO_LINKS
+    at = np.flatnonzero(numbers != NO_LINKS)
+    numbers[at] = number[numbers[at]]
+    return Crossing(pricing.costs.hardware.part, routes, numbers)
 
 
-def _ranks_of_lanes(events: Columns, ends: Ints) -> list[int]:
+def _ranks_of_lanes(events: Columns, lengths: Sequence[int]) -> list[int]:
     """The rank of each lane; 0 for one without events."""
     ranks = np.append(events.numbers("rank"), 0)
-    lengths = np.diff(ends, prepend=0)
-    found: list[int] = np.where(lengths > 0, ranks[ends - lengths], 0).tolist()
+    begins = np.cumsum(lengths) - lengths
+    found: list[int] = np.where(np.asarray(lengths) > 0, ranks[begins], 0).tolist()
     return found
 
 
-def _times(steps: Steps, *, ordered: bool, sharing: Sharing | None, shares: Sequence[float]) -> Times:
-    """The times of the steps: by the engine from the first moment on at which transfers disturb each other.
+def _times(steps: Steps, crossing: Crossing | None, *, streams: bool, shares: Sequence[float]) -> Times:
+    """The times of the steps.
 
-    The engine reads arrays through their memoryviews, which give Python's numbers and take a quarter of the memory of a
-    list.
+    They run on links of their own first, which is quick.  From the first moment on at which a transfer disturbs
+    another, they run again on shared links.
     """
-    known = undisturbed(steps, ordered=ordered, sharing=sharing, shares=shares)
-    if known is not None and known.disturbed == inf:
-        return known.times
-    starts, durations = np.zeros_like(steps.costs), np.zeros_like(steps.costs)
-    engine = Replay(
-        LaneEvents(
-            steps.lengths.tolist(),
-            steps.roles.data,
-            steps.keys.data,
-            steps.sizes.data,
-            steps.groups.data,
-            as_values(steps.works),
-            steps.costs.data,
-            steps.overheads.data,
-            starts.data,
-            durations.data,
-        ),
-        ordered=ordered,
-        sharing=sharing,
-        shares=shares,
-    )
-    if known is not None:
-        starts[:], durations[:], _ = resumed(engine, steps, known)
-    while blocked := engine.run():
+    lanes = Lanes(steps, crossing)
+    engine = Replay(lanes.program, streams=streams, shares=shares)
+    blocked = engine.run()
+    first = lanes.first_shared(engine)
+    if lanes.crossing is not None and first is not None:
+        engine.share(lanes.crossing, first)
+        blocked = engine.run()
+    while blocked:
         engine.release(blocked)
-    return Times(starts, durations, np.array(engine.clock, steps.costs.dtype))
+        blocked = engine.run()
+    return lanes.times(engine)
 
 
 def repriced(events: Columns, size: int, pricing: Pricing) -> Seen:

@@ -9,7 +9,7 @@ import numpy as np
 from parallelism.models import TransformerSpec
 from parallelism.models.inference.caches import kinds_of
 from parallelism.serving import Engine, EngineSettings, Request
-from parallelism.serving.served import sampled_rows
+from parallelism.serving.served_model import sampled_rows
 
 
 def following(tokens: Any, vocabulary: int) -> int:

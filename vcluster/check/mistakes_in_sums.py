@@ -166,6 +166,17 @@ def _one_travels(found: _Rows) -> str:
     )
 
 
+def _one_twice(found: _Rows) -> str:
+    """Whether all arrays have come, and one of them is counted twice."""
+    if found.size < 4:  # so few ranks that pass on their running totals count as often
+        return ""
+    twice = {rank: np.flatnonzero(row == 2).tolist() for rank, row in found.rows.items()}
+    if any(len(twice[rank]) != 1 or row.sum() != found.size + 1 for rank, row in found.rows.items()):
+        return ""
+    rank, (source,) = next(iter(twice.items()))
+    return f"all arrays come, and one is added twice: rank {rank} has that of rank {source} twice"
+
+
 def _missing(found: _Rows) -> str:
     missing = {rank: np.flatnonzero(row == 0).tolist() for rank, row in found.rows.items()}
     some = max(missing, key=lambda rank: len(missing[rank]) > 0)  # the first one that lacks an array
@@ -217,6 +228,7 @@ _OF_ROWS: tuple[Callable[[_Rows], str], ...] = (
         lambda found: found.repeated and all(np.count_nonzero(row) <= 2 for row in found.rows.values()),
         "the own array is sent in every step, and the same array arrives again and again",
     ),
+    _one_twice,
     Mistake[_Rows](
         lambda found: found.repeated,
         "some arrays are counted several times: a rank passes on its running total, in place of what has just arrived",

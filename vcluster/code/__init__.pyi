@@ -3,7 +3,7 @@ from .call_sites import call_site as call_site, code_of as code_of
 from .environment import (
     Environment as Environment,
     apply_environment as apply_environment,
-    apply_warnings as apply_warnings,
+    apply_settings as apply_settings,
     refresh_modules as refresh_modules,
 )
 from .errors import (

@@ -1,5 +1,5 @@
-"""What a device takes from its host's process: where modules and files lie, what is warned of, and which of the user's
-modules have changed since the device imported them."""
+"""What a device takes from its host's process: where modules and files lie, what is warned of, how arrays are printed,
+and which of the user's modules have changed since the device imported them."""
 
 import functools
 import importlib
@@ -32,10 +32,12 @@ class Environment(NamedTuple):
     """The host's filters of warnings, each with the module and the name of its class; empty for devices that are threads."""
     floating: tuple[tuple[str, Any], ...] = ()
     """What NumPy does at a division by zero, an overflow, an underflow and an invalid operation."""
+    printing: tuple[tuple[str, Any], ...] = ()
+    """How NumPy prints arrays, as ``np.set_printoptions`` takes it, without functions of the host's."""
 
 
 def environment(*, processes: bool = True) -> Environment:
-    """What the host has at this moment, for `apply_environment` and `apply_warnings`.
+    """What the host has at this moment, for `apply_environment` and `apply_settings`.
 
     Devices that are no ``processes`` have the host's tables of collectives and its filters of warnings.
     """
@@ -49,7 +51,12 @@ def environment(*, processes: bool = True) -> Environment:
         _registered(registry.version()) if processes else b"",
         _by_name(tuple(warnings.filters)) if processes else (),
         tuple(np.geterr().items()),
+        tuple(item for item in np.get_printoptions().items() if not (item[0] in _OF_FUNCTIONS and item[1])),
     )
+
+
+_OF_FUNCTIONS = ("formatter", "override_repr")
+"""Options of printing that are functions, or have some."""
 
 
 @functools.lru_cache(maxsize=1)
@@ -81,13 +88,14 @@ def apply_environment(value: Environment) -> None:
         registry.install(load(value.registered) if value.registered else ((), ()))
 
 
-def apply_warnings(value: Environment) -> None:
-    """In the thread of a device: warn and raise as the host does, by ``warnings`` and by ``np.errstate``.
+def apply_settings(value: Environment) -> None:
+    """In the thread of a device: warn, raise and print arrays as the host does, by ``warnings`` and by NumPy's settings.
 
     A filter is left out if this process has not imported the class of its warnings: nothing warns by that class yet, and
     to import it, such as those of pytest, may take longer than the run.
     """
     np.seterr(**dict(value.floating))
+    np.set_printoptions(**dict(value.printing))
     if not value.filters:
         return
     filters = []

@@ -128,6 +128,8 @@ def _checked(path: Path, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.n
             raise DataError(
                 f"{path}: {name}[{row[0]}] holds {worst}, which {problem} ({row.size} such values)"
             )
+    if not np.ptp(y.astype(np.float64), axis=0).any():
+        raise DataError(f"{path}: y is the same in every row, so there is nothing to learn")
     return x, y
 
 

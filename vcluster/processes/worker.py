@@ -21,7 +21,7 @@ from parallelism.operation.thread_frames import frames_by_thread
 from vcluster.code import (
     OperationCancelled,
     apply_environment,
-    apply_warnings,
+    apply_settings,
     code_of,
     describe_exception,
     refresh_modules,
@@ -258,7 +258,7 @@ class Worker:
             error.add_note("raised in the device while it unpacked the program and its arguments")
             raise
         if command.environment is not None:
-            apply_warnings(command.environment)  # now that the modules of the program are imported
+            apply_settings(command.environment)  # now that the modules of the program are imported
         self._code = code_of(program)
         args = [fill(value, own) for value in args]
         kwargs = {name: fill(value, own) for name, value in kwargs.items()}

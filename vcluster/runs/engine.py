@@ -252,7 +252,7 @@ class Body:
                 self._groups,
                 sent,
             )
-            now = environment(processes=self._processes)
+            now = self._environment_now()
             conduct.collect(partial(self._command, usual, now, self._variables_now(), mine), interrupt)
         finally:
             self._in_progress = False
@@ -277,6 +277,11 @@ class Body:
                 "the cluster is closed: the devices that died could not be replaced "
                 f"({type(failure).__name__}: {failure})"
             )
+
+    def _environment_now(self) -> Environment:
+        """The host's environment: the same object as the last one while it is the same, which is soon compared."""
+        now, last = environment(processes=self._processes), self._environments.get(0)
+        return last if last is not None and now == last else now
 
     def _variables_now(self) -> Variables:
         """The host's environment variables: the same object as the last one while they are the same."""

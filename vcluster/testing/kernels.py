@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from parallelism.display.quantities import shortened
+from parallelism.display.quantities import plural, shortened
 from parallelism.dtypes import as_dtype, is_floating, is_narrow
 from parallelism.mesh import Mesh
 from parallelism.operation import ranks_in_words
@@ -245,8 +245,8 @@ def kernel_cases(
                     (rng.integers(1, largest + 1, shape) * rng.choice(signs, shape)).astype(dtype)
                     for shape in shapes
                 ]
-                expected = np.asarray(reference(*arrays))
                 case = f"{mesh!r} with {', '.join(f'{name}={extents[name]}' for name in names) or 'no dims'}"
+                expected = _returned(reference(*arrays), case)
                 _check_result(expected.shape, result.dims, extents, case)
                 yield KernelCase(
                     case,
@@ -257,11 +257,18 @@ def kernel_cases(
                 )
 
 
+def _returned(value: Any, case: str) -> npt.NDArray[Any]:
+    """What the reference has returned, as an array."""
+    if value is None:
+        raise ValueError(f"the reference returns None on {case}: its return is missing")
+    return np.asarray(value)
+
+
 def _check_result(shape: tuple[int, ...], dims: Sequence[str], extents: Mapping[str, int], case: str) -> None:
     """``ValueError`` for a result of the reference that has other dims, or other extents, than the layouts say."""
     if len(shape) != len(dims):
         raise ValueError(
-            f"the layout of the result has {len(dims)} dims, and the reference returns shape {shape} on {case}"
+            f"the layout of the result has {plural(len(dims), 'dim')}, and the reference returns shape {shape} on {case}"
         )
     for name, extent in zip(dims, shape, strict=True):
         if extents.get(name, extent) != extent:

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,12 +15,17 @@ from vcluster.runs import VirtualCluster
 from vcluster.testing.body import DeviceToCome, HostSide, OwnMonkeyPatch, run_body
 from vcluster.testing.outcomes import agreed, exception_of, failure_of
 
+_IN_SECTIONS = "the report has a section for what each rank prints"
+_BY_A_FIXTURE = "pass what you need of it by a fixture of your own"
 OF_THE_HOST = {
-    "capsys": "the report has a section for what each rank prints",
-    "capfd": "the report has a section for what each rank prints",
+    **dict.fromkeys(("capsys", "capsysbinary", "capteesys", "capfd", "capfdbinary"), _IN_SECTIONS),
     "caplog": "log records of a device stay there",
     "recwarn": "use `with pytest.warns(...)` in the body",
-    "request": "pass what you need of it by a fixture of your own",
+    **dict.fromkeys(("request", "pytestconfig", "cache", "pytester", "subtests"), _BY_A_FIXTURE),
+    **dict.fromkeys(
+        ("record_property", "record_testsuite_property", "record_xml_attribute"),
+        "let a test with virtual_cluster record it",
+    ),
 }
 """Fixtures that are bound to the process that runs pytest, and their replacements."""
 
@@ -93,7 +99,7 @@ def _arguments(cluster: VirtualCluster, given: Mapping[str, Any]) -> dict[str, A
             pytest.fail(
                 "virtual_cluster belongs to the host; the body of an spmd test uses device", pytrace=False
             )
-        if name in OF_THE_HOST and type(value).__module__.startswith("_pytest."):
+        if name in OF_THE_HOST and _is_of_pytest(value):
             pytest.fail(
                 f"the fixture {name!r} belongs to the process that runs pytest, and the body of an spmd test runs in "
                 f"other processes: {OF_THE_HOST[name]}",
@@ -106,6 +112,12 @@ def _arguments(cluster: VirtualCluster, given: Mapping[str, Any]) -> dict[str, A
         elif isinstance(value, pytest.MonkeyPatch):
             arguments[name] = OwnMonkeyPatch()
     return arguments
+
+
+def _is_of_pytest(value: Any) -> bool:
+    """Whether pytest has made this object or function, and not a fixture of the user's of the same name."""
+    home = value.__module__ if isinstance(value, types.FunctionType) else type(value).__module__
+    return home.startswith("_pytest.")
 
 
 def _what_cannot_be_sent(test: Callable[..., Any], arguments: Mapping[str, Any]) -> str | None:

@@ -108,18 +108,21 @@ def _are_of_tokens(value: Value, known: Known) -> bool:
 def _choice(value: Value, own: Collection[Value], known: Known) -> Choice | None:
     """The choice, if these are the experts that tokens chose."""
     chosen = value.type.shape[-1] if _are_of_tokens(value, known) else 1
-    masks = next((n for each in own if (n := _number_of_masks(each, value)) is not None), None)
-    count = known.most + 1 if masks is None else masks
+    found = [n for each in own if (n := _number_of_groups(each, value)) is not None]
+    count: float = found[0] if found else known.most + 1
     if not isinstance(chosen, int) or not chosen < count < MOST_COMPUTED:
         return None
     return Choice(value, chosen, int(count), known.least >= 0 and known.most < count)
 
 
-def _number_of_masks(x: Value, value: Value) -> int | None:
-    """How many masks of the rows of a choice a value has; None if it is something else."""
+def _number_of_groups(x: Value, value: Value) -> int | None:
+    """How many groups of the rows of a choice a value tells apart, by a mask for each; None if it is something else."""
     shape = [n for n in x.type.shape if n != 1]
-    is_masks = x.type.dtype == bool and len(shape) == 2 and shape[1] == prod(value.type.shape)
-    return shape[0] if is_masks and isinstance(shape[0], int) else None
+    rows = prod(value.type.shape)
+    if x.type.dtype != bool or len(shape) != 2 or rows not in shape:
+        return None
+    count = shape[1] if shape[0] == rows else shape[0]
+    return count if isinstance(count, int) else None
 
 
 def even_slots(chosen: int, of: int, length: Extent) -> Slots:
@@ -132,9 +135,26 @@ def even_slots(chosen: int, of: int, length: Extent) -> Slots:
     return Slots(2, 2, drops=False) if own.rows == 1 and length != 1 else own
 
 
-def masks_rows(choice: Choice, own: Collection[Value]) -> bool:
-    """Whether something follows from a choice that has a mask of all rows for each expert."""
-    return any(_number_of_masks(each, choice.value) == choice.of for each in own)
+def is_multiplied(function: Function, choice: Choice, own: frozenset[Value]) -> bool:
+    """Whether the rows of a choice are multiplied in groups: as in `Groups`, or by a mask of all rows for each expert."""
+    return masks_rows(function, choice, own) or any(
+        op.kind == "dispatch" and op.inputs[1] in own for op in function.ops
+    )
+
+
+def masks_rows(function: Function, choice: Choice, own: frozenset[Value]) -> bool:
+    """Whether other ops read something that has a mask of all rows for each expert, of what follows from a choice."""
+    return any(_mask_shape(each) == (choice.of, choice.rows) for each in _read_by_others(function, own))
+
+
+def _read_by_others(function: Function, own: frozenset[Value]) -> list[Value]:
+    """The values that ops read which make others."""
+    read = [value for op in function.ops if not own.issuperset(op.outputs) for value in op.inputs]
+    return [value for value in dict.fromkeys(read) if value in own]
+
+
+def _mask_shape(x: Value) -> tuple[Extent, ...]:
+    return tuple([n for n in x.type.shape if n != 1]) if x.type.dtype == bool else ()
 
 
 def values_before(
@@ -186,8 +206,7 @@ class Meanings:
 
         ``ValueError`` if there are too many numbers.
         """
-        read = [value for op in self.function.ops if not own.issuperset(op.outputs) for value in op.inputs]
-        wanted = [value for value in dict.fromkeys(read) if value in own and value != choice.value]
+        wanted = [value for value in _read_by_others(self.function, own) if value != choice.value]
         program = _program(self.function, wanted, choice.value)
         key = choice.chosen, choice.of, choice.value.type, self._form(program)
         if key not in self._known:

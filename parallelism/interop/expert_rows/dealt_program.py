@@ -19,7 +19,13 @@ class Kept(Exception):
     """Rows of a choice are used in a way that slots have no counterpart of."""
 
     def __init__(self, choice: Choice, op: Op) -> None:
-        super().__init__(f"{op.kind} at {op.line}" if op.line else op.kind)
+        where = f"{op.kind} at {op.line}" if op.line else op.kind
+        is_of_groups = op.kind == "dispatch"
+        super().__init__(
+            "a product has other groups than those of the experts"
+            if is_of_groups
+            else f"{where} does not take each of them alone"
+        )
         self.choice = choice
 
 
@@ -55,6 +61,8 @@ class Rows:
     """By expert; else as the tokens and their choices lie."""
     of_experts: int | None = None
     """The dim of experts, of which each has only its own rows, and zeros for the others."""
+    in_groups: bool = False
+    """Whether the program has dealt them to its `Groups`: ``dims`` are groups, one sequence, and slots."""
 
     @property
     def are_in_slots(self) -> bool:

@@ -11,7 +11,9 @@ from parallelism.ir.core import Op, Value
 
 FILLED: dict[str, tuple[tuple[int, ...], float]] = {
     **dict.fromkeys(("divide", "floor_divide", "remainder", "fmod"), ((1,), 1)),
-    **dict.fromkeys(("log", "log2", "log10", "log1p", "sqrt", "cbrt", "reciprocal", "power", "rsqrt"), ((0,), 1)),
+    **dict.fromkeys(
+        ("log", "log2", "log10", "log1p", "sqrt", "cbrt", "reciprocal", "power", "rsqrt"), ((0,), 1)
+    ),
     **dict.fromkeys(("hypot", "arctan2"), ((0, 1), 1)),
     **dict.fromkeys(("arcsin", "arccos", "arctanh"), ((0,), 0)),
     "arccosh": ((0,), 2),
@@ -40,7 +42,7 @@ def _is_positive(at: DealtProgram, x: Value, most: int) -> bool:
     if op is None or most < 0:
         return False
     if op.kind in ("exp", "constant"):
-        return op.kind == "exp" or isinstance(op["value"], int | float) and op["value"] > 0
+        return op.kind == "exp" or (isinstance(op["value"], int | float) and op["value"] > 0)
     if op.kind in _KEEPING:
         return _is_positive(at, op.inputs[0], most - 1)
     if op.kind in ("add", "maximum"):

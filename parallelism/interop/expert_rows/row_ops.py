@@ -250,6 +250,45 @@ def _reduced(at: DealtProgram, op: Op, choice: Choice) -> Found:
     return replace(rows, value=value, dims=tuple(map(kept.index, rows.dims)))
 
 
+# -- groups of rows ----------------------------------------------------------------------------------------------------
+
+
+def _grouped(at: DealtProgram, op: Op, choice: Choice) -> Found:
+    """Sorted rows that are dealt to groups, which are those of the experts: they are in their slots."""
+    rows = at.rows.get(op.inputs[0])
+    if rows is None or rows.dims != (1,) or not rows.is_sorted or at.name(op.inputs[1], choice) != EXPERT:
+        return None
+    own = rows.value.type.shape  # the dim of one sequence is beside the rows
+    value = at.reshaped(rows.value, (*own[:SLOTS], *own[SLOTS + 1 :]))
+    return replace(rows, value=value, dims=(0, 1, 2), in_groups=True)
+
+
+def _ungrouped(at: DealtProgram, op: Op, choice: Choice) -> Found:
+    rows = at.rows.get(op.inputs[0])
+    if rows is None or not rows.in_groups or at.name(op.inputs[1], choice) != EXPERT:
+        return None
+    own = rows.value.type.shape
+    value = at.reshaped(rows.value, (*own[:SLOTS], 1, *own[SLOTS:]))
+    return replace(rows, value=value, dims=(1,), in_groups=False)
+
+
+def _product_in_groups(at: DealtProgram, op: Op, terms: Sequence[str]) -> Found:
+    result = op["equation"].split("->")[1]
+    given = [(term, at.rows.get(value)) for term, value in zip(terms, op.inputs, strict=True)]
+    rows = next(rows for _, rows in given if rows is not None)
+    in_slots = result[:SLOTS]
+    for term, each in given:
+        is_own = each is not None and each.in_groups and term.startswith(in_slots)
+        is_weight = each is None and not set(in_slots[1:]) & set(term)
+        if not (is_own or is_weight):
+            return None
+    values = [
+        at.now(value) if each is None else each.value
+        for value, (_, each) in zip(op.inputs, given, strict=True)
+    ]
+    return replace(rows, value=at.emit(op.kind, *values, **dict(op.attributes)))
+
+
 # -- products ----------------------------------------------------------------------------------------------------------
 
 
@@ -259,6 +298,8 @@ def _product(at: DealtProgram, op: Op, choice: Choice) -> Found:
     terms = left.split(",")
     first = next(i for i, value in enumerate(op.inputs) if value in at.rows)
     rows = at.rows[op.inputs[first]]
+    if rows.in_groups:
+        return _product_in_groups(at, op, terms)
     row = _of_dims(terms[first], rows.dims)
     if len(row) > 1 and set(result) & set(row) == set(row[:-1]):
         return _combined_product(at, op, terms, row)
@@ -356,5 +397,7 @@ MEANINGS: dict[str, Callable[[DealtProgram, Op, Choice], Found]] = {
     "max": _reduced,
     "min": _reduced,
     "einsum": _product,
+    "dispatch": _grouped,
+    "combine": _ungrouped,
 }
 """What becomes of an op that reads rows, or places of them, by its kind; of others see `each_row`."""

@@ -1,17 +1,18 @@
 """Rows that are sorted by expert: in a program they are dealt to the experts.
 
 Layers of experts in JAX and PyTorch repeat each token for its choices, sort these rows by expert, multiply the rows of
-each expert by its weights, and bring them back to their tokens.  ``jax.lax.ragged_dot`` and ``torch._grouped_mm`` are such
-products.  Written out, each expert has all rows, of which a mask leaves its own.  A plan would count the products of all
-experts with all rows, and could not split what is sorted.
+each expert by its weights, and bring them back to their tokens.  The products are `Groups` of rows; in a text that was
+lowered for CPUs each expert has all rows, of which a mask leaves its own.  Where rows are sorted, no batch can be cut into
+microbatches or split over devices.
 
-So rows go through the slots of `parallelism.ir.operators.dispatch` here.  A row stays the same row, whether rows are
-sorted or back in the order of the tokens; so sorting costs nothing, and each op between is that of the slots:
+So rows go through the slots of `parallelism.ir.operators.dispatch` here, from their tokens on.  A row stays the same row,
+whether rows are sorted or back in the order of the tokens; so sorting costs nothing, and each op between is that of the
+slots:
 
     what the program does                       what becomes of it
     x[token of each row]                        dispatch
     gates[order], gates of tokens times rows    dispatch_gates
-    a masked product with weights (e, d, f)     the product of each expert's slots, ``ebcd,edf->ebcf``
+    a product of groups, or of masked rows      the product of each expert's slots, ``ebcd,edf->ebcf``
     rows[inverse], out.at[order].set(rows)      nothing
     a sum over the choices of each token        combine
     out.at[token of each row].add(rows)         combine
@@ -36,6 +37,7 @@ from parallelism.interop.expert_rows.choices import (
     Choice,
     Meanings,
     choices_of,
+    is_multiplied,
     masks_rows,
 )
 from parallelism.interop.expert_rows.dealt_program import SLOTS, DealtProgram, Kept, Rows
@@ -50,12 +52,15 @@ def with_sorted_rows_dealt(function: Function) -> Function:
         return function
     meant = _meant(function, found)
     while meant:
+        at = DealtProgram(function, meant, frozenset().union(*found.values()))
         try:
-            return _rewritten(DealtProgram(function, meant, frozenset().union(*found.values())))
+            result = _rewritten(at)
+            for choice in meant.keys() - at.dealings.keys():
+                _warn(function, choice, found[choice], "no rows of tokens are looked up for their choices")
+            return result
         except Kept as kept:
             del meant[kept.choice]
-            if masks_rows(kept.choice, found[kept.choice]):
-                _warn(function, kept.choice, f"{kept} does not take each of them alone")
+            _warn(function, kept.choice, found[kept.choice], str(kept))
     return function
 
 
@@ -66,25 +71,28 @@ def _meant(function: Function, found: Mapping[Choice, frozenset[Value]]) -> dict
         try:
             names = meanings.of(choice, own)
         except ValueError as error:
-            _warn(function, choice, str(error))
+            _warn(function, choice, own, str(error))
             continue
-        if not masks_rows(choice, own):
-            meant[choice] = names if choice.is_of_experts else {}
-        elif not choice.is_of_experts:
-            _warn(function, choice, f"a number may be that of no expert: none is known to be from 0 to {choice.of - 1}")
-        elif MASK not in names.values():
-            _warn(function, choice, "a mask leaves an expert other rows than those that chose it")
+        if not choice.is_of_experts:
+            why = f"a number may be that of no expert: none is known to be from 0 to {choice.of - 1}"
+            _warn(function, choice, own, why)
+        elif masks_rows(function, choice, own) and MASK not in names.values():
+            _warn(function, choice, own, "a mask leaves an expert other rows than those that chose it")
         else:
             meant[choice] = names
     return meant
 
 
-def _warn(function: Function, choice: Choice, why: str) -> None:
+def _warn(function: Function, choice: Choice, own: frozenset[Value], why: str) -> None:
+    """Warns that rows of a choice stay sorted, if they are multiplied in groups."""
+    if not is_multiplied(function, choice, own):
+        return
+    price = f"all {choice.of} experts compute all rows, and a plan counts that"
+    order = "they are sorted over the whole batch, and find_plan needs strategies='auto'"
     warnings.warn(
-        f"@{function.name}: rows are sorted by expert, and {why}; so all {choice.of} experts compute all rows in this "
-        f"program, and a plan counts that",
+        f"@{function.name}: rows are sorted by expert, and {why}; so {price if masks_rows(function, choice, own) else order}",
         ExpertsWarning,
-        stacklevel=5,
+        stacklevel=6,
     )
 
 
@@ -129,4 +137,5 @@ def _fits(found: Rows | Value, op: Op) -> bool:
     shape, own = type.shape, found.value.type
     others = [shape[d] for d in found.others(type.ndim)]
     rows = prod([shape[d] for d in found.dims])
-    return rows == found.of.choice.rows and own.dtype == type.dtype and [*own.shape[SLOTS:]] == others
+    has_rows = found.in_groups or rows == found.of.choice.rows
+    return has_rows and own.dtype == type.dtype and [*own.shape[SLOTS:]] == others

@@ -19,8 +19,9 @@ from typing import Any
 
 import numpy as np
 
+from parallelism.interop.expert_rows.groups import Groups
 from parallelism.interop.folding import convert, emit, whole
-from parallelism.interop.moving_elements import concatenated, iota, part, reshaped, sorted_places
+from parallelism.interop.moving_elements import part, reshaped, sorted_places
 from parallelism.interop.onnx_models.graph import GraphNode
 from parallelism.interop.onnx_models.reading import Reader, meaning
 from parallelism.ir.core import Extent
@@ -88,21 +89,8 @@ def _sort(reader: Reader, node: GraphNode, x: list[Any]) -> list[Any]:
 
 @meaning("vcluster.GroupedProduct")
 def _grouped_product(reader: Reader, node: GraphNode, x: list[Any]) -> Any:
-    """Written out, as JAX does with its own: `parallelism.interop.expert_rows.sorted_rows` deals the rows afterwards."""
     rows, weights, ends = map(whole, x)
-    count = weights.shape[0]
-    zero = np.zeros((1,), ends.dtype)
-    begins = concatenated([zero, part(ends, 0, 0, count - 1)], 0)
-    place = iota(rows.shape[0], ends.dtype, 3, 1)
-    begins, ends = (reshaped(each, (count, 1, 1)) for each in (begins, ends))
-    own = emit(
-        "logical_and",
-        emit("less_equal", whole(begins), whole(place)),
-        emit("less", whole(place), whole(ends)),
-    )
-    wide = whole(reshaped(rows, (1, *rows.shape)))
-    masked = emit("where", own, wide, np.zeros((1, 1, 1), rows.dtype))
-    return emit("einsum", masked, weights, equation="enh,ehf->nf")
+    return Groups(ends, rows.shape[0]).multiplied(rows, weights)
 
 
 def _slots(count: Extent, chosen: Extent, length: Extent) -> Slots:

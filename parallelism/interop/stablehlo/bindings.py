@@ -19,6 +19,7 @@ from parallelism.dtypes import is_integer
 from parallelism.interop.complex_numbers import numbers_in, type_of_parts
 from parallelism.interop.errors import InteropError, UnsupportedError
 from parallelism.interop.stablehlo.harmless import Ended, by_child, check_harmless
+from parallelism.interop.stablehlo.linear_algebra import DIMS, GROUPED, Grouped
 from parallelism.interop.stablehlo.module import OPEN, STOPS_GRADIENT, Block, Module, Node, OtherType, Type
 from parallelism.interop.stablehlo.own_derivatives import warn_of_lost_derivatives
 from parallelism.interop.stablehlo.shardings import list_groups, with_axes_split
@@ -324,7 +325,7 @@ def lowered(function: Callable[..., Any], types: Sequence[Any], mesh: Mesh | Non
     with _placed(jax, mesh):
         traced = jitted.trace(*given)
         warn_of_lost_derivatives(jax, traced.jaxpr)
-        rules = _libraries()[1].LoweringParameters(override_lowering_rules=(_stopping_rule(),))
+        rules = _libraries()[1].LoweringParameters(override_lowering_rules=_own_rules())
         low = traced.lower(lowering_platforms=("cpu",), _private_parameters=rules)
     names = _argument_names(jax, function, given)
     infos = jax.tree.leaves(low.args_info)
@@ -347,6 +348,43 @@ def _stopping_rule() -> Any:
 
     (equation,) = jax.make_jaxpr(jax.lax.stop_gradient)(1.0).eqns
     return equation.primitive, lowered_to
+
+
+@cache
+def _grouping_rule() -> Any:
+    """How ``jax.lax.ragged_dot`` is lowered here: to a custom call with its dims.
+
+    None where JAX's own lowering, which is for any dims, is not where it was.
+    """
+    jax, mlir, ir, stablehlo = _libraries()
+    try:
+        from jax._src.lax.lax import _ragged_dot_general_impl as of_any_dims
+    except ImportError:
+        return None
+    rows, matrices, sizes = np.zeros((3, 2), "f4"), np.zeros((1, 2, 4), "f4"), np.zeros(1, "i4")
+    (equation,) = jax.make_jaxpr(jax.lax.ragged_dot)(rows, matrices, sizes).eqns
+
+    def lowered_to(context: Any, *operands: Any, **how: Any) -> Any:
+        numbers = how["ragged_dot_dimension_numbers"]
+        summed, batch = numbers.dot_dimension_numbers
+        dims = (*batch, *summed, numbers.lhs_ragged_dimensions, numbers.rhs_group_dimensions)
+        groups = context.avals_in[2].shape
+        is_plain = len(groups) == 1 and isinstance(groups[0], int) and how.get("group_offset") is None
+        if Grouped.of(dims) is None or not is_plain:
+            return mlir.lower_fun(of_any_dims, multiple_results=False)(context, *operands, **how)
+        types = [mlir.aval_to_ir_type(context.module_context, each) for each in context.avals_out]
+        call = stablehlo.CustomCallOp(types, operands, call_target_name=GROUPED)
+        call.operation.attributes[DIMS] = ir.ArrayAttr.get(
+            [ir.DenseI64ArrayAttr.get(list(each)) for each in dims]
+        )
+        return list(call.operation.results)
+
+    return equation.primitive, lowered_to
+
+
+def _own_rules() -> tuple[Any, ...]:
+    """How primitives are lowered here otherwise than by JAX itself."""
+    return tuple(rule for rule in (_stopping_rule(), _grouping_rule()) if rule is not None)
 
 
 def _placed(jax: Any, mesh: Mesh | None) -> Any:
@@ -398,8 +436,12 @@ def _exported(jax: Any, jitted: Any, types: Any, given: Any, names: Sequence[str
 
     try:
         warn_of_lost_derivatives(jax, jitted.trace(*given).jaxpr)
-        rules = (_stopping_rule(),)
-        found = export.export(jitted, platforms=("cpu",), _override_lowering_rules=rules)(*given)
+        found = export.export(
+            jitted,
+            platforms=("cpu",),
+            disabled_checks=[export.DisabledSafetyCheck.custom_call(GROUPED)],
+            _override_lowering_rules=_own_rules(),
+        )(*given)
     except jax.errors.JAXTypeError:
         raise
     except Exception as error:  # JAX has no common type for what it cannot say with symbols

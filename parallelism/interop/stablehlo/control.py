@@ -7,7 +7,14 @@ from typing import Any
 import numpy as np
 
 from parallelism.interop.folding import elementwise as ew, known, same_everywhere
-from parallelism.interop.stablehlo.linear_algebra import CUSTOM_CALLS, lapack
+from parallelism.interop.stablehlo.linear_algebra import (
+    CUSTOM_CALLS,
+    DIMS,
+    GROUPED,
+    Grouped,
+    grouped_product,
+    lapack,
+)
 from parallelism.interop.stablehlo.manual import MANUAL, gspmd_sharded
 from parallelism.interop.stablehlo.module import Node
 from parallelism.interop.stablehlo.reading import Reader, meaning
@@ -27,6 +34,11 @@ def _fusion(reader: Reader, node: Node, x: list[Any]) -> Any:
 
 @meaning("stablehlo.composite")
 def _composite(reader: Reader, node: Node, x: list[Any]) -> Any:
+    named = node.attributes.get("composite_attributes")
+    if node.attributes.get("name") == "chlo.ragged_dot" and isinstance(named, dict):
+        dims = Grouped.of(named.get("ragged_dot_dimension_numbers", ()))
+        if dims is not None and x[2].ndim == 1 and isinstance(x[2].shape[0], int):
+            return grouped_product(node, x, dims)
     return reader.called(node.attributes["decomposition"], node, x)
 
 
@@ -88,6 +100,8 @@ def _custom_call(reader: Reader, node: Node, x: list[Any]) -> Any:
         return gspmd_sharded(reader, node, x)
     if CUSTOM_CALLS.fullmatch(target):
         return lapack(node, x)
+    if target == GROUPED and (dims := Grouped.of(node.attributes.get(DIMS, ()))) is not None:
+        return grouped_product(node, x, dims)
     if target in MANUAL:
         raise node.unsupported(f"a {target} away from the shard_map that it belongs to is not supported")
     if CALLBACK in target and not node.results:  # jax.debug.print, which only looks

@@ -151,8 +151,12 @@ def _along_one_dim(
 ) -> Any:
     """The elements along one dim at indices that belong to each place of the others, as of ``take_along_axis``.
 
-    None if it is another gather, or if the dims are in another order.
+    None if it is another gather, or if the dims are in another order.  JAX counts dims of extent 1 to the windows.
     """
+    kept = [d for d in range(operand.ndim) if d in batching or d in start_map or operand.shape[d] != 1]
+    operand = reshaped(operand, [operand.shape[d] for d in kept])
+    start_map = [kept.index(d) for d in start_map]
+    batching = {kept.index(d): own for d, own in batching.items()}
     if (
         len(start_map) != 1
         or any(n != 1 for n in sizes)

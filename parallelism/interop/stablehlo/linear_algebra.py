@@ -1,13 +1,19 @@
-"""What factors and triangular systems of matrices mean: their steps are unrolled, for matrices of a few rows."""
+"""What factors and triangular systems of matrices mean: their steps are unrolled, for matrices of a few rows.
+
+And what products of groups of rows mean, ``jax.lax.ragged_dot``: see `parallelism.interop.expert_rows.groups`.
+"""
 
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from parallelism.interop.folding import traced
+from parallelism.interop.expert_rows.groups import Groups
+from parallelism.interop.folding import convert, emit, traced, whole
+from parallelism.interop.moving_elements import transposed
 from parallelism.interop.stablehlo.module import Node
 from parallelism.interop.stablehlo.reading import Reader, meaning
 
@@ -90,3 +96,47 @@ def _solved(a: Any, b: Any, *, left: bool, lower: bool, turned: bool, unit: bool
         rest = rest - column[..., :, None] * row[..., None, :]
     found = np.stack(rows, axis=-2)
     return found if left else np.matrix_transpose(found)
+
+
+# -- products of groups of rows ----------------------------------------------------------------------------------------
+
+GROUPED = "vcluster.ragged_dot"
+"""The custom call as which a ``jax.lax.ragged_dot`` is lowered here; JAX's own lowering for CPUs multiplies all rows with
+all matrices."""
+DIMS = "vcluster.dims"
+"""Its attribute with the lists of dims of `Grouped.of`."""
+
+
+class Grouped(NamedTuple):
+    """The dims of a product of groups of rows: those that are summed, that of the rows, and that of the groups."""
+
+    left: int
+    right: int
+    rows: int
+    groups: int | None
+    """None: the rows are summed, and the groups are those of the result."""
+
+    @classmethod
+    def of(cls, dims: Sequence[Sequence[int]]) -> Grouped | None:
+        """Of the six lists of dims of ``chlo.ragged_dot``; None for a product with batches, or of several dims."""
+        if len(dims) != 6:
+            return None
+        left_batch, right_batch, left, right, rows, groups = [[int(d) for d in each] for each in dims]
+        if left_batch or right_batch or not len(left) == len(right) == len(rows) == 1 or len(groups) > 1:
+            return None
+        if groups:
+            return cls(left[0], right[0], rows[0], groups[0]) if rows != left else None
+        return cls(left[0], right[0], rows[0], None) if rows == left else None
+
+
+def grouped_product(node: Node, x: list[Any], dims: Grouped) -> Any:
+    """The product of each row ``(n, k)`` with the matrix of its group, ``(e, k, f)``; or for each group the product of its
+    rows with those of another array, ``(n, f)``.  Rows behind the last group give zeros, and add nothing."""
+    wanted = node.type().dtype
+    left, right, sizes = whole(convert(x[0], wanted)), whole(convert(x[1], wanted)), whole(x[2])
+    groups = Groups(emit("cumsum", sizes, axis=0), left.shape[dims.rows])
+    own = whole(transposed(left, (dims.rows, 1 - dims.rows)))
+    if dims.groups is None:
+        return groups.products(own, whole(transposed(right, (dims.right, 1 - dims.right))))
+    (free,) = {0, 1, 2} - {dims.right, dims.groups}
+    return groups.multiplied(own, whole(transposed(right, (dims.groups, dims.right, free))))

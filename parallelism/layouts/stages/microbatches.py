@@ -21,6 +21,8 @@ from parallelism.ir.core.rules import Dim, Rule
 from parallelism.layouts.localization.local_program import free_name
 
 T = TypeVar("T")
+OF_WHOLE_BATCHES = "find_plan(..., strategies='auto') and plan --auto lay out the whole batch"
+"""What can be done with a program whose rows are not each alone."""
 
 
 def microbatched(function: Function, batch: str = "B") -> Function:
@@ -100,10 +102,7 @@ def batch_dim(type: TensorType, batch: str) -> int | None:
         return None
     each = quotient((type.shape[dims[0]],), (symbol(batch),))
     if len(dims) > 1 or each is None or batch in names_in(each):
-        pairs = (
-            ", where each row meets all others, as in a contrastive loss: find_plan(..., strategies='auto') and plan --auto "
-            "lay out the whole batch"
-        )
+        pairs = f", where each row meets all others, as in a contrastive loss: {OF_WHOLE_BATCHES}"
         raise ValueError(
             f"rows are counted by {batch} in one dim, or that times something, not in {type}"
             f"{pairs if len(dims) > 1 else ''}"
@@ -217,7 +216,9 @@ def is_sum(op: Op, batch: str, sums: set[Value], outside: dict[Value, Extent]) -
     summed = [value in sums for value in op.inputs]
     if any(summed):
         if letters:
-            raise ValueError("it combines a sum over all rows with single rows")
+            raise ValueError(
+                f"it combines a sum over all rows with single rows, as a batch norm in training does: {OF_WHOLE_BATCHES}"
+            )
         # Integers may be rounded, and bools are not numbers.
         if any(not is_floating(value.type.dtype) for value in op.outputs) or not (
             _adds(op)
@@ -229,7 +230,7 @@ def is_sum(op: Op, batch: str, sums: set[Value], outside: dict[Value, Extent]) -
             )
         return True
     if len(places) > 1 or letters & rule.whole:
-        raise ValueError("it does not compute each row alone")
+        raise ValueError(f"it does not compute each row alone: {OF_WHOLE_BATCHES}")
     reduced = not letters.isdisjoint(rule.reduced)
     if reduced and rule.op != "sum":
         raise ValueError(f"the {rule.op} over all rows is not a sum")

@@ -185,6 +185,15 @@ def running_total(device, x):
     return x
 
 
+def adds_the_first_twice(device, x):
+    right, left = neighbours(device)
+    total = arrived = x
+    for step in range(device.size - 1):
+        arrived = exchange(device, arrived, right, left)
+        total = total + (2 * arrived if step == 0 else arrived)
+    return total
+
+
 def sends_own_always(device, x):
     right, left = neighbours(device)
     total = x
@@ -414,6 +423,7 @@ MISTAKES = {
     "one step too many": ("all_reduce", a_step_too_many, "the own array is counted twice: one step too many"),
     "own array forgotten": ("all_reduce", forgets_own, "the own array is forgotten"),
     "passes on its total": ("all_reduce", running_total, "passes on its running total"),
+    "a neighbour twice": ("all_reduce", adds_the_first_twice, "one is added twice: rank 0 has that of rank 3 twice"),
     "sends its own always": ("all_reduce", sends_own_always, "the own array is sent in every step"),
     "adds its own always": ("all_reduce", adds_own_always, "the own array is added in every step"),
     "copy for sum": ("all_reduce", copies, "a copy stands for a sum"),

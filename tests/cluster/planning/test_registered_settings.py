@@ -78,3 +78,13 @@ def test_every_setting_has_a_check_that_refuses_what_it_is_not():
     for name in SETTINGS:
         with pytest.raises(ValueError, match=name if name != "order" else "order must name"):
             settings.checked_settings({name: np.array([1.5])}, model)
+
+
+def test_values_that_are_no_integers_are_refused():
+    shares = Setting("share", lambda name, value, model: float(value), lambda model: (0.5, 1.0))
+    register_setting(shares)
+    try:
+        with pytest.raises(TypeError, match=r"the setting share must be integers, .* got 0.5"):
+            find_plan(SPEC, **FIXED)
+    finally:
+        settings.forget_setting("share")

@@ -111,6 +111,11 @@ def test_everybody_receives_first(cluster):
     assert error.operation == "recv"
 
 
+def test_a_rank_that_receives_from_itself_first(cluster):
+    error = fails(cluster, DeadlockError, lambda device: device.recv(0), match="^deadlock: rank 0 waits for itself\n")
+    assert set(error.ranks) == set(range(cluster.size))
+
+
 def test_everybody_sends_into_full_channels(cluster):
     def kernel(device):
         for _ in range(100):

@@ -395,6 +395,20 @@ def test_an_overflow_in_a_collective_is_a_warning_of_the_kernels_line(processes,
     assert len(lines) == 3 * sum(said.values())
 
 
+# -- how arrays are printed --------------------------------------------------------------------------------------------
+
+
+def test_devices_print_arrays_as_the_host_does(cluster):
+    def kernel(device):
+        return str(np.array([1 / 3, 1e-9]) * device.all_reduce(1.0))
+
+    usual = cluster.run(kernel).outputs
+    with np.printoptions(precision=2, suppress=True, formatter={"bool": lambda value: "yes"}):
+        assert cluster.run(kernel).outputs == ["[1. 0.]"] * 3
+        assert cluster.run(kernel).outputs == ["[1. 0.]"] * 3
+    assert cluster.run(kernel).outputs == usual == ["[1.e+00 3.e-09]"] * 3
+
+
 # -- the terminal ------------------------------------------------------------------------------------------------------
 
 

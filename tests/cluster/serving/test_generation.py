@@ -15,7 +15,7 @@ from parallelism import Mesh, models, simulate
 from parallelism.serving import Engine, EngineSettings, Request, ServedModel, run_engine
 from parallelism.serving.placement import Placement, usual_strategy
 from parallelism.serving.serve import on_cluster
-from parallelism.serving.served import numbers_of
+from parallelism.serving.served_model import numbers_of
 from parallelism.transforms import Strategy, TensorParallel
 from vcluster import DeviceFailedError, VirtualCluster
 

@@ -23,7 +23,7 @@ from parallelism.serving import Engine, EngineSettings, Request, ServedModel, ru
 from parallelism.serving.placement import Placement
 from parallelism.serving.quantized import QuantizedWeights
 from parallelism.serving.serve import on_cluster
-from parallelism.serving.served import numbers_of
+from parallelism.serving.served_model import numbers_of
 from parallelism.transforms import Strategy
 from vcluster import VirtualCluster
 

@@ -137,7 +137,7 @@ def test_an_error_of_the_kernel_leaves_with_the_case():
     ("M, 7 -> M", "a dim must be a name, and _axis if it is split, such as M or K_tp; got '7'"),
     ("M_tp, -> M", "a comma stands between two dims, and none follows the last of 'M_tp,' in 'M_tp, -> M'"),
     ("M, M -> M", "the dims of a tensor must have different names"),
-    ("M, N -> M", "the layout of the result has 1 dims, and the reference returns shape"),
+    ("M, N -> M", "the layout of the result has 1 dim, and the reference returns shape"),
 ])
 def test_layouts_that_cannot_be_are_refused(layouts, told):
     with pytest.raises(ValueError, match=re.escape(told)):
@@ -151,6 +151,12 @@ def test_a_reference_whose_result_has_another_extent_than_its_name_is_refused():
     with pytest.raises(ValueError, match=re.escape(told)):
         check_kernel(lambda device, x: x, lambda x: x[:-1], "M_tp, N -> M_tp, N", sizes=[{"M": 2, "N": 3}])
     assert check_kernel(lambda device, x: x[:-1], lambda x: x[:-1], "M, N -> L, N", sizes=[{"M": 2, "N": 3}]) == 1
+
+
+def test_a_reference_without_a_return_is_told():
+    told = r"^the reference returns None on Mesh\(tp=1\) with N=1: its return is missing$"
+    with pytest.raises(ValueError, match=told):
+        check_kernel(lambda device, x: x, lambda x: None, "N_tp -> N_tp")
 
 
 def test_sizes_serve_every_mesh_and_to_check_nothing_is_an_error():

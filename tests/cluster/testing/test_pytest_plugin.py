@@ -478,6 +478,12 @@ def test_what_cannot_travel_or_stop_in_a_process_is_named(session):
         def test_capsys(device, capsys): ...
 
         @pytest.mark.spmd(2)
+        def test_property(device, record_property): ...
+
+        @pytest.mark.spmd(2)
+        def test_config(device, pytestconfig): ...
+
+        @pytest.mark.spmd(2)
         async def test_async(device): ...
 
         @pytest.mark.spmd(2)
@@ -496,7 +502,9 @@ def test_what_cannot_travel_or_stop_in_a_process_is_named(session):
             "the fixture 'device' is for tests whose body runs on each device: add @pytest.mark.spmd(tp=2)*",
             "the test has no mesh: add @pytest.mark.mesh(tp=4) to the test*",
             "*of the fixture or parameter 'lock' cannot be sent to another process: _thread.lock*",
-            "the fixture 'capsys' belongs to the process that runs pytest*",
+            "the fixture 'capsys' belongs to the process that runs pytest*: the report has a section for what each rank *",
+            "the fixture 'record_property' belongs to the process that runs pytest*: let a test with virtual_cluster*",
+            "the fixture 'pytestconfig' belongs to the process that runs pytest*: pass what you need of it by a fixture *",
             "the body of an spmd test must be a plain function; this one is async",
             "the body of an spmd test must be a function or a method of a plain class, not of a TestCase",
             "E*breakpoint() in a device's process has no terminal; run again with*",

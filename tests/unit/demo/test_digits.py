@@ -89,6 +89,7 @@ GOOD = {"x": np.arange(30.0).reshape(10, 3), "y": np.arange(10) % 4}
         ({"x": np.zeros((10, 0))}, r"x must be \(rows, features\), got shape \(10, 0\)"),
         ({"x": np.zeros((0, 3)), "y": np.zeros(0)}, r"got shape \(0, 3\)"),
         ({"y": np.zeros((10, 2, 2))}, r"y must be \(rows,\) or \(rows, outputs\), got shape \(10, 2, 2\)"),
+        ({"y": np.full((10, 2), 7.0)}, "y is the same in every row, so there is nothing to learn"),
         ({"y": np.arange(9)}, "x and y must have the same number of rows, got 10 and 9"),
         ({"x": GOOD["x"][:3], "y": GOOD["y"][:3]}, "training and testing need at least 5 rows, got 3"),
         ({"y": np.array(list("abcdefghij"))}, "y must hold real numbers, got <U1"),

@@ -58,6 +58,29 @@ def test_no_shape_reaches_more_than_all(shape, units, depth, intensity):
         assert products.reached(shape) == pytest.approx(count * m * n * k / tiles / (k + depth))
 
 
+def test_a_product_whose_tiles_leave_units_idle_is_split_over_them():
+    products = Products(12, ((8, 4), (4, 4)), half_depth=16, split_depth=2)
+    (of_large,) = products.split((1, 16, 7, 240))                          # 4 tiles, of 3 units each; of the small ones 8
+    assert of_large.sum_bytes == 4 * 2 * 3 * 16 * 7
+    assert of_large.reached == pytest.approx(16 * 7 * 240 / (12 * 8 * 4 * (80 + 16)))
+    assert [each.sum_bytes for each in products.split((1, 8, 4, 5))] == [4 * 2 * 2 * 8 * 4] * 2  # 2 parts of 2 terms
+    assert not products.split((1, 48, 8, 240)) and not products.split((3, 16, 7, 240)) and not products.split((1, 1, 7, 240))
+    assert not replace(products, split_depth=0).split((1, 16, 7, 240))
+
+
+def test_a_product_in_parts_takes_their_sum_and_a_launch_more_and_is_whole_where_that_is_faster():
+    products = Products(12, ((8, 8),), half_depth=16)
+    whole = Costs(hardware(products=products, kernel_launch_seconds=1e-6))
+    in_parts = Costs(hardware(products=replace(products, split_depth=100), kernel_launch_seconds=1e-6))
+    deep, flops = (1, 16, 8, 1_000_000), 2.0 * 16 * 8 * 1_000_000
+    took = in_parts.compute_seconds(flops, dtype="float32", shape=deep)
+    reached = 1_000_000 / (6 * (1_000_000 / 6 + 16)) * 16 * 8 / (2 * 8 * 8)
+    assert took == pytest.approx(flops / 1e12 / reached + 4 * 2 * 6 * 16 * 8 / 1e12 + 2e-6)
+    assert whole.compute_seconds(flops, dtype="float32", shape=deep) > 5 * took
+    flat = (1, 16, 8, 150)
+    assert len({each.compute_seconds(1e4, dtype="float32", shape=flat) for each in (whole, in_parts)}) == 1
+
+
 def test_a_product_is_priced_by_its_shape_and_other_compute_by_the_ramp():
     costs = Costs(hardware(products=Products(6, ((8, 4),)), flops_efficiency=0.5, flops_efficiencies={"float16": 0.25}))
     assert costs.compute_seconds(2 * 24 * 8 * 5, dtype="float32", shape=(1, 24, 8, 5)) == 2 * 24 * 8 * 5 / 1e12 / 0.5

@@ -62,6 +62,24 @@ def test_a_lookup_of_vectors_in_each_row_stays_in_it(function, outside):
     assert_array_equal(slope, expected)
 
 
+@pytest.mark.parametrize(("before", "behind"), [((1,), ()), ((), (1,)), ((2, 1), ()), ((1, 1), (1,))])
+def test_a_lookup_along_a_dim_beside_dims_of_one_element_stays_in_its_row(before, behind):
+    axis = 1 + len(before)
+    loss = lambda w, x, chosen: (jnp.take_along_axis(x * w, chosen, axis) ** 2).sum()
+    rng = np.random.default_rng(3)
+    x = rng.integers(-9, 10, (ROWS, *before, NODES, *behind)).astype(np.float32)
+    chosen = rng.integers(-NODES, NODES, (ROWS, *before, EDGES, *behind)).astype(np.int32)
+    shapes = [ir.TensorType("f32", (B, *x.shape[1:])), ir.TensorType("i32", (B, *chosen.shape[1:]))]
+    program = from_jax(loss, ir.TensorType("f32", x.shape[1:]), *shapes)
+    by_rows(program, "B", ["w"])
+    weights = rng.integers(-2, 3, x.shape[1:]).astype(np.float32)
+    step = ir.gradient(program.specialize(B=ROWS), ["w"], keep_outputs=True)
+    found, slope = ir.interpret(step, {"w": weights, "x": x, "chosen": chosen}).outputs
+    value, expected = jax.value_and_grad(loss)(weights, x, chosen)
+    assert_array_equal(found, value)
+    assert_array_equal(slope, expected)
+
+
 @pytest.mark.takes_seconds
 def test_a_net_over_graphs_is_planned_from_pieces():
     def loss(p, x, source, target):

@@ -18,7 +18,7 @@ from jax import lax  # noqa: E402
 from numpy.testing import assert_allclose  # noqa: E402
 
 from parallelism import ir  # noqa: E402
-from parallelism.interop import ExpertsWarning, from_jax  # noqa: E402
+from parallelism.interop import ExpertsWarning, from_jax, from_stablehlo  # noqa: E402
 from parallelism.interop.expert_rows import choices  # noqa: E402
 from parallelism.layouts.stages.beginnings import by_rows  # noqa: E402
 from parallelism.planning import find_plan  # noqa: E402
@@ -160,7 +160,8 @@ def read(layer, rows=B):
 
 
 def is_dealt(program):
-    return any(op.kind == "dispatch" for op in program.ops)
+    """Whether tokens are dealt to the experts, and are not sorted: the only order is that of their scores."""
+    return all(op.inputs[0].type.ndim > 1 for op in program.ops if op.kind == "argsort")
 
 
 @pytest.mark.parametrize("rows", [B, BATCH])
@@ -194,7 +195,7 @@ def of_some_rows(p, x):
 
 
 def chosen_twice(p, x):
-    number = jnp.arange(x.shape[0])
+    number = jnp.abs(x[:, 0] * 100).astype(jnp.int32)
     experts = jnp.stack([number % COUNT, number * 3 % COUNT], -1)
     order = jnp.argsort(experts.reshape(-1))
     made = feed_forward(p, x[order // CHOSEN], sizes_of(experts.reshape(-1)))
@@ -203,19 +204,36 @@ def chosen_twice(p, x):
 
 @pytest.mark.parametrize(("layer", "why"), [
     (mean_of_all_rows, "sum does not take each of them alone"),
-    (of_some_rows, "a mask leaves an expert other rows"),
+    (of_some_rows, "a product has other groups than those of the experts"),
+    (chosen_twice, "no rows of tokens are looked up"),
 ])
 def test_other_uses_of_sorted_rows_stay_as_they_are_with_a_warning(layer, why):
-    with pytest.warns(ExpertsWarning, match=rf"{why}.*so all {COUNT} experts compute all rows"):
+    with pytest.warns(ExpertsWarning, match=rf"{why}.*so they are sorted over the whole batch"):
         program = read(layer)
     assert not is_dealt(program)
     check(program, layer)
 
 
-def test_experts_that_a_token_may_choose_twice_are_not_dealt():
-    program = read(chosen_twice, BATCH)
+def as_jax_lowers_it(layer):
+    """The program of the text that JAX makes for CPUs, where each expert has all rows, of which a mask leaves its own."""
+    weights, x = numbers()
+    return from_stablehlo(jax.jit(loss_of(layer)).lower(weights, x).as_text())
+
+
+def test_masked_rows_of_a_text_are_dealt():
+    program = as_jax_lowers_it(brought_back)
+    assert is_dealt(program) and not any(op.kind == "where" for op in program.ops if op.outputs[0].type.ndim > 2)
+    weights, x = numbers()
+    (found,) = ir.interpret(program, [weights[name] for name in sorted(weights) if name != "bias"] + [x]).outputs
+    assert_allclose(found, loss_of(brought_back)(weights, x), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("layer", "why"), [
+    (mean_of_all_rows, "sum does not take each of them alone"), (of_some_rows, "a mask leaves an expert other rows")])
+def test_masked_rows_of_a_text_that_are_used_otherwise_are_computed_by_all_experts(layer, why):
+    with pytest.warns(ExpertsWarning, match=rf"{why}.*so all {COUNT} experts compute all rows"):
+        program = as_jax_lowers_it(layer)
     assert not is_dealt(program)
-    check(program, chosen_twice)
 
 
 def test_too_many_numbers_are_not_looked_at(monkeypatch):

@@ -89,6 +89,31 @@ def test_a_cumulative_product_of_one_element_and_in_another_dtype():
                    WIDTH, 5))
 
 
+BOUNDS = torch.tensor([-0.5, 0.0, 0.0, 0.75])
+
+
+@pytest.mark.parametrize("count", [
+    lambda x: torch.bucketize(x.round(), BOUNDS, right=True),
+    lambda x: torch.bucketize(x.round(), BOUNDS, out_int32=True),
+    lambda x: torch.searchsorted(BOUNDS, x.round(), side="right"),
+    lambda x: torch.searchsorted(BOUNDS.expand(*x.shape[:2], 4).contiguous(), x.round()),
+], ids=["bucketize", "bucketize from the left", "searchsorted", "searchsorted in each row"])
+def test_places_among_ordered_numbers(count):
+    check(Computed(lambda x, w: (x @ w) * count(x)[..., :5], WIDTH, 5))
+
+
+def packed_attention(x, w):
+    """Attention inside of sequences that lie behind each other, as told by where each begins."""
+    begins = torch.tensor([0, 1, TIME])
+    number = torch.bucketize(torch.arange(x.shape[1]), begins[1:], right=True)
+    scores = (x @ w @ x.mT).masked_fill(number[:, None] != number, float("-inf"))
+    return scores.softmax(-1) @ x
+
+
+def test_attention_inside_of_packed_sequences():
+    check(Computed(packed_attention, WIDTH, WIDTH))
+
+
 class Rotated(torch.nn.Module):
     """Rotary positions as products of complex numbers, of which the module keeps a table."""
 

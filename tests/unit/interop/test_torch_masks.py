@@ -216,3 +216,18 @@ def test_a_part_that_is_cast_while_the_module_runs_is_told():
 
     with pytest.raises(UnsupportedError, match=r"casts or moves a part of it while it runs.*do so before"):
         from_torch(Cast(), numbers(ROWS, WIDTH))
+
+
+class Packed(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.recurrent = torch.nn.GRU(WIDTH, 5, batch_first=True)
+
+    def forward(self, x, lengths):
+        packed = torch.nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        return torch.nn.utils.rnn.pad_packed_sequence(self.recurrent(packed)[0], batch_first=True, total_length=4)[0]
+
+
+def test_packed_sequences_are_refused_with_what_to_run():
+    with pytest.raises(UnsupportedError, match=r"a size is a number in a tensor.*pack_padded_sequence"):
+        from_torch(Packed(), numbers(ROWS, 4, WIDTH), torch.tensor([4, 2, 3, 1]))

@@ -441,8 +441,8 @@ def test_losses_of_microbatches_add_up_to_that_of_the_batch(loss, parts):
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("loss", "told"), [
-    (lambda x, w: np.sum(x - np.mean(x, axis=0)), "it combines a sum over all rows with single rows"),
-    (lambda x, w: np.sum(ir.apply("softmax", x, axis=0)), "it does not compute each row alone"),
+    (lambda x, w: np.sum(x - np.mean(x, axis=0)), "single rows, as a batch norm in training does: find_plan"),
+    (lambda x, w: np.sum(ir.apply("softmax", x, axis=0)), "it does not compute each row alone: find_plan"),
     (lambda x, w: np.sqrt(np.sum(x ** 2)), "it is not linear in a sum over all rows"),
     (lambda x, w: 1 / np.sum(x), "it is not linear in a sum over all rows"),
     (lambda x, w: np.sum(x) * np.mean(x), "it is not linear in a sum over all rows"),

@@ -71,11 +71,10 @@ def test_every_action_starts_when_its_rank_and_what_it_needs_allow_it(pipeline, 
 
 
 def test_schedules_and_records_are_timed_by_one_engine(monkeypatch):
-    """Schedules once had a clock of their own.  The quick replay of records gives the times of the engine, if any."""
+    """Schedules once had a clock of their own, and so had records in which no transfer disturbs another."""
     runs = []
     run = Replay.run
     monkeypatch.setattr(Replay, "run", lambda self: (runs.append(self), run(self))[1])
-    monkeypatch.setattr("parallelism.timeline.replay.undisturbed", lambda *_, **__: None)
     assert Pipeline(2, 3, "1f1b").schedule.makespan() == 8
     replay([[Event(0, "compute", "work", cpu_seconds=1.0)]])
     assert len(runs) == 2
@@ -212,3 +211,9 @@ def test_one_chunk_is_not_interleaved_and_says_so() -> None:
     said = "one chunk a rank, so nothing is interleaved"
     assert said in str(Pipeline(4, 8, "interleaved_1f1b"))
     assert said not in str(Pipeline(4, 8, "interleaved_1f1b", 2)) and said not in str(Pipeline(4, 8, "1f1b"))
+
+
+def test_of_an_action_that_runs_twice_the_first_sends_the_message():
+    """`Schedule.validate` refuses it; its timeline is drawn all the same."""
+    timeline = Schedule("again", [["0F0", "0F0", "0B0"], ["1F0", "1B0"]], 2, 1).timeline({"F": 1, "B": 2, "message": 0.5})
+    assert timeline.spans[1][0].start == 1.5

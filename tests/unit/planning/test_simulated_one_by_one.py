@@ -45,6 +45,20 @@ def test_a_loss_that_compares_all_rows_is_planned_as_a_whole():
     assert find_plan(program, hardware="dgx-h100", devices=2, batch=8, strategies="auto").best.seconds > 0
 
 
+@pytest.mark.takes_seconds
+def test_a_batch_norm_in_training_is_planned_as_a_whole():
+    def normed(p, x):
+        y = x @ p["a"]
+        return np.mean(np.maximum((y - np.mean(y, axis=0)) / np.std(y, axis=0), 0))
+
+    f32 = lambda *shape: ir.TensorType("f32", shape)
+    program = ir.record(normed, {"a": f32(6, 4)}, f32(ir.symbol("B"), 6))
+    with pytest.raises(ValueError, match=r"as a batch norm in training does: find_plan.* lay out the whole batch"):
+        find_plan(program, hardware="dgx-h100", devices=2, batch=8)
+    pytest.importorskip("scipy")
+    assert find_plan(program, hardware="dgx-h100", devices=2, batch=8, strategies="auto").best.seconds > 0
+
+
 @pytest.mark.slow
 def test_each_plan_of_several_stages_of_a_program_is_simulated_and_the_reason_is_told():
     plans = find_plan(recorded(unlike), hardware="dgx-h100", devices=4, batch=12, schedule="1f1b", pp=2)

@@ -28,7 +28,7 @@ from parallelism.serving.precision import Precision
 from parallelism.serving.priced_engine import PricedEngine
 from parallelism.serving.prices import kinds_in
 from parallelism.serving.requests import Request
-from parallelism.serving.served import numbers_of, sampled_rows
+from parallelism.serving.served_model import numbers_of, sampled_rows
 from parallelism.serving.workloads import lengths_in
 
 PLAIN, MEASURED = "dgx-h100", "dgx-h100+pytorch-h100"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -93,6 +94,13 @@ def test_what_happens_inside_a_collective_lies_at_its_start(children_first):
     events = replay([lane, [compute(1, 3.0), all_reduce(1, (0, 1))]])
     assert {(e.serial, e.start_seconds, e.duration_seconds) for e in events if e.rank == 0} == {
         (0, 0, 1), (1, 1, 2), (2, 1, 0), (3, 1, 0), (4, 3, 1)}
+
+
+def test_a_wait_is_not_for_what_happens_inside_the_operation():
+    lane = [all_reduce(0, (0, 1), serial=1, work=7), send(0, 1, serial=2, parent=1, work=7),
+            Event(0, "wait", "all_reduce", serial=3, work=7)]
+    events = replay([lane, [compute(1, 5.0), all_reduce(1, (0, 1))]])
+    assert times(events)[:3] == [(0, 0, 5), (0, 0, 0), (0, 0, 5)]
 
 
 def test_partners_that_are_missing_hold_nobody():
@@ -227,14 +235,12 @@ def test_broken_records_end_too_and_the_order_of_looking_never_matters(lanes, da
     assert sorted(shuffled, key=lambda event: event.rank) == list(events)     # sorted keeps the order within a rank
 
 
-def test_each_event_is_looked_at_once_or_twice(monkeypatch):
-    size, rounds, resumed = 16, 20, []
+def test_each_step_that_waits_is_looked_at_once_or_twice(monkeypatch):
+    size, rounds, looks = 16, 20, Counter()
     lanes = [[event for i in range(rounds) for event in
               (compute(r, (r * 7 + i) % 5 * TICK), all_reduce(r, tuple(range(size)), i), send(r, (r + 1) % size, i),
                recv(r, (r - 1) % size, i))] for r in range(size)]
-    advance = Replay.advance
-    monkeypatch.setattr(Replay, "advance", lambda self, lane: (resumed.append(lane), advance(self, lane))[1])
-    monkeypatch.setattr("parallelism.timeline.replay.undisturbed", lambda *_, **__: None)   # the engine does all
+    until = Replay._until
+    monkeypatch.setattr(Replay, "_until", lambda self, i, *given: (looks.update([i]), until(self, i, *given))[1])
     replay(lanes)
-    assert len(resumed) > size * rounds
-    assert len(resumed) <= size * (1 + 2 * rounds)      # once to begin with, and once for each event that held it
+    assert len(looks) >= size * rounds and max(looks.values()) <= 2     # when it is reached, and when what held it is over

@@ -1,4 +1,5 @@
-"""The quick replay and the engine give the same times, to the last bit, whatever disturbs what from when on."""
+"""Links are shared from the first moment on at which transfers disturb each other: the same times, to the last bit, as from
+the beginning."""
 
 from __future__ import annotations
 
@@ -10,11 +11,17 @@ from test_pricing import compute, machine, on, recv, ring, send, times, wait
 
 from parallelism.hardware import Link
 from parallelism.timeline import Replay
+from parallelism.timeline.steps import Lanes
 
 
-def by_the_engine(monkeypatch, lanes, hardware, **options):
+def beginnings(lanes, engine):
+    """Instead of `Lanes.first_shared`: all lanes share their links from the beginning."""
+    return None if lanes.crossing is None else [0, *engine.ends[:-1]]
+
+
+def shared_from_the_beginning(monkeypatch, lanes, hardware, **options):
     with monkeypatch.context() as patch:
-        patch.setattr("parallelism.timeline.replay.undisturbed", lambda *_, **__: None)
+        patch.setattr(Lanes, "first_shared", beginnings)
         return on(lanes, hardware, **options)
 
 
@@ -66,20 +73,20 @@ MACHINES = [
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("number", range(len(MACHINES)))
 @given(programs(), st.booleans())
-def test_it_gives_the_times_of_the_engine_to_the_last_bit(number, lanes, link_sharing):
+def test_times_are_those_of_links_that_are_shared_from_the_beginning(number, lanes, link_sharing):
     with pytest.MonkeyPatch.context() as patch:
-        wanted = by_the_engine(patch, lanes, MACHINES[number], link_sharing=link_sharing)
+        wanted = shared_from_the_beginning(patch, lanes, MACHINES[number], link_sharing=link_sharing)
     assert times(on(lanes, MACHINES[number], link_sharing=link_sharing)) == times(wanted)
 
 
 def test_which_links_had_a_transfer_before_changes_no_bit(monkeypatch):
-    """Found by the test above: three links are full at one rate, and the engine had numbered them by their first use."""
+    """Found by the test above: three links are full at one rate, and had been numbered by their first use."""
     lanes = [
         [ring(0, (0, 1), 6), send(0, 2, 35), recv(0, 1, 3)],
         [ring(1, (0, 1), 6), compute(1, 31 / 7), ring(1, (1, 2), 6, work=9), send(1, 2, 3, 1), send(1, 0, 3), wait(1, 9)],
         [recv(2, 0, 35, work=1), ring(2, (1, 2), 6, work=9), recv(2, 1, 3, 1)],
     ]
-    wanted = by_the_engine(monkeypatch, lanes, machine(8))
+    wanted = shared_from_the_beginning(monkeypatch, lanes, machine(8))
     assert times(on(lanes, machine(8))) == times(wanted)
 
 
@@ -100,10 +107,10 @@ def test_the_numbers_of_the_ranks_do_not_matter(lanes, random, link_sharing):
             pytest.approx(pair, rel=1e-9, abs=1e-12) for pair in expected]
 
 
-def looked_at(monkeypatch):
-    """The lanes that the engine runs from now on."""
-    seen, advance = [], Replay.advance
-    monkeypatch.setattr(Replay, "advance", lambda self, lane: (seen.append(self.next[lane]), advance(self, lane))[1])
+def first_shared(monkeypatch):
+    """The steps from which lanes run on shared links from now on."""
+    seen, share = [], Replay.share
+    monkeypatch.setattr(Replay, "share", lambda self, crossing, first: (seen.append(first), share(self, crossing, first)))
     return seen
 
 
@@ -118,28 +125,44 @@ def pipeline(rounds, last=()):
     return [[*lanes[0], *last], [*lanes[1], *(recv(1, 0, 8, rounds + i) for i, _ in enumerate(last))]]
 
 
-def test_where_nothing_is_disturbed_the_engine_does_not_run(monkeypatch):
-    seen = looked_at(monkeypatch)
+def test_where_nothing_is_disturbed_no_link_is_shared(monkeypatch):
+    seen = first_shared(monkeypatch)
     trace = on(pipeline(20), machine(2))
     assert trace.makespan_seconds == 20 * (9 + 2) and not seen
 
 
-def test_the_engine_goes_on_where_messages_first_share_a_link(monkeypatch):
+def test_lanes_go_on_where_messages_first_share_a_link(monkeypatch):
     lanes = pipeline(20, last=(send(0, 1, 8, 20, work=1000), send(0, 1, 8, 21, work=1001)))
-    wanted = by_the_engine(monkeypatch, lanes, machine(2))
-    seen = looked_at(monkeypatch)
+    wanted = shared_from_the_beginning(monkeypatch, lanes, machine(2))
+    seen = first_shared(monkeypatch)
     trace = on(lanes, machine(2))
     assert times(trace) == times(wanted) and trace.makespan_seconds == 220 + 1 + 16 / 2
-    assert seen and min(place for place in seen if place < len(lanes[0])) >= 60
+    assert seen == [[60, 62 + 60]]      # behind three steps in each round; the first lane has two more
 
 
-def test_collectives_that_queue_and_are_disturbed_are_left_to_the_engine(monkeypatch):
+def test_collectives_that_queue_and_are_disturbed_run_again_from_the_beginning(monkeypatch):
     group, other = (0, 1), (0, 2)
     lanes = [
-        [ring(0, group, 8, 0, work=1), ring(0, other, 8, 0, work=2), send(0, 1, 30, work=3), wait(0, 1), wait(0, 2)],
-        [compute(1, 3.0), ring(1, group, 8), recv(1, 0, 30)],
+        [compute(0, 1.0), ring(0, group, 8, 0, work=1), ring(0, group, 8, 1, work=2), ring(0, other, 8, 0, work=3),
+         send(0, 1, 30, work=4), wait(0, 1), wait(0, 2), wait(0, 3)],
+        [compute(1, 3.0), ring(1, group, 8, work=1), ring(1, group, 8, 1, work=2), recv(1, 0, 30), wait(1, 1), wait(1, 2)],
         [ring(2, other, 8)],
     ]
-    wanted = by_the_engine(monkeypatch, lanes, machine(4))
-    seen = looked_at(monkeypatch)
-    assert times(on(lanes, machine(4))) == times(wanted) and seen
+    wanted = shared_from_the_beginning(monkeypatch, lanes, machine(4))
+    seen = first_shared(monkeypatch)
+    assert times(on(lanes, machine(4))) == times(wanted) and seen == [[0, 8, 14]]
+
+
+@pytest.mark.parametrize("link_sharing", [False, True])
+def test_of_several_sends_of_one_message_the_first_counts(link_sharing):
+    lanes = [[compute(0, 1.0), send(0, 1, 6), compute(0, 2.0), send(0, 1, 6)],
+             [recv(1, 0, 6), compute(1, 8.0), recv(1, 0, 6)]]
+    ends = {event.start_seconds + event.duration_seconds for event in on(lanes, machine(2), link_sharing=link_sharing)}
+    assert ends == {1, 3, 5, 13}
+
+
+def test_asynchronous_operations_may_have_any_names():
+    lanes = [[send(0, 1, 6), send(0, 1, 6, 1)],
+             [recv(1, 0, 6, work="a"), recv(1, 0, 6, 1, work=2.5), compute(1, 9.0), wait(1, "a"), wait(1, 2.5), wait(1, "b")]]
+    numbered = [lanes[0], [replace(event, work={"a": 1, 2.5: 2, "b": 3}.get(event.work)) for event in lanes[1]]]
+    assert times(on(lanes, machine(2))) == times(on(numbered, machine(2)))
