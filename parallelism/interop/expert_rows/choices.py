@@ -87,7 +87,7 @@ def _sorts_all(op: Op) -> bool:
     if op.kind != "argsort" or op.inputs[0].type.dtype.kind not in "iu":
         return False
     shape = op.inputs[0].type.shape
-    return prod(shape) == shape[op["axis"]]
+    return bool(prod(shape) == shape[op["axis"]])
 
 
 def _before_sorting(sorting: Op, makers: Mapping[Value, Op], known: Mapping[Value, Known]) -> Value:

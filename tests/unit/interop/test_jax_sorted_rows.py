@@ -205,7 +205,6 @@ def chosen_twice(p, x):
 @pytest.mark.parametrize(("layer", "why"), [
     (mean_of_all_rows, "sum does not take each of them alone"),
     (of_some_rows, "a product has other groups than those of the experts"),
-    (chosen_twice, "no rows of tokens are looked up"),
 ])
 def test_other_uses_of_sorted_rows_stay_as_they_are_with_a_warning(layer, why):
     with pytest.warns(ExpertsWarning, match=rf"{why}.*so they are sorted over the whole batch"):
@@ -234,6 +233,12 @@ def test_masked_rows_of_a_text_that_are_used_otherwise_are_computed_by_all_exper
     with pytest.warns(ExpertsWarning, match=rf"{why}.*so all {COUNT} experts compute all rows"):
         program = as_jax_lowers_it(layer)
     assert not is_dealt(program)
+
+
+def test_experts_that_a_token_may_choose_twice_are_not_dealt():
+    program = read(chosen_twice)
+    assert not is_dealt(program)
+    check(program, chosen_twice)
 
 
 def test_too_many_numbers_are_not_looked_at(monkeypatch):
