@@ -23,6 +23,7 @@ from parallelism.interop.stablehlo.linear_algebra import DIMS, GROUPED, Grouped
 from parallelism.interop.stablehlo.module import OPEN, STOPS_GRADIENT, Block, Module, Node, OtherType, Type
 from parallelism.interop.stablehlo.own_derivatives import warn_of_lost_derivatives
 from parallelism.interop.stablehlo.shardings import list_groups, with_axes_split
+from parallelism.interop.stablehlo.special import ERROR_FUNCTIONS, OWN
 from parallelism.ir.core import DTYPES, Expression, TensorType
 from parallelism.mesh import Mesh
 
@@ -382,6 +383,26 @@ def _grouping_rule() -> Any:
     return equation.primitive, lowered_to
 
 
+@cache
+def _error_function_rules() -> tuple[Any, ...]:
+    """How error functions are lowered for an export: to custom calls with their names.
+
+    An export has no operators for them.  What JAX would write has infinite slopes at 0 in a branch that is not chosen, and
+    its gradient there is no number.
+    """
+    jax, mlir, _, stablehlo = _libraries()
+
+    def rule_of(name: str) -> Any:
+        def lowered_to(context: Any, x: Any, **_: Any) -> Any:
+            types = [mlir.aval_to_ir_type(context.module_context, each) for each in context.avals_out]
+            return list(stablehlo.CustomCallOp(types, [x], call_target_name=f"{OWN}{name}").operation.results)
+
+        (equation,) = jax.make_jaxpr(getattr(jax.lax, name))(1.0).eqns
+        return equation.primitive, lowered_to
+
+    return tuple([rule_of(name) for name in ERROR_FUNCTIONS])
+
+
 def _own_rules() -> tuple[Any, ...]:
     """How primitives are lowered here otherwise than by JAX itself."""
     return tuple(rule for rule in (_stopping_rule(), _grouping_rule()) if rule is not None)
@@ -434,13 +455,14 @@ def _exported(jax: Any, jitted: Any, types: Any, given: Any, names: Sequence[str
     """What JAX exports of a function whose arguments have symbols in their shapes."""
     from jax import export
 
+    calls = [GROUPED, *[f"{OWN}{name}" for name in ERROR_FUNCTIONS]]
     try:
         warn_of_lost_derivatives(jax, jitted.trace(*given).jaxpr)
         found = export.export(
             jitted,
             platforms=("cpu",),
-            disabled_checks=[export.DisabledSafetyCheck.custom_call(GROUPED)],
-            _override_lowering_rules=_own_rules(),
+            disabled_checks=[export.DisabledSafetyCheck.custom_call(call) for call in calls],
+            _override_lowering_rules=(*_own_rules(), *_error_function_rules()),
         )(*given)
     except jax.errors.JAXTypeError:
         raise

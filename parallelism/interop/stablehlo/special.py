@@ -11,7 +11,7 @@ import numpy as np
 from parallelism.interop.folding import elementwise as ew
 from parallelism.interop.moving_elements import number, rounded_once
 from parallelism.interop.stablehlo.module import Node
-from parallelism.interop.stablehlo.reading import Reader, meaning
+from parallelism.interop.stablehlo.reading import MEANINGS, Reader, meaning
 from parallelism.kernels.error_function import ERFC_BELOW_8, ERFC_FROM_8
 
 
@@ -35,6 +35,18 @@ def _square(reader: Reader, node: Node, x: list[Any]) -> Any:
 
 
 # -- error functions ---------------------------------------------------------------------------------------------------
+
+ERROR_FUNCTIONS = "erf", "erfc", "erf_inv"
+OWN = "vcluster.chlo."
+"""What stands before their names in custom calls: an export of JAX has no operators for them."""
+
+
+def of_own_call(reader: Reader, node: Node, x: list[Any]) -> Any:
+    """The meaning of a custom call that stands for an error function; None for another call."""
+    target = str(node.attributes.get("call_target_name", ""))
+    name = target.removeprefix(OWN)
+    known = target.startswith(OWN) and name in ERROR_FUNCTIONS
+    return MEANINGS[f"chlo.{name}"](reader, node, x) if known else None
 
 
 @meaning("chlo.erfc")
@@ -85,7 +97,8 @@ def _erf_inv(reader: Reader, node: Node, x: list[Any]) -> Any:
     a = x[0]
     w = ew("negative", ew("log1p", ew("negative", ew("multiply", a, a))))
     near = _polynomial(ew("subtract", w, number(2.5, a)), _NEAR)
-    far = _polynomial(ew("subtract", ew("sqrt", w), number(3, a)), _FAR)
+    large = ew("maximum", w, number(5, a))  # a square root has no finite slope at 0
+    far = _polynomial(ew("subtract", ew("sqrt", large), number(3, a)), _FAR)
     y = ew("multiply", ew("where", ew("less", w, number(5, a)), near, far), a)
     edge = ew("equal", ew("absolute", a), number(1, a))
     if a.dtype == np.float64:
@@ -94,7 +107,8 @@ def _erf_inv(reader: Reader, node: Node, x: list[Any]) -> Any:
                 "multiply", ew("exp", ew("negative", ew("multiply", y, y))), number(2 / math.sqrt(math.pi), a)
             )
             y = ew("subtract", y, ew("divide", ew("subtract", ew("erf", y), a), slope))
-    return ew("where", edge, ew("multiply", a, number(math.inf, a)), y)
+    endless = ew("where", ew("less", a, number(0, a)), number(-math.inf, a), number(math.inf, a))
+    return ew("where", edge, endless, y)
 
 
 # -- gamma functions ---------------------------------------------------------------------------------------------------

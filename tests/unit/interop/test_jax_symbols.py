@@ -180,3 +180,17 @@ def test_an_open_extent_behind_an_op_without_a_rule_stays_one_of_its_own():
 def test_a_constant_that_has_no_elements_is_spread_along_a_symbol():
     program = from_jax(lambda x: (x, jnp.broadcast_to(jnp.ones((1, 0, 4)), (x.shape[0], 0, 4))), f32(B, 3))
     assert [value.type for value in program.outputs] == [f32(B, 3), f32(B, 0, 4)]
+
+
+@pytest.mark.takes_seconds
+@pytest.mark.parametrize("function", [
+    lambda x: jax.nn.gelu(x, approximate=False), jax.lax.erf, lambda x: jax.lax.erfc(3 * x), jax.lax.erf_inv])
+def test_error_functions_have_slopes_at_zero(function):
+    x = np.array([[-0.75, -1e-30, 0.0, 1e-20, 0.25, 0.875]], np.float32)
+    loss = lambda w, x: jnp.sum(function(x * w))
+    weights = np.ones(6, np.float32)
+    program = from_jax(loss, weights, ir.TensorType("f32", (ir.symbol("B"), 6))).specialize(B=1)
+    found = ir.interpret(ir.gradient(program, ["w", "x"], keep_outputs=True), {"w": weights, "x": x}).outputs
+    expected = loss(weights, x), *jax.grad(loss, (0, 1))(weights, x)
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-7)
